@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.report.formats import byte_words, number, rank_words
@@ -19,6 +20,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#a
 SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star", "pentagon", "hexagon")
 DASHES = ("solid", "dash", "dot", "dashdot")
 GREY = "#8a8a8a"
+AXIS = {"automargin": True}
 MANY_NUMBERS = 400
 """Fields of a heat map above which the numbers are not written into them."""
 
@@ -34,11 +36,8 @@ def _figure(traces: Sequence[Mapping[str, Any]], **layout: Any) -> Figure:
 
     clear = dict.fromkeys(("paper_bgcolor", "plot_bgcolor"), "rgba(0,0,0,0)")
     margin = {"l": 60, "r": 20, "t": 20, "b": 50}
-    figure = Figure(data=traces, layout=clear | {"template": "none", "margin": margin, "hoverlabel_align": "left"})
-    figure.update_layout(**layout)
-    figure.update_xaxes(automargin=True)
-    figure.update_yaxes(automargin=True)
-    return figure
+    shared = clear | {"template": "none", "margin": margin, "hoverlabel": {"align": "left"}}
+    return Figure(data=traces, layout=shared | layout)
 
 
 def _method_traces(
@@ -100,19 +99,19 @@ def against_budget(view: ScoreView, numbers: Mapping[str, int]) -> Figure:
     budgeted = [line for line in scored if line.budget]
     traces = _method_traces(view, budgeted, (float(line.budget) for line in budgeted), numbers)
     words = [view.budget_words(budget).removesuffix(" entries") for budget in view.budgets]
-    axis = {"type": "log", "title_text": view.axis_words, "tickvals": budgets, "ticktext": words}
-    return _figure([*level, *traces], height=520, xaxis=axis, yaxis_title_text=view.metric)
+    axis = AXIS | {"type": "log", "title_text": view.axis_words, "tickvals": budgets, "ticktext": words}
+    return _figure([*level, *traces], height=520, xaxis=axis, yaxis=AXIS | {"title_text": view.metric})
 
 
 def against_cost(view: ScoreView, cost: str, numbers: Mapping[str, int]) -> Figure:
     """Scores of a table against `held` (bytes) or `token` (seconds per token)."""
     costs = [(line, value) for line in view.lines if line.value is not None and (value := line.cost(cost)) is not None]
     traces = _method_traces(view, [line for line, _ in costs], [value for _, value in costs], numbers)
-    axis: dict[str, Any] = {"type": "log", "title_text": "bytes held" if cost == "held" else "seconds per token"}
+    axis: dict[str, Any] = AXIS | {"type": "log", "title_text": "bytes held" if cost == "held" else "seconds per token"}
     if cost == "held":
         ticks = _powers_of_two([value for _, value in costs])
         axis |= {"tickvals": ticks, "ticktext": [byte_words(tick) for tick in ticks]}
-    return _figure(traces, height=480, xaxis=axis, yaxis_title_text=view.metric)
+    return _figure(traces, height=480, xaxis=axis, yaxis=AXIS | {"title_text": view.metric})
 
 
 def _powers_of_two(values: Sequence[float]) -> list[float]:
@@ -158,33 +157,42 @@ def rank_intervals(ranks: FamilyRanks) -> Figure:
     return _figure(
         traces,
         height=90 + 34 * count,
-        xaxis={"title_text": "rank, 1 = best", "range": [0.5, count + 0.5], "dtick": step},
-        yaxis={"tickvals": [*range(count - 1, -1, -1)], "ticktext": list(ranks.methods), "zeroline": False},
+        xaxis=AXIS | {"title_text": "rank, 1 = best", "range": [0.5, count + 0.5], "dtick": step},
+        yaxis=AXIS | {"tickvals": [*range(count - 1, -1, -1)], "ticktext": list(ranks.methods), "zeroline": False},
     )
 
 
-def by_head(values: Sequence[Sequence[float | int | None]], words: str, form: str = "{}") -> Figure:
-    """A heat map of a number per layer and KV head. words: what it counts; form: of the numbers in its fields."""
+def by_head(values: Sequence[Sequence[float | int | None]], words: str, form: str = "{}") -> dict[str, Any]:
+    """A heat map of a number per layer and KV head, as JSON values. words: what it counts; form: of the numbers in its fields."""
     layers, heads = len(values), len(values[0])
-    few = layers * heads <= MANY_NUMBERS
+    chart = _by_head(layers, heads, words)
+    fields: dict[str, Any] = {"z": values}
+    if layers * heads <= MANY_NUMBERS:
+        fields["text"] = [["" if value is None else form.format(value) for value in layer] for layer in values]
+    return chart | {"data": [chart["data"][0] | fields]}
+
+
+@cache
+def _by_head(layers: int, heads: int, words: str) -> dict[str, Any]:
+    """The chart without its numbers: a report has one for each of thousands of cells."""
     trace = {
         "type": "heatmap",
-        "z": values,
         "zmin": 0,
         "colorscale": "Cividis",
         "xgap": 1,
         "ygap": 1,
         "hovertemplate": f"layer %{{y}}, KV head %{{x}}: %{{z}} {words}<extra></extra>",
         "colorbar": {"title": {"text": words}},
-        "text": [[form.format(value) for value in layer] for layer in values] if few else None,
-        "texttemplate": "%{text}" if few else None,
+        "texttemplate": "%{text}" if layers * heads <= MANY_NUMBERS else None,
     }
-    return _figure(
+    figure = _figure(
         [trace],
         height=min(900, 120 + 26 * layers),
-        xaxis={"title_text": "KV head", "dtick": 4 if heads > 20 else 1, "showgrid": False},
-        yaxis={"title_text": "layer", "autorange": "reversed", "dtick": 4 if layers > 40 else 1, "showgrid": False},
+        xaxis=AXIS | {"title_text": "KV head", "dtick": 4 if heads > 20 else 1, "showgrid": False},
+        yaxis=AXIS
+        | {"title_text": "layer", "autorange": "reversed", "dtick": 4 if layers > 40 else 1, "showgrid": False},
     )
+    return plain(figure)
 
 
 def over_image(image: str, edges: tuple[Sequence[float], Sequence[float]]) -> Figure:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from mmkv_bench.report import cells as cell_rows
 from mmkv_bench.report.answers import COLUMNS, AnswerTable, CellAnswers, SampleScores, cell_answers, first_samples
-from mmkv_bench.report.charts import by_head, plain
+from mmkv_bench.report.charts import by_head
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.datatable import Field, datatable, text_field
 from mmkv_bench.report.folder import Folder
@@ -301,7 +301,7 @@ def _heads(kept: Sequence[Sequence[Sequence[float | None]]] | None) -> list[Any]
         form = "{:.0f}" if all((value or 0) >= 100 for layer in values for value in layer) else "{:.1f}"
         rows = [[str(layer), *map(str, row)] for layer, row in enumerate(values)]
         header = ["layer", *(f"head {head}" for head in range(len(values[0])))]
-        found.append((plain(by_head(values, "entries", form)), (header, rows)))
+        found.append((by_head(values, "entries", form), (header, rows)))
     return found
 
 
