@@ -1,8 +1,8 @@
-"""What the papers' analyses look at in one layer of one prompt: numbers of an observation, each by its definition.
+"""Quantities of the papers' analyses: numbers of one layer of one prompt, each by its definition.
 
 Each function gives `Value`s of one layer, or what is made of all layers when they have been read (`Quantity.finish`).
-`seen.length` is the prompt's; what stands behind it in the observation are tokens of the full cache's own answer
-(`measuring.py`).
+`facts.length` is the prompt's; what stands behind it in the observation are tokens of the full cache's own answer
+(`analysis.py`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Value(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What is known of a prompt beside its layers. length: its tokens.
+class PromptFacts:
+    """Facts of a prompt beside its layers. length: its tokens.
 
     kept: method and budget (`snapkv@64`) -> per layer int64 ``[Hkv, m]``, the entries that stay, -1 for none.
     decoded: the same, and `full` -> per layer ``[n, E]``, what the layer gives while full's own answer is decoded.
@@ -70,14 +70,14 @@ class Quantity:
 
     Attributes:
         needs: what must be gathered in the prefill; answer: of the prompt with the full cache's own answer behind it;
-            methods: `Seen.kept` is needed, of the methods and budgets of a run; decoding: `Seen.decoded`, of these too;
-            endless: the answer goes on to its full length, whatever ends it.
+            methods: `PromptFacts.kept` is needed, of the methods and budgets of a run; decoding: `PromptFacts.decoded`, of these
+            too; endless: the answer goes on to its full length, whatever ends it.
         read: of one layer; figures: where the papers show it.
         finish: what was read of all layers -> values with their layer, None for those of the whole model.
     """
 
     needs: Needs
-    read: Callable[[Observation, Seen], Iterator[Any]]
+    read: Callable[[Observation, PromptFacts], Iterator[Any]]
     figures: str
     answer: bool = False
     methods: bool = False
@@ -86,10 +86,10 @@ class Quantity:
     finish: Callable[[Sequence[Sequence[Any]]], Iterator[tuple[int | None, Value]]] = of_each_layer
 
 
-def hidden_states(obs: Observation, seen: Seen) -> Iterator[Value]:
+def hidden_states(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Mean and population standard deviation over all values of the query projection's inputs: of the prompt, of its text
     and its visual tokens apart, and of the tokens that are fed while the answer is decoded."""
-    states, length = obs.states, seen.length
+    states, length = obs.states, facts.length
     types = torch.zeros(length) if obs.token_types is None else obs.token_types[:length].to(states.device)
     parts = {"prompt": states[:length], "text": states[:length][types == 0], "visual": states[:length][types > 0]}
     parts["answer"] = states[length:]
@@ -100,9 +100,9 @@ def hidden_states(obs: Observation, seen: Seen) -> Iterator[Value]:
             yield Value("std", float(values.std(correction=0)), part)
 
 
-def lorenz(obs: Observation, seen: Seen) -> Iterator[Value]:
-    """How unevenly tokens gather attention (column sums over all queries and query heads): share of it that the lowest x of
-    the tokens have, linear between tokens, and the Gini coefficient, ``2 sum_i i s_i / (n sum s) - (n + 1) / n`` of the
+def lorenz(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
+    """Lorenz curve of the attention that tokens gather (column sums over all queries and query heads): the share that the lowest
+    x of the tokens have, linear between tokens; and the Gini coefficient, ``2 sum_i i s_i / (n sum s) - (n + 1) / n`` of the
     ascending sums s."""
     sums = obs.column_sums.double().sum(0).cpu().sort().values
     n, total = len(sums), float(sums.sum())
@@ -115,28 +115,28 @@ def lorenz(obs: Observation, seen: Seen) -> Iterator[Value]:
     yield Value("gini", float(2 * (rank * sums).sum() / (n * total) - (n + 1) / n))
 
 
-def entropy(obs: Observation, seen: Seen) -> Iterator[Value]:
+def entropy(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """MEDA's cross-modal entropy (eq. 4 to 6), in nats; nothing where the prompt has one modality."""
     types = obs.token_types
     if types is not None and bool((types > 0).any()) and bool((types == 0).any()):
         yield Value("cross_modal_entropy", cross_modal_entropy(obs.queries, obs.key, obs.scaling, types))
 
 
-def cumulative_attention(obs: Observation, seen: Seen) -> Iterator[Value]:
+def cumulative_attention(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Attention that text queries pay to their largest x of the prompt's keys, per KV head: HybridKV's S* at 20 shares."""
     types = obs.token_types
     rows = [] if types is None else (types == 0).nonzero().flatten().tolist()
     for share in SHARES:
-        top = math.ceil(share * seen.length - 1e-9)
-        mass = top_mass(obs.queries, obs.key, obs.scaling, rows or range(seen.length), top)
+        top = math.ceil(share * facts.length - 1e-9)
+        mass = top_mass(obs.queries, obs.key, obs.scaling, rows or range(facts.length), top)
         for head, value in enumerate(mass.tolist()):
             yield Value("top_mass", value, head=head, x=share)
 
 
-def power_spectrum(obs: Observation, seen: Seen) -> Iterator[Value]:
+def power_spectrum(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Shares of the energy of an orthonormal DCT along the tokens in 128 equal bands of frequency, all heads and channels of
     keys (as stored, rotated) and of values; x is a band's middle, 1 the highest frequency."""
-    length = seen.length
+    length = facts.length
     band = torch.arange(length, device=obs.device) * BANDS // length
     for part, tensor in (("keys", obs.key), ("values", obs.value)):
         power = torch.zeros(length, dtype=torch.float64, device=obs.device)
@@ -147,11 +147,11 @@ def power_spectrum(obs: Observation, seen: Seen) -> Iterator[Value]:
             yield Value("power", share, part, x=(number + 0.5) / BANDS)
 
 
-def outlier_hits(obs: Observation, seen: Seen) -> Iterator[Value]:
+def outlier_hits(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """MM-ShiftKV's Table 14, whose definition is not printed; ours: of a layer's query channels before rotation (Hq * D) the
     0.1 % that reach furthest from 0 while the answer is decoded; the share of them in which some of 512 proxies, drawn as the
     method draws them with gamma 1 and 10, reaches as far."""
-    prompt, answer = obs.states[: seen.length].float(), obs.states[seen.length :]
+    prompt, answer = obs.states[: facts.length].float(), obs.states[facts.length :]
     reached = obs.project(answer).float().abs().amax(1).flatten()
     top = reached.topk(max(1, math.ceil(OUTLIERS * len(reached) - 1e-9))).indices
     mean, std = prompt.mean(0), prompt.std(0, correction=0)
@@ -161,10 +161,10 @@ def outlier_hits(obs: Observation, seen: Seen) -> Iterator[Value]:
         yield Value("outlier_hit_rate", float((proxies[top] >= reached[top]).double().mean()), x=gamma)
 
 
-def histogram(obs: Observation, seen: Seen) -> Iterator[Value]:
+def histogram(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Density of the values of the query projection's inputs, prompt and answer: in bins of .25 from -10 to 10, x a bin's
     middle, the share of all values in it divided by its width; `outside` is the share of those beyond."""
-    for part, rows in (("prompt", obs.states[: seen.length]), ("answer", obs.states[seen.length :])):
+    for part, rows in (("prompt", obs.states[: facts.length]), ("answer", obs.states[facts.length :])):
         values = rows.double().flatten()
         inside = values[(values >= -EDGE) & (values < EDGE)]
         counts = ((inside + EDGE) / WIDTH).long().bincount(minlength=round(2 * EDGE / WIDTH)).tolist()
@@ -173,7 +173,7 @@ def histogram(obs: Observation, seen: Seen) -> Iterator[Value]:
         yield Value("outside", 1 - len(inside) / len(values), part)
 
 
-def importance(obs: Observation, seen: Seen) -> Iterator[Tensor]:
+def importance(obs: Observation, facts: PromptFacts) -> Iterator[Tensor]:
     """PrefixKV's importance of a layer's tokens: attention column sums over all query heads. The search for the global prefix
     (Algorithm 1) then gives the share that each layer keeps at budgets of 10 to 90 %, and how many halvings it takes at
     50 % until all layers together are within delta (x, in layers)."""
@@ -181,7 +181,7 @@ def importance(obs: Observation, seen: Seen) -> Iterator[Tensor]:
 
 
 def prefix_search(found: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int | None, Value]]:
-    """What the search makes of `importance` of all layers."""
+    """Shares that layers keep and steps that the search takes, from `importance` of all layers."""
     curves = prefix_curves([layer[0] for layer in found])
     for rho in BUDGETS:
         for layer, share in enumerate(prefix_ratios(curves, rho)[0]):
@@ -190,10 +190,10 @@ def prefix_search(found: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int | Non
         yield None, Value("search_steps", prefix_ratios(curves, 0.5, delta)[1], x=delta)
 
 
-def coverage(obs: Observation, seen: Seen) -> Iterator[Value]:
+def coverage(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Share of the attention of decoded tokens (mean over them and over query heads) that falls on the prompt's entries that a
     method keeps, and on all of the prompt: part tells method and budget, `full` for all."""
-    start, heads = seen.length, obs.key.shape[0]
+    start, heads = facts.length, obs.key.shape[0]
     query = obs.queries[:, start:].float()  # [Hq,n,D]
     key = obs.key.float().repeat_interleave(query.shape[0] // heads, 0)
     scores = query @ key.transpose(1, 2) * obs.scaling
@@ -204,26 +204,26 @@ def coverage(obs: Observation, seen: Seen) -> Iterator[Value]:
     mass = scores.masked_fill(future, float("-inf")).softmax(-1)[..., :start].double()
     mass = mass.view(heads, -1, start).mean(1)  # [Hkv,T]
     yield Value("attention_coverage", float(mass.sum(1).mean()), "full")
-    for name, layers in seen.kept.items():
+    for name, layers in facts.kept.items():
         index = layers[obs.layer].to(obs.device)
         held = mass.gather(1, index.clamp_min(0)).masked_fill(index < 0, 0)
         yield Value("attention_coverage", float(held.sum(1).mean()), name)
 
 
-def feature_error(obs: Observation, seen: Seen) -> Iterator[Value]:
+def feature_error(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Mean absolute difference of a decoder layer's output from the full cache's, over features and the decoded tokens of
     full's own answer, which every method is fed (PrefixKV's output features); part tells method and budget."""
-    full = seen.decoded["full"][obs.layer].double()
-    for name, layers in seen.decoded.items():
+    full = facts.decoded["full"][obs.layer].double()
+    for name, layers in facts.decoded.items():
         if name != "full":
             yield Value("feature_error", float((layers[obs.layer].double() - full).abs().mean()), name)
 
 
-def focus(obs: Observation, seen: Seen) -> Iterator[Value]:
-    """How far decoding looks at the same tokens again: at each decoded token a query head focuses on its 5 % of the prompt's
+def focus(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
+    """Concentration of decoding on the same tokens: at each decoded token a query head focuses on its 5 % of the prompt's
     keys with most attention; share of all focuses of a KV head's query heads that fall on the x of the tokens that are
     focused most (HybridKV's cumulative focus counts, sorted). A head that never moves has 1 from x = .05 on."""
-    start, heads = seen.length, obs.key.shape[0]
+    start, heads = facts.length, obs.key.shape[0]
     query = obs.queries[:, start:].float().reshape(heads, -1, obs.key.shape[2])  # [Hkv, g * n, D]
     top = math.ceil(0.05 * start - 1e-9)
     places = (query @ obs.key[:, :start].float().transpose(1, 2)).topk(top).indices

@@ -1,10 +1,13 @@
-"""Stored rows made again: a random draw of answers, compared with what the same cells answer now."""
+"""Stored answers made again and compared: a random draw of them, or one sample with the tokens that its cells keep.
+
+Rows may hold counts and a digest of the kept indices alone; a remade answer keeps the same ones where the digests agree.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -13,29 +16,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmkv_bench import __version__, consent
-from mmkv_bench.diagnostics.stored import VERSIONS, Planned, Row, own_files, plan_again
+from mmkv_bench.diagnostics.replan import VERSIONS, ReplannedCells, Row, method_files, plan_again
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.models.quiet import quiet_libraries
 from mmkv_bench.run.progress import Progress
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from mmkv_bench.evaluation.contract import Request
     from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.generation.result import ForkResult
     from mmkv_bench.models.load import LoadedModel
 
-    Watched = Callable[[LoadedModel, Request, EncodedPrompt, Sequence[ForkResult]], None]
+    Watch = Callable[[LoadedModel, Request, EncodedPrompt, Sequence[ForkResult]], None]
 
 COMPARED = ("status", "prompt_hash", "answer", "token_ids", "kept", "kept_digest")
-"""Columns that must agree; those that a stored row does not have (null) are not compared."""
+"""Columns that must agree; a column that is null in the stored row is not compared."""
+_COLUMNS = ("cell", "dataset", "sample_id", "doc_id", *COMPARED)
 
 EQUAL, DIFFERENT, OTHER_VERSIONS = "equal", "different", "other versions"
 
 
 @dataclass
-class Drawn:
-    """One drawn answer: its store, its `responses` row and the row of its cell; then what became of it.
+class StoredAnswer:
+    """An answer that is made again: its store, its `responses` row and the row of its cell; then the outcome.
 
     `outcome` is `equal`, `different`, or why the answer was not made again; `differing`: columns that are not equal.
     """
@@ -59,7 +65,7 @@ class Drawn:
 
 def verify(
     roots: Sequence[Path], k: int, seed: int, other_versions: bool = False, run_code: bool = False
-) -> list[Drawn]:
+) -> list[StoredAnswer]:
     """Draw k answers of these stores and make them again with the committed configuration of their cells.
 
     Args:
@@ -75,9 +81,9 @@ def verify(
 
 
 def make_again(
-    drawn: Sequence[Drawn], other_versions: bool = False, watch: Watched | None = None, run_code: bool = False
+    drawn: Sequence[StoredAnswer], other_versions: bool = False, watch: Watch | None = None, run_code: bool = False
 ) -> None:
-    """Make these answers again and write into each what became of it.
+    """Make these answers again and write the outcome into each.
 
     Args:
         other_versions: see `verify`; watch: told of the model, and of what it answered as `run.generate.Watch` says.
@@ -95,13 +101,13 @@ def make_again(
         for _, together in groupby(sorted(wanted, key=_run_of), key=_run_of):
             group = list(together)
             bar.relabel(f"{group[0].root.name} {group[0].row['dataset']}")
-            with consent.rows_name_files(own_files(one.cell for one in group) if run_code else ()):
+            with consent.rows_name_files(method_files(one.cell for one in group) if run_code else ()):
                 _repeat(group, model, watch)
             bar.advance(len(group))
 
 
-def draw(roots: Sequence[Path], k: int, seed: int) -> list[Drawn]:
-    """k `ok` answers, evenly from each store and uniformly within it; all of a store that has fewer."""
+def draw(roots: Sequence[Path], k: int, seed: int) -> list[StoredAnswer]:
+    """Draw k `ok` answers, evenly from each store and uniformly within it; all of a store that has fewer."""
     import numpy as np
     import pyarrow.compute as pc
 
@@ -120,16 +126,15 @@ def draw(roots: Sequence[Path], k: int, seed: int) -> list[Drawn]:
             continue
         chosen = rows.take(np.sort(generator.choice(places, min(share, len(places)), replace=False))).to_pylist()
         cells = {row["cell"]: row for row in store.cells({row["cell"] for row in chosen}).to_pylist()}
-        columns = ("cell", "dataset", "sample_id", "doc_id", *COMPARED)
-        whole = store.responses(cells, columns)
+        whole = store.responses(cells, _COLUMNS)
         asked = {(row["cell"], row["sample_id"]) for row in chosen}
         keys = zip(whole["cell"].to_pylist(), whole["sample_id"].to_pylist(), strict=True)
         rows = whole.take([place for place, key in enumerate(keys) if key in asked]).to_pylist()
-        found += [Drawn(root, row, cells[row["cell"]]) for row in rows]
+        found += [StoredAnswer(root, row, cells[row["cell"]]) for row in rows]
     return found
 
 
-def lines(drawn: Sequence[Drawn]) -> Iterator[str]:
+def lines(drawn: Sequence[StoredAnswer]) -> Iterator[str]:
     """The report: a line per store, each difference, each reason, and the sum."""
     for root in dict.fromkeys(one.root for one in drawn):
         of = Counter(_kind(one) for one in drawn if one.root == root)
@@ -147,8 +152,8 @@ def lines(drawn: Sequence[Drawn]) -> Iterator[str]:
     yield f"equal: {len(equal)} of {len(drawn)} drawn ({', '.join(f'{name} in {n}' for name, n in held.items())})"
 
 
-def receipt(drawn: Sequence[Drawn], seed: int) -> str:
-    """What was compared, which draw it was, and under what: a line to put beside published rows."""
+def receipt(drawn: Sequence[StoredAnswer], seed: int) -> str:
+    """A line to put beside published rows: what was compared, in which draw, under which versions."""
     from mmkv_bench.store.provenance import collect
 
     here = collect()
@@ -160,13 +165,13 @@ def receipt(drawn: Sequence[Drawn], seed: int) -> str:
     )
 
 
-def exit_code(drawn: Sequence[Drawn]) -> int:
+def exit_code(drawn: Sequence[StoredAnswer]) -> int:
     """0: all that were made again are equal; 1: some differ; 2: none could be made again."""
     outcomes = {one.outcome for one in drawn}
     return 1 if DIFFERENT in outcomes else 0 if EQUAL in outcomes else 2
 
 
-def _repeat(group: Sequence[Drawn], model: dict[str, LoadedModel], watch: Watched | None) -> None:
+def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: Watch | None) -> None:
     """Make the answers of one run's dataset again; `model` holds the one loaded last."""
     try:
         planned = plan_again([one.cell for one in group])
@@ -191,9 +196,9 @@ def _repeat(group: Sequence[Drawn], model: dict[str, LoadedModel], watch: Watche
 
 
 def _answers(
-    planned: Planned, asked: Sequence[Drawn], model: dict[str, LoadedModel], watch: Watched | None
+    planned: ReplannedCells, asked: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: Watch | None
 ) -> Mapping[tuple[str, str], Row]:
-    """(cell, sample) -> the row that is made now."""
+    """Answer again: (cell, sample) -> the new row."""
     from mmkv_bench.evaluation import generate, sample_refs
     from mmkv_bench.models.source import Source
     from mmkv_bench.run.generate import Answering, compiled_step
@@ -225,17 +230,108 @@ def _answers(
     return {(row["cell"], row["sample_id"]): row for row in rows}
 
 
-def _run_of(one: Drawn) -> tuple[str, ...]:
-    """Rows with the same are made again together."""
+def _run_of(one: StoredAnswer) -> tuple[str, ...]:
+    """The key of rows that are made again together."""
     return one.cell["config"], one.row["dataset"], *(one.cell[name] for name in VERSIONS)
 
 
-def _kind(one: Drawn) -> str:
+def _kind(one: StoredAnswer) -> str:
     return one.outcome.partition(" (")[0].partition(":")[0]
 
 
-def _elsewhere(one: Drawn) -> str:
+def _elsewhere(one: StoredAnswer) -> str:
     from mmkv_bench.store.provenance import collect
 
     here, there = collect()["cpu"], one.cell["cpu"]
     return "" if here == there or there is None else f" (made on {there}, here {here})"
+
+
+@dataclass
+class SampleTokens:
+    """A prompt as its cells read it.
+
+    Attributes:
+        tokens: of the whole prompt; visual: int64 [V], positions of the visual ones.
+        places: float64 [V, 5], of every visual token its image's number, and top, bottom, left and right as parts of the image's
+            sides; -1 where it shows no place. None where no rule tells them (a video, an unknown family).
+    """
+
+    tokens: int
+    visual: np.ndarray
+    places: np.ndarray | None
+
+
+@dataclass
+class RemadeAnswer:
+    """A stored answer, made again.
+
+    Attributes:
+        cell: hash; outcome: `equal`, `different`, or why it was not made again; differing: columns that are not equal.
+        proven: the stored row has a digest, and it is the one of `kept`.
+        kept: per layer int32 [KV heads, m], kept positions of the prompt, ascending behind padding of -1; None where nothing was
+            made. prompt: the one that it was made of.
+    """
+
+    cell: str
+    outcome: str
+    differing: list[str]
+    proven: bool
+    kept: list[np.ndarray] | None
+    prompt: SampleTokens | None
+
+    @property
+    def same(self) -> bool:
+        """Everything that the stored row says of the answer holds again."""
+        return self.outcome == EQUAL
+
+
+def remake(
+    root: Path, cells: Collection[str], sample_id: str, other_versions: bool = False, run_code: bool = False
+) -> dict[str, RemadeAnswer]:
+    """Answer one sample again with these cells of a store.
+
+    Args:
+        other_versions: also where other versions of torch or transformers are installed than made the rows.
+        run_code: see `make_again`.
+
+    Raises:
+        ConfigError: none of the cells has answered that sample.
+    """
+    stored = stored_answers(Store(root), cells, sample_id)
+    if not stored:
+        raise ConfigError(f"none of these cells of {root} has answered {sample_id}; there is nothing to make again")
+    kept: dict[str, tuple[list[np.ndarray] | None, SampleTokens]] = {}
+
+    def watch(loaded: LoadedModel, request: Request, encoded: EncodedPrompt, results: Sequence[ForkResult]) -> None:
+        prompt = _sample_tokens(loaded, request, encoded)
+        for result in results:
+            indices = None if result.selected is None else [layer.numpy() for layer in result.selected]
+            kept[result.cell] = indices, prompt
+
+    make_again(stored, other_versions, watch, run_code)
+    remade = {}
+    for one in stored:
+        cell = one.row["cell"]
+        proven = one.row["kept_digest"] is not None and one.outcome == EQUAL
+        remade[cell] = RemadeAnswer(cell, one.outcome, one.differing, proven, *kept.get(cell, (None, None)))
+    return remade
+
+
+def stored_answers(store: Store, cells: Collection[str], sample_id: str) -> list[StoredAnswer]:
+    """The `ok` answers of these cells to the sample."""
+    import pyarrow.compute as pc
+
+    rows = store.responses(cells, _COLUMNS)
+    rows = rows.filter(pc.and_(pc.equal(rows["sample_id"], sample_id), pc.equal(rows["status"], "ok")))
+    described = {row["cell"]: row for row in store.cells(rows["cell"].to_pylist()).to_pylist()}
+    return [StoredAnswer(store.root, row, described[row["cell"]]) for row in rows.to_pylist()]
+
+
+def _sample_tokens(loaded: LoadedModel, request: Request, encoded: EncodedPrompt) -> SampleTokens:
+    import numpy as np
+
+    from mmkv_bench.run.requested import visual_places
+
+    visual = np.flatnonzero(encoded.types[0].cpu().numpy() > 0)
+    places = visual_places(loaded, encoded, request)
+    return SampleTokens(encoded.length, visual, None if places is None else np.reshape(places, (-1, 6))[:, 1:])

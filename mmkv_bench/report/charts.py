@@ -162,35 +162,55 @@ def rank_intervals(ranks: FamilyRanks) -> Figure:
     )
 
 
-def by_head(values: Sequence[Sequence[float | int | None]], words: str, form: str = "{}") -> dict[str, Any]:
-    """A heat map of a number per layer and KV head, as JSON values. words: what it counts; form: of the numbers in its fields."""
-    layers, heads = len(values), len(values[0])
-    chart = _by_head(layers, heads, words)
-    fields: dict[str, Any] = {"z": values}
-    if layers * heads <= MANY_NUMBERS:
-        fields["text"] = [["" if value is None else form.format(value) for value in layer] for layer in values]
-    return chart | {"data": [chart["data"][0] | fields]}
+Heads = Sequence[Sequence[float | int | None]]
+"""A number per layer and KV head."""
+
+
+def by_head(kinds: Mapping[str, Heads], words: str, form: str = "{}") -> dict[str, Any]:
+    """A heat map of numbers per layer and KV head, as JSON values; with buttons where there are several kinds of numbers.
+
+    Args:
+        kinds: word on its button -> the numbers; words: what they count; form: of the numbers in the fields.
+    """
+    first = next(iter(kinds.values()))
+    layers, heads = len(first), len(first[0])
+    chart = _by_head(layers, heads, words, tuple(kinds))
+    traces = []
+    for trace, values in zip(chart["data"], kinds.values(), strict=True):
+        fields: dict[str, Any] = {"z": values}
+        if layers * heads <= MANY_NUMBERS:
+            fields["text"] = [["" if value is None else form.format(value) for value in layer] for layer in values]
+        traces.append(trace | fields)
+    return chart | {"data": traces}
 
 
 @cache
-def _by_head(layers: int, heads: int, words: str) -> dict[str, Any]:
+def _by_head(layers: int, heads: int, words: str, kinds: tuple[str, ...]) -> dict[str, Any]:
     """The chart without its numbers: a report has one for each of thousands of cells."""
     trace = {
         "type": "heatmap",
-        "zmin": 0,
-        "colorscale": "Cividis",
+        "coloraxis": "coloraxis",
         "xgap": 1,
         "ygap": 1,
         "hovertemplate": f"layer %{{y}}, KV head %{{x}}: %{{z}} {words}<extra></extra>",
-        "colorbar": {"title": {"text": words}},
         "texttemplate": "%{text}" if layers * heads <= MANY_NUMBERS else None,
     }
+    places = range(len(kinds))
+    buttons = [
+        {"label": kind, "method": "restyle", "args": [{"visible": [place == other for other in places]}]}
+        for place, kind in enumerate(kinds)
+    ]
+    menu = {"type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+    colours = {"colorscale": "Cividis", "colorbar": {"title": {"text": words}}}
+    layout: dict[str, Any] = {"height": min(900, 120 + 26 * layers), "coloraxis": colours}
+    if len(kinds) > 1:
+        layout |= {"updatemenus": [menu | {"buttons": buttons}], "margin": {"l": 60, "r": 20, "t": 50, "b": 50}}
     figure = _figure(
-        [trace],
-        height=min(900, 120 + 26 * layers),
+        [trace | {"visible": place == 0} for place in places],
         xaxis=AXIS | {"title_text": "KV head", "dtick": 4 if heads > 20 else 1, "showgrid": False},
         yaxis=AXIS
         | {"title_text": "layer", "autorange": "reversed", "dtick": 4 if layers > 40 else 1, "showgrid": False},
+        **layout,
     )
     return plain(figure)
 

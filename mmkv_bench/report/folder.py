@@ -46,6 +46,7 @@ class Folder:
             loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, undefined=StrictUndefined
         )
         self._templates.filters["score"] = score
+        self._templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
         versions = (f"{name} {distribution(name).version}" for name in LIBRARIES)
         self._templates.globals |= {"version": __version__, "libraries": ", ".join(versions)}
 

@@ -105,7 +105,7 @@ def kept_section(
                 "panels": f"{shared}{number}",
                 "label": group[number].words,
                 "words": f"{count} of its {total} entries are visual tokens. {PROOF[tokens.proven]}",
-                "figure": by_head(tokens.visual, "visual tokens"),
+                "figure": by_head({"visual tokens": tokens.visual}, "visual tokens"),
                 "numbers": (["layer", *(f"head {head}: visual of all" for head in range(heads))], rows),
             }
         )

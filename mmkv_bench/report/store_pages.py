@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from mmkv_bench.report import cells as cell_rows
 from mmkv_bench.report.answers import COLUMNS, AnswerTable, CellAnswers, SampleScores, cell_answers, first_samples
-from mmkv_bench.report.charts import by_head
+from mmkv_bench.report.charts import Heads, by_head
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.datatable import Field, datatable, text_field
 from mmkv_bench.report.folder import Folder
@@ -294,15 +294,12 @@ def _audit(counted: Mapping[str, Any] | None) -> str:
     )
 
 
-def _heads(kept: Sequence[Sequence[Sequence[float | None]]] | None) -> list[Any]:
-    """(chart, numbers) of mean, least and most entries by layer and KV head; none where rows do not tell them."""
-    found = []
-    for values in kept or ():
-        form = "{:.0f}" if all((value or 0) >= 100 for layer in values for value in layer) else "{:.1f}"
-        rows = [[str(layer), *map(str, row)] for layer, row in enumerate(values)]
-        header = ["layer", *(f"head {head}" for head in range(len(values[0])))]
-        found.append((by_head(values, "entries", form), (header, rows)))
-    return found
+def _heads(kept: Sequence[Heads] | None) -> dict[str, Any] | None:
+    """The chart of mean, least and most entries by layer and KV head; None where rows do not tell them."""
+    if kept is None:
+        return None
+    form = "{:.0f}" if all((value or 0) >= 100 for layer in kept[0] for value in layer) else "{:.1f}"
+    return by_head(dict(zip(("mean over answers", "least", "most"), kept, strict=True)), "entries", form)
 
 
 def _compared(shown: GroupAnswers) -> dict[str, Any]:

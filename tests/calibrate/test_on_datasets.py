@@ -14,7 +14,7 @@ from mmkv_bench.cli.tree import reader
 from mmkv_bench.cli.verbs.calibrate import complete
 from mmkv_bench.compression.allocators.head_scores import HeadScores
 from mmkv_bench.compression.allocators.prefix import Prefix
-from mmkv_bench.diagnostics.questions import of_dataset
+from mmkv_bench.diagnostics.dataset_samples import of_dataset
 from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.tiny import WEIGHTS
 from tests.cli.setting import verb

@@ -14,7 +14,7 @@ from mmkv_bench.calibrate.layers import read_layers, with_answer
 from mmkv_bench.cli.tree import reader
 from mmkv_bench.cli.verbs.diagnose import MEASURED
 from mmkv_bench.compression.observation import Needs
-from mmkv_bench.diagnostics.quantities import BANDS, DELTAS, QUANTITIES, Seen
+from mmkv_bench.diagnostics.quantities import BANDS, DELTAS, QUANTITIES, PromptFacts
 from mmkv_bench.errors import DataError, StoreError
 from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.store.store import Store
@@ -36,7 +36,7 @@ def seen(name: str, seed: int = 0):
     layer = oracles.make_layer(total, 2, 3, seed=seed)
     obs = layer.observe(quantity.needs)
     obs.token_types = TYPES[:total]
-    found = quantity.read(obs, Seen(PROMPT, KEPT if quantity.methods else {}))
+    found = quantity.read(obs, PromptFacts(PROMPT, KEPT if quantity.methods else {}))
     return obs, layer, {(v.quantity, v.part, v.head, v.x): v.value for v in found}
 
 
@@ -104,7 +104,7 @@ def test_cross_modal_entropy_is_that_of_the_two_mean_maps():
     }
     one = seen("entropy")[0]
     one.token_types = torch.zeros(PROMPT)
-    assert list(QUANTITIES["entropy"].read(one, Seen(PROMPT))) == []
+    assert list(QUANTITIES["entropy"].read(one, PromptFacts(PROMPT))) == []
 
 
 def test_cumulative_attention_is_the_mean_over_text_rows_of_their_largest_probabilities():
@@ -174,7 +174,7 @@ def test_the_search_is_algorithm_1_of_all_layers_together():
     """Halve [0, 1] until the prefixes of all layers hold half of the entries but for delta layers."""
     layers = [oracles.make_layer(PROMPT, 2, 3, seed=seed) for seed in range(3)]
     quantity = QUANTITIES["prefix_search"]
-    found = [list(quantity.read(layer.observe(quantity.needs), Seen(PROMPT))) for layer in layers]
+    found = [list(quantity.read(layer.observe(quantity.needs), PromptFacts(PROMPT))) for layer in layers]
     got = {(layer, v.quantity, v.x): v.value for layer, v in quantity.finish(found)}
     curves = []
     for layer in layers:
@@ -274,10 +274,10 @@ def test_the_command_writes_rows_of_every_layer_that_read_back(tmp_path, capsys)
 def test_what_was_measured_is_kept_packed_and_not_measured_again(tmp_path, capsys, monkeypatch):
     """More samples and methods measure these alone; an interrupted command loses the sample in flight; a finished one loads
     no model; packed rows are the same rows, and what comes later stands beside them."""
-    from mmkv_bench.diagnostics import measuring
+    from mmkv_bench.diagnostics import analysis
 
     words = ["coverage", "method=snapkv", "budget=8", "dataset=pages_lookup", "dataset.split=dev", f"out={tmp_path}"]
-    read, seen = measuring.layers_of, []
+    read, seen = analysis.layers_of, []
 
     def noted(loaded, name, sample, tokens, methods=()):
         seen.append((sample.sample_id, tuple(one.label for one in methods)))
@@ -285,7 +285,7 @@ def test_what_was_measured_is_kept_packed_and_not_measured_again(tmp_path, capsy
             raise DataError("the disk is gone")
         return read(loaded, name, sample, tokens, methods)
 
-    monkeypatch.setattr(measuring, "layers_of", noted)
+    monkeypatch.setattr(analysis, "layers_of", noted)
     assert verb("diagnose")([*words, "--samples", "3"]) != 0 and len(seen) == 2
     first = Store(tmp_path).diagnostics()
     assert set(first["part"].to_pylist()) == {"full", "snapkv@8"} and len(first) == 8
@@ -304,7 +304,7 @@ def test_what_was_measured_is_kept_packed_and_not_measured_again(tmp_path, capsy
     assert Store(tmp_path).diagnostics().sort_by(order) == rows.sort_by(order)
     assert verb("diagnose")([*words, "--samples", "4"]) == 0
     assert len(seen) == 8 and len(Store(tmp_path).diagnostics()) == len(rows) + 12
-    monkeypatch.setattr(measuring, "layers_of", None)
+    monkeypatch.setattr(analysis, "layers_of", None)
     monkeypatch.setattr("mmkv_bench.models.source.Source.load", None)
     assert verb("diagnose")([*words, "--samples", "2"]) == 0
     assert "wrote 0 numbers of 0 samples" in capsys.readouterr().out
@@ -330,7 +330,7 @@ def test_outputs_of_layers_are_those_of_feeding_fulls_answer_with_the_evicted_en
     from mmkv_bench.calibrate.samples import page
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.config.compose import method_defaults
-    from mmkv_bench.diagnostics.measuring import Kept, decoded_outputs, encoded, fed_tokens, kept_entries
+    from mmkv_bench.diagnostics.analysis import ComparedMethod, decoded_outputs, encoded, fed_tokens, kept_entries
     from mmkv_bench.methods.build import build_compressor
     from mmkv_bench.models.load import load_model
 
@@ -339,7 +339,7 @@ def test_outputs_of_layers_are_those_of_feeding_fulls_answer_with_the_evicted_en
     fed = fed_tokens(loaded, prompt, 5, endless=True)
     assert len(fed) == 4
     made = build_compressor("snapkv", method_defaults(["snapkv"])["snapkv"], "paper")
-    method = Kept("snapkv@16", "snapkv", made, Budget.parse(16), "{}")
+    method = ComparedMethod("snapkv@16", "snapkv", made, Budget.parse(16), "{}")
     full, less = (decoded_outputs(loaded, prompt, fed, one) for one in (None, method))
     longer, _ = with_answer(prompt.inputs, prompt.types, fed)
     kept = reference.keep_of([layer[None] for layer in kept_entries(loaded, prompt, method)], prompt.length)
@@ -347,7 +347,7 @@ def test_outputs_of_layers_are_those_of_feeding_fulls_answer_with_the_evicted_en
     for got, keep in ((full, everything), (less, kept)):
         want = outputs_masked(loaded.model, longer, keep, prompt.length)
         assert max(float((a - b).abs().max()) for a, b in zip(got, want, strict=True)) <= 1e-4
-    (error,) = QUANTITIES["feature_error"].read(SimpleNamespace(layer=3), Seen(0, {}, {"full": full, "a": less}))
+    (error,) = QUANTITIES["feature_error"].read(SimpleNamespace(layer=3), PromptFacts(0, {}, {"full": full, "a": less}))
     want = fmean(abs(a - b) for a, b in zip(less[3].flatten().tolist(), full[3].flatten().tolist(), strict=True))
     assert error.value == pytest.approx(want, rel=1e-5) and error.part == "a" and error.value > 1e-3
 

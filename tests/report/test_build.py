@@ -221,7 +221,8 @@ def test_cells_and_samples_show_their_rows(tmp_path: Path) -> None:
         and "<td>budget_entries</td><td>64</td>" in text
         and "<td>config</td>" not in text
     )
-    assert [chart["data"][0]["z"] for chart in inline(page)] == [
+    (heads,) = inline(page)
+    assert [trace["z"] for trace in heads["data"]] == [
         [[61, 67], [60.5, 67.5]],
         [[60, 64], [60, 66]],
         [[64, 68], [62, 68]],

@@ -136,7 +136,7 @@ def answer(given: argparse.Namespace) -> int:
         )
     questions = None
     if given.overrides:
-        from mmkv_bench.diagnostics.questions import of_dataset
+        from mmkv_bench.diagnostics.dataset_samples import of_dataset
 
         questions = of_dataset(given.overrides, given.samples, given.draw, given.instruction)
     from mmkv_bench.calibrate.command import run

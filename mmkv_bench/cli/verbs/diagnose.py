@@ -1,4 +1,4 @@
-"""`mmkv-bench diagnose`: what a paper's analysis looks at, in the prompts of a dataset; rows of the table `diagnostics`."""
+"""`mmkv-bench diagnose`: measure a paper's analysis in the prompts of a dataset; rows of the table `diagnostics`."""
 
 from __future__ import annotations
 
@@ -52,9 +52,8 @@ def options(parser: Parser) -> None:
 def answer(given: argparse.Namespace) -> int:
     """Measure what is missing, store it sample by sample, say where."""
     from mmkv_bench.config.compose import compose
-    from mmkv_bench.diagnostics.measuring import diagnose
-    from mmkv_bench.diagnostics.methods import methods_of
-    from mmkv_bench.diagnostics.questions import KEYS, of_dataset
+    from mmkv_bench.diagnostics.analysis import diagnose, methods_of
+    from mmkv_bench.diagnostics.dataset_samples import KEYS, of_dataset
     from mmkv_bench.models.quiet import quiet_libraries
 
     if given.json:
@@ -74,9 +73,9 @@ def answer(given: argparse.Namespace) -> int:
     questions = of_dataset(ours, given.samples, given.draw, calibrating=False)
     methods = partial(methods_of, config) if given.name in OF_METHODS else None
     out = Path(config.out)
-    found = diagnose(given.name, config.model, questions, given.tokens, out, methods)
-    known = f", {found.before} had been measured before" if found.before else ""
-    print(f"wrote {found.numbers} numbers of {found.measured} samples to {out / 'diagnostics'}{known}")
+    written = diagnose(given.name, config.model, questions, given.tokens, out, methods)
+    known = f", {written.before} had been measured before" if written.before else ""
+    print(f"wrote {written.numbers} numbers of {written.measured} samples to {out / 'diagnostics'}{known}")
     return 0
 
 

@@ -14,7 +14,7 @@ from mmkv_bench.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mmkv_bench.diagnostics.remake import Remade
+    from mmkv_bench.diagnostics.verify import RemadeAnswer
     from mmkv_bench.report.terminal.known import Cells
 
 SUMMARY = "show rows in the terminal: all cells, one cell, or one sample with every method's answer"
@@ -88,19 +88,19 @@ def _remake(
     run_code: bool,
 ) -> int:
     """Print what was kept, by cell."""
-    from mmkv_bench.diagnostics.remake import remake
+    from mmkv_bench.diagnostics.verify import remake
     from mmkv_bench.report.terminal.kept_map import Map, shares, show
 
-    found: dict[str, Remade] = {}
+    found: dict[str, RemadeAnswer] = {}
     for own in shown.values():
         again = remake(cells.store.root, own, name, other_versions, run_code)
         found |= {cell: again[cell] for cell in own if cell in again}
     maps = []
     for one in found.values():
-        if one.kept is not None and one.seen is not None:
+        if one.kept is not None and one.prompt is not None:
             proof = "digest the same" if one.proven else "answer and counts the same" if one.same else "NOT the same"
-            share = shares(one.kept, one.seen.tokens)
-            maps.append(Map(cells.title(one.cell), [proof], share, one.seen.visual, one.seen.places))
+            share = shares(one.kept, one.prompt.tokens)
+            maps.append(Map(cells.title(one.cell), [proof], share, one.prompt.visual, one.prompt.places))
     out.print("\nMade again", style="bold")
     show(out, maps)
     for one in found.values():

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.compression.session import Session
+    from mmkv_bench.config.schema import RunConfig
     from mmkv_bench.diagnostics.quantities import Value
     from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.models.load import LoadedModel
@@ -33,7 +34,7 @@ Row = tuple[str, int | None, "Value"]
 
 
 @dataclass(frozen=True)
-class Kept:
+class ComparedMethod:
     """A method at a budget, whose kept entries an analysis looks at. label: both, as `snapkv@64`; base: the family of its
     file; parameters: JSON."""
 
@@ -43,8 +44,8 @@ class Kept:
     budget: Budget
     parameters: str
 
-    def told(self) -> dict[str, Any]:
-        """What rows say of it."""
+    def settings(self) -> dict[str, Any]:
+        """The settings that rows hold of it."""
         entries = self.budget.kind == "entries"
         return {
             "base": self.base,
@@ -56,12 +57,46 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What `diagnose` did: samples measured now, samples that had been before, numbers written."""
+class Written:
+    """Counts of an analysis: samples measured now, samples measured before, numbers written."""
 
     measured: int
     before: int
     numbers: int
+
+
+def methods_of(config: RunConfig, fingerprint: str) -> list[ComparedMethod]:
+    """Every method that evicts at every budget, under the first seed; `full` is there without being asked for.
+
+    Args:
+        config: of a run; fingerprint: of its model, whose calibrations are looked up.
+
+    Raises:
+        ConfigError: a method that cannot be built, or one of them that knows the answer beforehand.
+    """
+    from mmkv_bench.calibrate.artefact import Calibrations
+    from mmkv_bench.compression.budget import Budget
+    from mmkv_bench.config.compose import method_defaults
+    from mmkv_bench.methods.node import parameters_json
+    from mmkv_bench.plan.cells import bases, build_methods
+
+    defaults = method_defaults(bases(config), config.folders)
+    compared = []
+    for method in build_methods(config, defaults, Calibrations(config.model.name, fingerprint)):
+        if method.compressor.needs.answer:
+            raise ConfigError(
+                f"{method.name} reads the answer beforehand, so that what it keeps is not decided by a prompt"
+            )
+        for value in [] if method.compressor.unbudgeted else dict.fromkeys(config.budget):
+            budget = Budget.parse(value)
+            label = f"{method.name}@{budget}" + ("" if method.compressor.reading == "paper" else " released")
+            plain = method.plain
+            compared.append(
+                ComparedMethod(
+                    label, str(plain["base"]), method.compressor, budget, parameters_json(plain, method.decoding)
+                )
+            )
+    return compared
 
 
 def diagnose(
@@ -70,8 +105,8 @@ def diagnose(
     questions: Questions,
     tokens: int,
     out: Path,
-    methods: Callable[[str], Sequence[Kept]] | None = None,
-) -> Found:
+    methods: Callable[[str], Sequence[ComparedMethod]] | None = None,
+) -> Written:
     """Measure and store, sample by sample; what the store has of the same model, prompts and methods is not measured again.
 
     Args:
@@ -97,7 +132,7 @@ def diagnose(
 
     before = [sample for sample in questions.ids if not lacking(sample)]
     if len(before) == len(questions.ids):
-        return Found(0, len(before), 0)
+        return Written(0, len(before), 0)
     loaded = source.load()
     source.confirm(fingerprint)
     numbers = 0
@@ -114,11 +149,11 @@ def diagnose(
     questions.each(loaded, take, before)
     if not numbers and not before:
         raise ConfigError(f"{name} says nothing of these samples: it needs text and images; choose others")
-    return Found(len(questions.ids) - len(before), len(before), numbers)
+    return Written(len(questions.ids) - len(before), len(before), numbers)
 
 
 def measurements(
-    name: str, source: Source, questions: Questions, tokens: int, kept: Sequence[Kept]
+    name: str, source: Source, questions: Questions, tokens: int, kept: Sequence[ComparedMethod]
 ) -> dict[str, dict[str, str]]:
     """Label of a method -> the columns that all its rows share, `measurement` their hash; "" for numbers of no method. A number
     is of model, prompts and its own method, so that a further method or sample leaves the others as they are."""
@@ -144,7 +179,7 @@ def measurements(
         "versions": json.dumps({package: metadata.version(package) for package in ("torch", "transformers")}),
     }
     found = {} if quantity.decoding else {"": settings}
-    found |= {one.label: settings | {"method": one.told()} for one in kept}
+    found |= {one.label: settings | {"method": one.settings()} for one in kept}
     columns = {label: shared | {"settings": json.dumps(own, sort_keys=True)} for label, own in found.items()}
     return {
         label: own | {"measurement": checksum(canonical_json(dict(own)).encode())} for label, own in columns.items()
@@ -157,11 +192,11 @@ def _label(value: Value, told: Mapping[str, Any]) -> str:
 
 
 def layers_of(
-    loaded: LoadedModel, name: str, sample: DatasetQuestion, tokens: int, methods: Sequence[Kept] = ()
+    loaded: LoadedModel, name: str, sample: DatasetQuestion, tokens: int, methods: Sequence[ComparedMethod] = ()
 ) -> list[Row]:
     """Numbers of one sample, layer by layer. Raises what preparing or reading its prompt raises."""
     from mmkv_bench.calibrate.layers import read_layers, with_answer
-    from mmkv_bench.diagnostics.quantities import QUANTITIES, Seen
+    from mmkv_bench.diagnostics.quantities import QUANTITIES, PromptFacts
 
     quantity, prompt = QUANTITIES[name], encoded(loaded, sample)
     inputs, types = prompt.inputs, prompt.types
@@ -174,21 +209,21 @@ def layers_of(
             decoded |= {one.label: decoded_outputs(loaded, prompt, answer, one) for one in methods}
         else:
             inputs, types = with_answer(inputs, types, answer)
-    seen = Seen(prompt.length, kept, decoded)
+    facts = PromptFacts(prompt.length, kept, decoded)
     found = read_layers(
-        loaded.model, inputs, types, quantity.needs, lambda obs: list(quantity.read(obs, seen)), prompt.identity
+        loaded.model, inputs, types, quantity.needs, lambda obs: list(quantity.read(obs, facts)), prompt.identity
     )
     return [(sample.sample_id, layer, value) for layer, value in quantity.finish(found)]
 
 
-def attached(loaded: LoadedModel, prompt: EncodedPrompt, method: Kept) -> Session:
+def attached(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod) -> Session:
     """A session in which the method compresses the prompt."""
     from mmkv_bench.compression.session import attach
 
     return attach(loaded.model, method.compressor, method.budget, token_types=prompt.types, identity=prompt.identity)
 
 
-def kept_entries(loaded: LoadedModel, prompt: EncodedPrompt, method: Kept) -> list[torch.Tensor]:
+def kept_entries(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod) -> list[torch.Tensor]:
     """Entries of the prompt that a method keeps, per layer int64 ``[Hkv, m]``, -1 where a head keeps fewer."""
     import torch
 
@@ -198,9 +233,9 @@ def kept_entries(loaded: LoadedModel, prompt: EncodedPrompt, method: Kept) -> li
 
 
 def decoded_outputs(
-    loaded: LoadedModel, prompt: EncodedPrompt, fed: torch.Tensor, method: Kept | None = None
+    loaded: LoadedModel, prompt: EncodedPrompt, fed: torch.Tensor, method: ComparedMethod | None = None
 ) -> list[torch.Tensor]:
-    """What every decoder layer gives for the n tokens that are fed after the prompt, one by one through stock `generate`:
+    """Outputs of every decoder layer for the n tokens that are fed after the prompt, one by one through stock `generate`:
     ``[n, E]`` a layer; with the full cache, or compressed by a method."""
     from contextlib import nullcontext
 
@@ -234,7 +269,7 @@ def decoded_outputs(
 
 
 def fed_tokens(loaded: LoadedModel, prompt: EncodedPrompt, tokens: int, endless: bool = False) -> torch.Tensor:
-    """The tokens that decoding feeds after the prompt, int64 ``[n]``, n >= 1: the full cache's own greedy answer without its
+    """Tokens that decoding feeds after the prompt, int64 ``[n]``, n >= 1: the full cache's own greedy answer without its
     last one, which nobody reads; of an answer of one token that one. endless: it has `tokens` of them, since none ends it."""
     import torch
 

@@ -28,8 +28,8 @@ _FIXTURE = "_fixture"
 
 
 @dataclass(frozen=True)
-class Planned:
-    """Stored cells of one dataset as they are planned now.
+class ReplannedCells:
+    """Stored cells of one dataset, planned with this version.
 
     Attributes:
         config, spec: of the run that makes them; cells: hash -> cell, of those whose hash is still the stored one.
@@ -42,7 +42,7 @@ class Planned:
     refused: Mapping[str, str]
 
 
-def plan_again(rows: Sequence[Row]) -> Planned:
+def plan_again(rows: Sequence[Row]) -> ReplannedCells:
     """Plan stored cells of one dataset that were made by one run.
 
     Args:
@@ -81,10 +81,10 @@ def plan_again(rows: Sequence[Row]) -> Planned:
         known = {cell.cell: cell for cell in cells}
         found |= {row["cell"]: known[row["cell"]] for row in mine if row["cell"] in known}
         refused |= {row["cell"]: _why(row, cells) for row in mine if row["cell"] not in known}
-    return Planned(config, spec, found, refused)
+    return ReplannedCells(config, spec, found, refused)
 
 
-def own_files(rows: Iterable[Row]) -> set[str]:
+def method_files(rows: Iterable[Row]) -> set[str]:
     """Checksums, as far as cells hold them, of the method files that made them."""
     parameters = (json.loads(row["parameters"] or "{}") for row in rows)
     return {str(one["sha256"]) for one in parameters if "sha256" in one}
@@ -160,7 +160,7 @@ def _node(name: str, stored: Mapping[str, Any], default: Mapping[str, Any]) -> M
 
 
 def _why(row: Row, cells: Sequence[Cell]) -> str:
-    """What of a stored cell's identity is another one now."""
+    """Name what differs between a stored cell's identity and the one planned now."""
     named = [cell.row() for cell in cells if all(getattr(cell, name) == row[name] for name in _LABEL)]
     if not named:
         return "identity of an older version (its configuration plans no such cell now)"
