@@ -13,7 +13,7 @@ from mmkv_bench.compression.folded import FoldedLayer
 
 @dataclass(frozen=True)
 class LayerAccount:
-    """Counted right after the reduction, before anything is fed [bytes].
+    """Counts of one layer right after the reduction, before anything is fed [bytes].
 
     Attributes:
         entries, reachable: int64 `[Hkv]` on the CPU, see `CompressedLayer`.

@@ -23,7 +23,7 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 @dataclass(frozen=True)
 class Budget:
-    """An asked budget. `1` is one entry, `1.0` is everything; the two kinds are never converted into one another."""
+    """A requested budget. `1` is one entry, `1.0` is everything; the two kinds are never converted into one another."""
 
     kind: Literal["entries", "fraction"]
     entries: int | None = None
@@ -69,7 +69,7 @@ class Budget:
 
     @property
     def asked(self) -> Fraction | None:
-        """The fraction of the prompt that was asked for, exactly; None for entries."""
+        """The requested fraction of the prompt, exact; None for entries."""
         return None if self.fraction is None else Fraction(self.fraction)
 
     @property

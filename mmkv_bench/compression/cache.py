@@ -221,7 +221,7 @@ class CompressedLayer(CacheLayerMixin):
         return mask
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
-        """Other numbers `[B, Hkv, stored, D]` for the entries that are stored."""
+        """Replace the numbers `[B, Hkv, stored, D]` of the stored entries."""
         self._key_storage[:, :, : self.stored], self._value_storage[:, :, : self.stored] = keys, values
 
     def attention(
@@ -250,7 +250,7 @@ class CompressedLayer(CacheLayerMixin):
         return key, value, self.visible(query, mask)
 
     def attended(self, query: Tensor, scaling: float) -> None:
-        """Called after every forward's attention: the place to accumulate scores and to evict."""
+        """Hook after every forward's attention, for accumulating scores and evicting."""
 
     def drop(self, slots: Tensor) -> None:
         """Remove one slot of every head, int64 `[B, Hkv]`, in place; what stood after it moves up by one."""
@@ -295,7 +295,7 @@ class CompressedLayer(CacheLayerMixin):
         return data, 0 if positions is None else positions.numel() * positions.element_size()
 
     def buffers(self) -> list[Tensor]:
-        """Every tensor that the layer holds of its own, slack included, each once."""
+        """All tensors that the layer owns, slack included, each once."""
         held = (self._key_storage, self._value_storage, self._position_storage)
         return [tensor for tensor in held if tensor is not None and tensor is not _NOTHING]
 

@@ -30,7 +30,7 @@ Phases: TypeAlias = Callable[[str], AbstractContextManager[None]]
 
 
 def untimed(name: str) -> AbstractContextManager[None]:
-    """Phases that nobody times."""
+    """Phases without a clock."""
     return nullcontext()
 
 
@@ -132,7 +132,7 @@ class Compressing:
             self.scores.pop(layer, None)
 
     def _select(self, prompt: Prompt, layers: list[int]) -> tuple[dict[int, list[Tensor]], bool]:
-        """Layer -> per row the slots that stay, int64 `[Hkv, m]` on the CPU, and whether all of all rows do."""
+        """Return layer -> per row the slots that stay, int64 `[Hkv, m]` on the CPU, and whether all slots of all rows stay."""
         chosen: dict[int, list[Tensor]] = {layer: [] for layer in layers}
         whole = []
         for row, pad in enumerate(prompt.pads):

@@ -82,12 +82,12 @@ class Compressor:
 
     @property
     def unbudgeted(self) -> bool:
-        """Nothing is evicted, so there is nothing for a budget to say."""
+        """True where nothing is evicted, so that no budget applies."""
         return self.scorer is None
 
     @property
     def is_full(self) -> bool:
-        """The full cache, as the model made it."""
+        """True for the full cache, unchanged."""
         return self.scorer is None and self.decoding is None
 
     @property
@@ -105,7 +105,7 @@ class Compressor:
 
     @property
     def resamples(self) -> bool:
-        """The answer comes from the full cache of a prompt with smaller pictures, which a run makes (`generation/pixels.py`)."""
+        """True where the answer comes from the full cache of a prompt with smaller pictures (`generation/pixels.py`)."""
         return self.scorer is not None and self.scorer.resamples
 
     @property
@@ -114,19 +114,21 @@ class Compressor:
 
     @property
     def exceeds(self) -> bool:
-        """More than the budget may be kept: as a released code does, which is refused outside of `reading=released`, or as
-        a paper's formula says (`exceeds_as_printed`)."""
+        """True where more than the budget may be kept.
+
+        A released code does so, which is refused outside of `reading=released`, or a paper's formula (`exceeds_as_printed`).
+        """
         return any(part.exceeds for part in (self.allocator, self.selector) if part is not None)
 
     @property
     def exceeds_as_printed(self) -> bool:
-        """More than the budget may be kept, and only where the paper's own formula says so."""
+        """True where more than the budget may be kept, by the paper's own formula only."""
         over = [part for part in (self.allocator, self.selector) if part is not None and part.exceeds]
         return bool(over) and all(part.printed for part in over)
 
     @property
     def falls_short(self) -> bool:
-        """Less than the budget may be kept of a prompt that is longer."""
+        """True where less than the budget may be kept of a longer prompt."""
         return self.resamples or any(part.falls_short for part in (self.allocator, self.selector) if part is not None)
 
     @property
@@ -284,5 +286,5 @@ def stacked(scores: Sequence[Tensor]) -> Tensor:
 
 
 def full() -> Compressor:
-    """The full cache: the baseline that nothing compresses."""
+    """Return the full cache, the baseline without compression."""
     return Compressor("full")

@@ -1,4 +1,4 @@
-"""A compressed layer of fixed capacity: what `torch.compile` may trace, so that a decode step becomes one graph.
+"""Compressed layer of fixed capacity, which `torch.compile` can trace, so that a decode step becomes one graph.
 
 While a prompt is prefilled and reduced it is a `CompressedLayer` like any other. Then `fix` freezes its storage: new tokens
 are written in place, how many slots are filled is a tensor, attention is shown the storage in its full width, and its mask
@@ -35,7 +35,7 @@ class FixedLayer(CompressedLayer):
 
     @classmethod
     def of(cls, layer: CompressedLayer) -> FixedLayer:
-        """A layer on the storage of another one, not fixed yet. The other's lengths stay what they are."""
+        """Return a layer on the storage of another one, not fixed yet; the other's lengths do not change."""
         assert not isinstance(layer, FoldedLayer) or not layer.folded, (
             "who decodes from fixed storage prefills without packing"
         )
@@ -123,7 +123,7 @@ class FixedLayer(CompressedLayer):
         self.fixed = True
 
     def _mark(self) -> None:
-        """Tell the compiler what keeps its address, and that another prompt's capacity is no other program."""
+        """Mark tensors whose address is stable and dimensions that may change, for the compiler."""
         for tensor in (self._key_storage, self._value_storage):
             torch._dynamo.maybe_mark_dynamic(tensor, 2)
         further = [tensor for tensor in (self._first, self._starts) if tensor is not None]

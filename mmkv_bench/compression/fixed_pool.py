@@ -21,7 +21,7 @@ SHARE = 0.1  # of the device's memory that sets may keep which no cache uses
 
 @dataclass(frozen=True)
 class StorageShape:
-    """StorageShape and placement of one layer's storage; layers of equal shapes share storages."""
+    """Shape and placement of one layer's storage; layers of equal shapes share storages."""
 
     rows: int
     heads: int
@@ -78,7 +78,7 @@ class Pool:
         self._sets: list[_Set] = []  # the one that was used last stands last
 
     def rooms(self, shapes: Sequence[StorageShape], user: object) -> list[Room]:
-        """A set that no living cache has, made where there is none; `user` has it for as long as it lives."""
+        """Lend a free set of storages, or make one, to `user` for as long as that lives."""
         wanted = tuple(shapes)
         made = self._free(wanted)
         if made is None and any(one.shapes == wanted for one in self._sets):
@@ -94,7 +94,7 @@ class Pool:
         return made.rooms
 
     def _free(self, shapes: tuple[StorageShape, ...]) -> _Set | None:
-        """The set of these shapes that was used last of those that no living cache has."""
+        """Return the most recently used free set of these shapes."""
         return next((one for one in reversed(self._sets) if one.shapes == shapes and one.free), None)
 
     def _made(self, shapes: Sequence[StorageShape]) -> list[Room]:
@@ -105,7 +105,7 @@ class Pool:
             return [Room(shape) for shape in shapes]
 
     def _leave(self, limit: int) -> None:
-        """Let free sets go, those first that were used longest ago, until the others have no more bytes."""
+        """Drop free sets, the least recently used first, until the rest fits the limit of bytes."""
         for one in [one for one in self._sets if one.free]:
             if sum(other.nbytes for other in self._sets if other.free) <= limit:
                 return
@@ -116,7 +116,7 @@ class Pool:
         return [tensor for one in self._sets for room in one.rooms for tensor in room.tensors()]
 
     def clear(self) -> None:
-        """Let all sets go that no cache has, and the graphs that were recorded on them."""
+        """Drop all free sets, and the graphs that were recorded on them."""
         places = {one.shapes[0].device for one in self._sets}
         self._sets = [one for one in self._sets if not one.free]
         for place in places:
@@ -127,11 +127,11 @@ _POOLS: weakref.WeakKeyDictionary[nn.Module, Pool] = weakref.WeakKeyDictionary()
 
 
 def pool_of(model: nn.Module) -> Pool:
-    """The model's pool; it goes with the model."""
+    """Return the model's pool, which lives as long as the model."""
     return _POOLS.setdefault(model, Pool())
 
 
 def bucket(slots: int) -> int:
-    """Slots rounded up, by an eighth at most (by 64 of few), so that prompts of like lengths have one shape."""
+    """Round slots up, by an eighth at most (or to 64), so that prompts of similar lengths share a shape."""
     step = max(64, 1 << max(slots.bit_length() - 4, 0))
     return -(-slots // step) * step

@@ -1,4 +1,4 @@
-"""`attention=flash_attention_2`: the functions of the flash-attn package, called by the attention function of ours.
+"""`attention=flash_attention_2`: functions of the flash-attn package behind our attention function.
 
 They take no mask. What a query may see follows from the order of slots: all of a head's up to its own, aligned with the newest,
 and none of the padding on the head's left. So the logical mask says of a forward what is padding, `[B, 1, 1, seen]`, and
@@ -55,7 +55,7 @@ def check(attention: str | None, place: torch.device | str, dtype: torch.dtype |
 
 
 def check_head(width: int) -> None:
-    """Raises UnsupportedError for heads so wide (`head_dim`) that flash-attn has no kernel for them."""
+    """Raise UnsupportedError for heads too wide (`head_dim`) for flash-attn's kernels."""
     if width % 8 or width > WIDEST_HEAD:
         raise UnsupportedError(
             f"model.attention={FLASH} has no kernel for heads of {width} channels; allowed: multiples of 8 up to "

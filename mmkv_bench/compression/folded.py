@@ -1,4 +1,4 @@
-"""A compressed layer whose heads keep different lengths, back to back: `[sum of lengths, D]`, and no padding between them.
+"""Compressed layer whose heads have different lengths, back to back: `[sum of lengths, D]`, without padding.
 
 While a prompt is prefilled it is a `CompressedLayer` like any other. When what is kept differs in number between heads or
 rows it is folded: each head of each row becomes a sequence of its own, with slack behind it for new tokens, and attention
@@ -164,7 +164,7 @@ class FoldedLayer(CompressedLayer):
         value: Tensor,
         mask: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Once folded the kernel is `attend`, which is given the layer."""
+        """See `CompressedLayer.attention`; a folded layer uses the kernel `attend`."""
         if not self.folded:
             return super().attention(kernel, query, key, value, mask)
         if mask is not None and query.shape[2] > 1:
@@ -176,7 +176,7 @@ class FoldedLayer(CompressedLayer):
         return Sequences(self._key_storage, self._value_storage, self._starts, self._used, self.stored, self._heads)
 
     def _check(self, mask: Tensor) -> None:
-        """Raises UnsupportedError where a mask hides what is stored: everything that is not kept is gone, so that masks hide
+        """Raise UnsupportedError where a mask hides what is stored: everything that is not kept is gone, so that masks hide
         nothing else, unless questions of several lengths were padded."""
         places = self.slot_positions().flatten(1)
         seen = mask[:, 0, -1].expand(len(places), -1).gather(1, places.clamp_min(0))

@@ -1,4 +1,4 @@
-"""Caches of single sequences side by side: a batch whose sequences were prefilled and compressed one after the other."""
+"""Join caches of single sequences: a batch whose sequences were prefilled and compressed one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mmkv_bench.compression.folded import FoldedLayer
 
 
 def join(caches: Sequence[CompressedCache], reserve: int) -> CompressedCache:
-    """One cache with a row for each of several caches of one sequence, which hold nothing afterwards.
+    """Return one cache with a row for each of several caches of one sequence, which are empty afterwards.
 
     Layer by layer, so that never more than one layer is held twice. Where lengths differ, shorter heads are padded on the
     left, or stand back to back where a device reads them so; layers with a decode policy's state stay as they are, side by side.

@@ -1,4 +1,4 @@
-"""A second prefill in which every layer sees kept entries only: what `protocol=masked` decodes from."""
+"""Second prefill in which every layer sees kept entries only, for `protocol=masked`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MASK_BYTES = 1 << 26  # of one block of rows' mask
 
 
 def check_only_evicts(compressor: Compressor, protocol: str) -> None:
-    """Refuse methods whose entries are more than those of the tokens that they keep, under a protocol of that name.
+    """Refuse methods that do more than evict, under a protocol of that name.
 
     Raises:
         UnsupportedError: says what the method does besides evicting.
@@ -59,7 +59,7 @@ class MaskedLayer(CompressedLayer):
         value: Tensor,
         mask: Tensor | None,
     ) -> tuple[Tensor, None]:
-        """In blocks of rows: the mask of a whole prompt differs between heads and is quadratic."""
+        """Attend in blocks of rows, since the mask of a whole prompt differs between heads and is quadratic."""
         step = max(1, MASK_BYTES // (query.shape[0] * query.shape[1] * key.shape[2]))
         parts = []
         for start in range(0, query.shape[2], step):

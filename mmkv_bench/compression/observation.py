@@ -117,7 +117,7 @@ class Observation:
         self._reader: tuple[Hashable, ...] = ()
 
     def seen_by(self, part: object, needs: Needs, *key: Hashable) -> Observation:
-        """The same layer for one reader, after the last chunk: what others declared raises here, and what others memoised is
+        """Return the layer for one reader, after the last chunk: what others declared raises here, and what others memoised is
         not there.
 
         Args:
@@ -301,7 +301,7 @@ class Observation:
     # ---- checks
 
     def _whole(self, name: str, axis: int) -> Tensor:
-        """The pieces of all chunks along the token axis; a prompt prefilled at once is not copied."""
+        """Join the pieces of all chunks along the token axis; a prompt prefilled at once is not copied."""
         import torch
 
         self._complete(self._key)

@@ -1,4 +1,4 @@
-"""The optional library kvpress: importing it, which of its presses can be carried, and building them from a configuration."""
+"""Optional library kvpress: import it, list the presses that can be used, and build them from a configuration."""
 
 from __future__ import annotations
 
@@ -118,12 +118,12 @@ def version() -> str:
 
 
 def usable(library: ModuleType) -> list[str]:
-    """Names of the presses that can be carried, sorted."""
+    """Return the names of presses that can be used, sorted."""
     return sorted(name for name, cls in presses(library).items() if refusal(library, name, cls) is None)
 
 
 def presses(library: ModuleType) -> dict[str, type]:
-    """Every press that the library exports, by name."""
+    """Return every press that the library exports, by name."""
     classes = {name: value for name, value in vars(library).items() if inspect.isclass(value)}
     return {name: cls for name, cls in classes.items() if issubclass(cls, library.BasePress)}
 
@@ -147,7 +147,7 @@ def _wraps(cls: type) -> bool:
 
 
 def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, inside: str = "") -> Any:
-    """The press of this name with these constructor arguments; a press inside it is built the same way.
+    """Build the press of this name with these constructor arguments; a press inside it is built the same way.
 
     Args:
         where: what messages call the arguments; inside: the press that this one is an argument of.
@@ -193,7 +193,7 @@ def _is_press(key: str) -> bool:
 
 
 def _inner(value: Any, where: str) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a press that is an argument."""
+    """Return name and arguments of a press that is an argument."""
     if isinstance(value, str):
         return value, {}
     if isinstance(value, Mapping) and isinstance(value.get("press"), str):
@@ -206,8 +206,8 @@ def _inner(value: Any, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def effective(library: ModuleType, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """All plain arguments, defaults included, of a press and of those that it is made of; whole numbers given for real
-    ones are real."""
+    """Return all plain arguments, defaults included, of a press and of presses in it; whole numbers given for real ones
+    become real."""
     effective_args: dict[str, Any] = {}
     for key, parameter in inspect.signature(presses(library)[name]).parameters.items():
         default = parameter.default
@@ -224,7 +224,7 @@ def effective(library: ModuleType, name: str, args: Mapping[str, Any]) -> dict[s
 
 
 def chain(library: ModuleType, made: Any) -> list[Any]:
-    """A press, the press that it works on, and so on to the one that scores by itself."""
+    """Return a press, the press that it wraps, and so on to the one that scores by itself."""
     wrapped = [made]
     while isinstance(getattr(wrapped[-1], "press", None), library.BasePress):
         wrapped.append(wrapped[-1].press)

@@ -1,4 +1,4 @@
-"""Prompts while they are prefilled: what hooks, listeners and forks hand to each other."""
+"""Batch of prompts while it is prefilled, as hooks, listeners and forks share it."""
 
 from __future__ import annotations
 

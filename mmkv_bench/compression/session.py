@@ -210,8 +210,11 @@ class Session:
 
     # ------------------------------------------------------------------ one prompt
     def new_cache(self, reserve: int | None = None) -> CompressedCache:
-        """An empty cache for one prompt. A fixed one must be handed to `generate(past_key_values=...)`, which decides before
-        the prefill whether it compiles; any other is made by the first forward itself."""
+        """Return an empty cache for one prompt.
+
+        A fixed one must be handed to `generate(past_key_values=...)`, which decides before the prefill whether it compiles;
+        any other is made by the first forward itself.
+        """
         kind: type[CompressedLayer] = FoldedLayer if self._packs else CompressedLayer
         if self.fixed and self.answer is None:
             kind = FixedLayer
@@ -249,7 +252,7 @@ class Session:
             self._add_types(new)
 
     def _add_types(self, new: int) -> None:
-        """Token types of the newest chunk, from the ids that the model itself was given."""
+        """Add token types of the newest chunk, from the ids that the model received."""
         ids, prompt = self._top.get("input_ids"), self.prompt
         if self.token_types is not None or ids is None or prompt is None:
             return
@@ -348,7 +351,7 @@ class Session:
 
     @property
     def filled(self) -> CompressedCache:
-        """The cache of the latest prompt."""
+        """Cache of the latest prompt."""
         assert self.cache is not None, "the prefill makes it"
         return self.cache
 

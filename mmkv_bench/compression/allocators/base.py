@@ -84,11 +84,11 @@ class Allocator(ABC):
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Names of what could not be done as the parameters ask; see ``Scorer.fallbacks``."""
+        """Names of what could not be done as configured; see ``Scorer.fallbacks``."""
         return ()
 
     def outcome(self, context: Context) -> tuple[str, ...]:
-        """More such names: what only the summaries of all layers tell, after the prompt was divided."""
+        """Further fallbacks, known from the summaries of all layers once the budget was divided."""
         return ()
 
     @abstractmethod
@@ -116,7 +116,7 @@ class Allocator(ABC):
         """
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        """Entries that one KV head of each of the given layers may hold, added up, before any score is known.
+        """Sum over the given layers of the entries that one KV head may hold, before any score is known.
 
         Args:
             budget, layers, n_layers: see ``caps``; candidates: n.

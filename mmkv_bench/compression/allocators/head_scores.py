@@ -207,7 +207,7 @@ def _caps(
 
 
 def _check(calibration: Mapping[str, Any]) -> None:
-    """Raises CalibrationError for anything but a table of finite scores that divides into KV heads."""
+    """Raise CalibrationError for anything but a table of finite scores that divides into KV heads."""
     table, heads = calibration.get("scores"), calibration.get("kv_heads")
     if (
         not isinstance(table, Sequence)

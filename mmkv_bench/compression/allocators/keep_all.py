@@ -1,4 +1,4 @@
-"""Nothing is evicted."""
+"""Allocator of the full cache: nothing is evicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same number of entries for every KV head, but none for entries that are worth nothing."""
+"""Uniform budgets that leave out entries without a positive score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A division of the budget that was measured on another prompt, imposed on this one."""
+"""Division of a budget as measured on another prompt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Replayed(Allocator):
-    """Every head gets the share of the budget that it had on another prompt, whatever this one and the weights say.
+    """Every head gets the share of the budget that it had on another prompt, whatever this prompt and the weights are.
 
     The method's own allocator does its work all the same, summaries and division, so that a timed pass takes as long; its
     division is thrown away.

@@ -1,4 +1,4 @@
-"""A cache layer whose entries carry the attention they have gathered: the state behind H2O's decoding."""
+"""Cache layer that accumulates the attention of each entry, for H2O's decoding."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AccumulatingLayer(CompressedLayer):
         return [*super().buffers(), self.gathered, self._refed]
 
     def attended(self, query: Tensor, scaling: float) -> None:
-        """Add the attention of the n newest tokens, `query [1, Hq, n, D]`, then evict what the answer's are too many."""
+        """Add the attention of the n newest tokens, `query [1, Hq, n, D]`, then evict one entry per surplus answer token."""
         n = query.shape[2]
         self._admit(n)
         first = self.seen - n

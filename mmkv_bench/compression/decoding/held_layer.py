@@ -1,4 +1,4 @@
-"""A cache layer that keeps its size while decoding: the storage behind fixed-distance eviction and a sliding window."""
+"""Cache layer that keeps its size while decoding, for fixed-distance eviction and a sliding window."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class HeldLayer(CompressedLayer):
         self._evicted = [0] * len(kept)
 
     def held(self) -> list[int]:
-        """Entries per head at this moment."""
+        """Current entries per head."""
         fed = self.seen - self.acts_from
         return [before + fed - gone for before, gone in zip(self._before, self._evicted, strict=True)]
 
@@ -66,7 +66,7 @@ class HeldLayer(CompressedLayer):
         ]
 
     def _evict(self, due: list[bool]) -> None:
-        """Take one entry from every head that is due; the others keep all of theirs."""
+        """Remove one entry from every head that is due."""
         held = self.held()
         slots = [
             self.stored - count + self.policy.slot(count, start) for count, start in zip(held, self._start, strict=True)

@@ -1,4 +1,4 @@
-"""A cache layer whose older entries are packed: the storage behind KIVI."""
+"""Cache layer whose older entries are packed, for KIVI."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class QuantisedLayer(CompressedLayer):
             store.flush(self._excess(store, store.left))
 
     def _excess(self, store: _Store, left: list[int]) -> list[int]:
-        """Tokens of each head that are to be quantised where so many stand in full precision: keys in whole residuals."""
+        """Return the tokens of each head to quantise, of those in full precision: keys in whole residuals."""
         residual = self.policy.residual
         return [count // residual * residual if store is self._keys else max(0, count - residual) for count in left]
 
@@ -253,7 +253,7 @@ class QuantisedLayer(CompressedLayer):
 
 
 def _alike(keys: Sequence[Key]) -> list[tuple[list[int], Key]]:
-    """Rows grouped by equal keys: `[([row, ...], key), ...]`; heads that go in step are treated at once."""
+    """Group rows by equal keys, `[([row, ...], key), ...]`, so that heads with equal numbers are treated at once."""
     groups: dict[Key, list[int]] = {}
     for row, key in enumerate(keys):
         groups.setdefault(key, []).append(row)

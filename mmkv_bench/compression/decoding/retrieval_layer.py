@@ -1,4 +1,4 @@
-"""A cache layer whose dynamic heads fetch chunks from host memory at every step: the storage behind HybridKV."""
+"""Cache layer whose dynamic heads fetch chunks from host memory at every step, for HybridKV."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class RetrievalLayer(CompressedLayer):
         value: Tensor,
         mask: Tensor | None,
     ) -> dict[int, tuple[Tensor, Tensor | None]]:
-        """First head -> the kernel's output, for every run of neighbouring heads of one kind: views, nothing is copied."""
+        """Return first head -> the kernel's output, for every run of neighbouring heads of one kind, without copies."""
         visible, group = self.visible(query, mask), query.shape[1] // key.shape[1]
         outputs = {}
         for kind, heads in self.runs:

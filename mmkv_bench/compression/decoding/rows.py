@@ -1,4 +1,4 @@
-"""Several single-sequence layers, each with a policy's state of its own, decoding in one batch."""
+"""Layer of several single-sequence layers, each with its own policy state, that decode in one batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RowsLayer(CompressedLayer):
         value: Tensor,
         mask: Tensor | None,
     ) -> tuple[Tensor, None]:
-        """Row by row, as each sequence is attended to alone: nobody's entries are copied to stand beside longer ones."""
+        """Attend row by row, as to each sequence alone; no entries are copied to be padded."""
         outputs = []
         for i, (row, (own_key, own_value)) in enumerate(zip(self.rows, self._entries, strict=True)):
             own_mask = mask if mask is None or mask.shape[0] == 1 else mask[i : i + 1]

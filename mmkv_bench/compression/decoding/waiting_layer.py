@@ -1,4 +1,4 @@
-"""A cache layer that is reduced inside the first decode step: the storage behind MEDA's released timing."""
+"""Cache layer that is reduced inside the first decode step, for MEDA's released timing."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class WaitingLayer(CompressedLayer):
             self._reduce(start, query[0, :, -1:], scaling)
 
     def _reduce(self, start: Waiting, query: Tensor, scaling: float) -> None:
-        """Keep what the method keeps of everything stored. query: `[Hq, 1, D]` of the newest token."""
+        """Reduce the layer as the method does. query: `[Hq, 1, D]` of the newest token."""
         policy, total = self._policy, self.stored
         scores = column_sums(query, self.keys[0], scaling, total - 1)
         before, types = start.scores, start.context.types

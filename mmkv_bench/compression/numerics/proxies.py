@@ -100,7 +100,7 @@ def adjusted_mass(
     anchor: Tensor | None = None,
     rounding: torch.dtype | None = None,
 ) -> Iterator[Tensor]:
-    """``group_mass`` with what a release does to it before the votes are cast.
+    """Yield ``group_mass`` as a release changes it before the votes are cast.
 
     Args:
         query, key, scaling, groups, per_query_head, rounding: see ``group_mass``.

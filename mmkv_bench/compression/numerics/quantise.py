@@ -45,7 +45,7 @@ class Packed:
 
 
 def check_group(bits: int, group: int) -> None:
-    """Raises ConfigError unless a group of ``group`` numbers of ``bits`` bits fills whole bytes."""
+    """Raise ConfigError unless a group of ``group`` numbers of ``bits`` bits fills whole bytes."""
     if bits not in BITS:
         raise ConfigError(f"bits is {bits}; allowed: {', '.join(map(str, BITS))} bits per number; choose one")
     least = 8 // bits

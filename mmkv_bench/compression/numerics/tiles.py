@@ -34,7 +34,7 @@ def row_blocks(rows: int, width: int, device: torch.device) -> Iterator[tuple[in
 
 @contextmanager
 def ends_only() -> Iterator[None]:
-    """Within it the first block and the last two stand for all of a pass: for who counts what one takes and wants no result.
+    """Skip all but the first and the last two blocks of a pass, to count its memory without its result.
     All blocks are alike but for the keys that they see, and the last one may be short."""
     token = _ends_only.set(True)
     try:

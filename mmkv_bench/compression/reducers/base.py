@@ -27,7 +27,7 @@ class Reducer(ABC):
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Names of what could not be done as the parameters ask; see ``Scorer.fallbacks``."""
+        """Names of what could not be done as configured; see ``Scorer.fallbacks``."""
         return ()
 
     @abstractmethod

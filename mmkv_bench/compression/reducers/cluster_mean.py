@@ -1,4 +1,4 @@
-"""Means of clusters of entries: what all reducers that merge by plain averaging share."""
+"""Means of clusters of entries, for all reducers that merge by averaging."""
 
 from __future__ import annotations
 

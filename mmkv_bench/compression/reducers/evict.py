@@ -1,4 +1,4 @@
-"""Eviction: what is not selected is gone."""
+"""Eviction: entries that are not selected are dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LOOK-M's and MEDA's merging: what an evicted token knew goes into the kept entry that is most like it."""
+"""Merging of LOOK-M and MEDA: an evicted entry is merged into the most similar kept one."""
 
 from __future__ import annotations
 

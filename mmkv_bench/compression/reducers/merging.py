@@ -1,4 +1,4 @@
-"""A reducer chosen by name, for methods whose merging is one of their parameters."""
+"""Reducer chosen by name, for methods whose merging is a parameter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METRICS = {"none": Evict(), "position": PositionMerge(), "feature": FeatureMerge
 
 @dataclass(frozen=True)
 class Merging(Reducer):
-    """PrefixKV's table 12: what becomes of the pruned entries.
+    """Merging of pruned entries by name (PrefixKV's table 12).
 
     Args:
         metric: "none": evicted (``Evict``); "position": averaged into the nearest kept entry (``PositionMerge``);

@@ -1,4 +1,4 @@
-"""The control without the image: text entries, the latest first."""
+"""Control without the image: text entries, the latest first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expected Attention: what queries drawn like the prompt's would look at from later positions."""
+"""Expected Attention: attention of queries drawn like the prompt's, from later positions."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class PressScorer(Scorer):
         return obs.memo(("kvpress", *self.key(budget, obs.length), seed), ask)
 
     def _ask(self, obs: Observation, made: Any, seed: int) -> Tensor:
-        """Float32 ``[Hkv,T]``: what a press's own `score` says."""
+        """Return the press's own `score`, float32 ``[Hkv,T]``."""
         import torch
 
         cos, sin = (part[None].to(obs.states.dtype) for part in obs.rotation)
@@ -162,7 +162,7 @@ class PressScorer(Scorer):
 
 
 def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts that a press decides of `method=kvpress`: the scorer, and the allocator of a press that divides the budget.
+    """Build the parts that a press decides of `method=kvpress`: the scorer, and the allocator of a press that divides the budget.
 
     Args:
         plain: the method's effective node.

@@ -1,4 +1,4 @@
-"""LastAttn: what the last query of the prompt looks at."""
+"""LastAttn: attention of the prompt's last query."""
 
 from __future__ import annotations
 

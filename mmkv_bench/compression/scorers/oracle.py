@@ -1,4 +1,4 @@
-"""Oracle: what the full cache's own answer will look at. It cheats, and is a ceiling."""
+"""Oracle: attention of the full cache's own answer. It cheats, and is a ceiling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control that shows smaller pictures: it scores nothing."""
+"""Control that shows smaller pictures; it scores nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control: entries kept at random."""
+"""Control: entries kept at random."""
 
 from __future__ import annotations
 

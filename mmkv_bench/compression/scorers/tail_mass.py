@@ -1,4 +1,4 @@
-"""MadaKV: what a few proxy queries at the end of the prompt look at."""
+"""MadaKV: attention of a few proxy queries at the end of the prompt."""
 
 from __future__ import annotations
 

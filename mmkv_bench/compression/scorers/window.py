@@ -1,4 +1,4 @@
-"""SnapKV: what the last queries of the prompt look at."""
+"""SnapKV: attention of the prompt's last queries."""
 
 from __future__ import annotations
 
