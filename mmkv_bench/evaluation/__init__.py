@@ -4,14 +4,7 @@ Only `harness.py` imports lmms-eval, and only when a function needs it: importin
 """
 
 from mmkv_bench.evaluation.captions import release
-from mmkv_bench.evaluation.content import (
-    confirm,
-    files_as_scored,
-    fingerprint,
-    inputs_of,
-    scorer_digest,
-    scorer_files,
-)
+from mmkv_bench.evaluation.content import confirm, files_as_scored, fingerprint, inputs_of, scorer_digest, scorer_files
 from mmkv_bench.evaluation.contract import Answer, CellScores, Request, SampleRef, SampleScore
 from mmkv_bench.evaluation.documents import forget_changed, generation_settings, prepare, sample_refs
 from mmkv_bench.evaluation.environment import go_offline

@@ -113,12 +113,7 @@ def _reference(task: Any, doc: Any) -> str | None:
 
 
 def _request(
-    spec: TaskSpec,
-    docs: Documents,
-    ref: SampleRef,
-    instance: Instance,
-    settings: dict[str, Any],
-    memory: Memory | None,
+    spec: TaskSpec, docs: Documents, ref: SampleRef, instance: Instance, settings: dict[str, Any], memory: Memory | None
 ) -> Request:
     _, doc_to_messages, _, doc_id, _, split = instance.args
     prompt, error = Conversation([], [], []), None

@@ -173,9 +173,7 @@ class _Packing:
         rows = (group for path in parts for group in self._groups(path))
         with regrouped(self._store.root / self._table, SCHEMAS[self._table], rows, cells) as found:
             yield lambda names: newest(
-                pa.concat_tables(
-                    [self._store.read(self._table, lambda: kept, columns, set(names)), found.of(names)],
-                )
+                pa.concat_tables([self._store.read(self._table, lambda: kept, columns, set(names)), found.of(names)])
             )
 
     def _groups(self, path: Path) -> Iterator[pa.Table]:

@@ -184,11 +184,7 @@ def _timing_rules(row: Mapping[str, Any]) -> None:
         )
 
 
-_RULES = {
-    "responses": _response_rules,
-    "cells": _cell_rules,
-    "timings": _timing_rules,
-}
+_RULES = {"responses": _response_rules, "cells": _cell_rules, "timings": _timing_rules}
 
 
 ROW_DIGEST = "row_digest"

@@ -166,10 +166,7 @@ class Store(StoreFolder):
         scores.forget(self, samples)
 
     def write_scores(
-        self,
-        blocks: Iterable[pa.Table],
-        metrics_of: Callable[[pa.Table], pa.Table],
-        beside: Collection[str] = (),
+        self, blocks: Iterable[pa.Table], metrics_of: Callable[[pa.Table], pa.Table], beside: Collection[str] = ()
     ) -> None:
         """Replace the sample and metric rows of cells, of more than memory holds at a time.
 

@@ -26,9 +26,10 @@ from store_examples import (
 )
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store.schema import COLUMNS, FALLBACKS, RESPONSES, SCHEMAS, markdown
+from mmkv_bench.store.schema import COLUMNS, FALLBACKS, RESPONSES, SCHEMAS
 from mmkv_bench.store.store import Store
 from tests.each import each
+from tools.rows_page import PAGE, markdown
 
 
 @settings(max_examples=25, deadline=None)
@@ -193,4 +194,4 @@ def test_every_fallback_of_a_built_in_part_is_documented():
 
 
 def test_the_page_of_rows_is_what_the_schema_prints():
-    assert (Path(__file__).parents[2] / "docs" / "rows.md").read_text() == markdown() + "\n"
+    assert PAGE.read_text() == markdown() + "\n"
