@@ -73,7 +73,7 @@ class Checksums:
         known = self.remembered(file)
         if known is not None:
             return known
-        checksum = _sha256(file)
+        checksum = file_sha256(file)
         if state_of(file) != state:
             raise ConfigError(f"{file} changed while its checksum was made; start the run when it is written")
         if state.settled:
@@ -96,6 +96,7 @@ class Checksums:
             return
 
 
-def _sha256(file: Path) -> str:
+def file_sha256(file: Path) -> str:
+    """Sha256 (hex) of a file's content, read now."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

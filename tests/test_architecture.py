@@ -30,7 +30,7 @@ ARROWS = {
     "judging": {"config"},
     "families": {"protocols"},
     "models": {"checksums", "config", "deadline", "devices", "families", "file_state"},
-    "store": {"devices", "file_state"},
+    "store": {"checksums", "devices", "file_state"},
     "datasets": {"file_state", "judging", "tiny"},
     "generation": {"families", "models", "compression", "devices", "protocols", "store"},
     "tables": {"config", "protocols", "statistics", "store"},

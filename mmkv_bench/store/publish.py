@@ -12,27 +12,39 @@ import hashlib
 import json
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
+from mmkv_bench.checksums import file_sha256
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.store.files import MARK, check_folder, disk_errors, remove_stale, write_bytes, write_whole
 from mmkv_bench.store.folder import StoreFolder
 from mmkv_bench.store.schema import SCHEMAS
 
-PUBLISHED = tuple(
-    table for table in SCHEMAS if table != "prompts"
-)  # questions are their datasets', which have licences
+PUBLISHED = tuple(table for table in SCHEMAS if table != "prompts")
+"""Tables that are published; questions are their datasets', which have licences."""
 MANIFEST = "manifest.json"
 FORMAT = "mmkv_bench rows 1"
 _PATH = re.compile(rf"{re.escape(MARK)}|({'|'.join(PUBLISHED)})/[A-Za-z0-9_][A-Za-z0-9_.-]*\.parquet")
 """All names that a manifest may hold: no absolute one, none that leads out of its folder, none that is hidden."""
+CHUNK = 1 << 20
+"""Bytes of a file that are in memory at a time."""
+TIMEOUTS = (20.0, 60.0)
+"""Seconds to reach a server, and seconds without a byte."""
+SLOWEST, PATIENCE_S = 1024, 60.0
+"""Bytes per second, over all that has come, below which a file is given up after so many seconds."""
+LARGEST_MANIFEST = 16 << 20
+_HUB = re.compile(r"hf://datasets/(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^/@]+))?(/(?P<folder>.+))?")
+_AGAIN = "run the same command again: files that are there stay"
+_DAMAGED = (
+    "it was damaged on its way or replaced; nothing of it was kept, files that are right stay. Run the same command again, and "
+    "ask who published it if that does not help"
+)
 
 
 @dataclass(frozen=True)
@@ -45,12 +57,12 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """As it is published."""
+        """The name of the published file."""
         return self.path.replace("/", "-")
 
 
 def check_empty(folder: Path) -> None:
-    """Raises ConfigError where something is already: asked before packing, which cannot be taken back."""
+    """Raise ConfigError where the folder holds something: checked before packing, which cannot be taken back."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         left = folder.is_dir() and not (folder / MANIFEST).exists() and (folder / MARK).exists()
         why = f" and has no {MANIFEST}: a --publish that was ended early left it; remove it, or" if left else ";"
@@ -58,10 +70,10 @@ def check_empty(folder: Path) -> None:
 
 
 def publish(store: StoreFolder, folder: Path) -> str:
-    """Copies a packed store into a new folder, flat, with its manifest.
+    """Copy a packed store into a new folder, flat, with its manifest.
 
     Args:
-        folder: is made; files of others in it would be published as well, so it must be empty.
+        folder: made here. It must be empty, as files of others in it would be published as well.
 
     Returns:
         The manifest's sha256: whoever has it from a trusted place can check all rows by it.
@@ -85,16 +97,90 @@ def publish(store: StoreFolder, folder: Path) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def entries_of(text: bytes, where: str) -> list[Entry]:
+@dataclass(frozen=True)
+class Place:
+    """Published files by name.
+
+    Attributes:
+        shown: the address for people, without what may be secret in it.
+        chunks: gives the bytes of a file. Raises StoreError where it is not there, or cannot be read to its end.
+    """
+
+    shown: str
+    chunks: Callable[[str], Iterator[bytes]]
+
+
+def place(address: str) -> Place:
+    """Open an address: a folder, its manifest, file://, http://, https:// or hf://datasets/owner/name[@revision][/folder].
+
+    Raises:
+        ConfigError: none of these.
+    """
+    parts = urlsplit(address)
+    if parts.scheme in ("http", "https") and parts.hostname:
+        parts = parts._replace(path=parts.path.removesuffix(f"/{MANIFEST}").rstrip("/"), fragment="")
+        shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
+        return Place(shown, partial(_from_web, parts, shown))
+    if parts.scheme == "hf":
+        return Place(address, partial(_from_hub, _hub_folder(address), address))
+    path = Path(unquote(parts.path)) if parts.scheme == "file" else Path(address).expanduser()
+    folder = path.parent if path.name == MANIFEST else path
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{address} is no folder; allowed: a folder that holds {MANIFEST}, an address (https://..., "
+            "hf://datasets/<owner>/<name>[@revision][/folder]), or that of the manifest itself"
+        )
+    return Place(str(folder), partial(_from_folder, folder))
+
+
+def fetch(
+    source: Place, out: Path, sha256: str | None = None, say: Callable[[str], None] = lambda line: None
+) -> tuple[int, int]:
+    """Fetch what `source` publishes into `out`; files that are there and right are not fetched again.
+
+    Args:
+        sha256: the manifest's, as `publish` returned it; None: its checksums are trusted.
+        say: called with a line for each file.
+
+    Returns:
+        How many files were fetched, and how many were there.
+
+    Raises:
+        ConfigError: `out` holds other rows, or has no room.
+        StoreError: the manifest or a file is missing, cannot be had, or is not what its checksum says.
+    """
+    where = f"{source.shown}/{MANIFEST}"
+    text = b""
+    for piece in source.chunks(MANIFEST):
+        text += piece
+        if len(text) > LARGEST_MANIFEST:
+            raise StoreError(f"{where} is larger than any manifest; give the folder or address of published rows")
+    if sha256 is not None and hashlib.sha256(text).hexdigest() != sha256.lower():
+        raise StoreError(f"{where} has sha256 {hashlib.sha256(text).hexdigest()}, not {sha256}; nothing was fetched")
+    entries = _entries(text, where)
+    missing = _missing(entries, out)
+    if missing:
+        check_folder(out, sum(entry.bytes for entry in missing) + (1 << 20))
+    for number, entry in enumerate(missing, 1):
+        say(f"{number} of {len(missing)}: {entry.path}, {entry.bytes / 2**20:.1f} MiB")
+        target = out / entry.path
+        with disk_errors("fetching", out):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            remove_stale(target.parent)
+            write_whole(target, partial(_write, source, entry))
+    return len(missing), len(entries) - len(missing)
+
+
+def _entries(text: bytes, where: str) -> list[Entry]:
     """The files of a manifest, `store.json` last: a store that is not whole yet has none and does not open.
 
     Raises:
-        StoreError: it is no manifest, of another format, or names a file that no store has.
+        StoreError: no manifest, another format, or a file that no store has.
     """
     try:
         content = json.loads(text)
         kind = content["format"]
-        files = [] if kind != FORMAT else [_entry(file) for file in content["files"]]
+        entries = [] if kind != FORMAT else [_entry(file) for file in content["files"]]
     except (ValueError, TypeError, KeyError, AttributeError) as problem:
         raise StoreError(
             f"{where} is no manifest of published rows ({type(problem).__name__}: {problem}); `mmkv-bench pack <rows> "
@@ -104,10 +190,10 @@ def entries_of(text: bytes, where: str) -> list[Entry]:
         raise StoreError(
             f"{where} is of format {kind!r}; this version reads {FORMAT!r}; fetch with the version that wrote it"
         )
-    paths = [file.path for file in files]
+    paths = [entry.path for entry in entries]
     if len({*paths}) != len(paths) or MARK not in paths:
         raise StoreError(f"{where} names a file twice or lacks {MARK}; nothing was fetched; ask who published it")
-    return sorted(files, key=lambda file: (file.path == MARK, file.path))
+    return sorted(entries, key=lambda entry: (entry.path == MARK, entry.path))
 
 
 def _entry(file: Any) -> Entry:
@@ -121,113 +207,76 @@ def _entry(file: Any) -> Entry:
     return Entry(path, size, digest)
 
 
-# bytes that are held at a time
-CHUNK = 1 << 20
-TIMEOUTS = (20.0, 60.0)
-"""Seconds to reach a server, and seconds without a byte."""
-SLOWEST, PATIENCE_S = 1024, 60.0
-"""Bytes per second, over all that has come, below which a file is given up after so many seconds."""
-_HUB = re.compile(r"hf://datasets/(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^/@]+))?(/(?P<folder>.+))?")
+def _missing(entries: Sequence[Entry], out: Path) -> list[Entry]:
+    """Entries that `out` lacks. Raises ConfigError for a file of the same name with other content, and for other rows."""
+    todo = "name another folder, or move that one away"
+    paths = {entry.path for entry in entries}
+    for table in ("journal", *SCHEMAS):
+        for path in sorted((out / table).glob("*")):
+            if not path.name.startswith(".") and path.relative_to(out).as_posix() not in paths:
+                raise ConfigError(f"{path} is not part of what is fetched: {out} holds other rows; {todo}")
+    missing = []
+    for entry in entries:
+        path = out / entry.path
+        if not path.exists():
+            missing.append(entry)
+        elif path.stat().st_size != entry.bytes or file_sha256(path) != entry.sha256:
+            raise ConfigError(f"{path} is there with other content than {entry.path} of what is fetched; {todo}")
+    return missing
 
 
-class Place(ABC):
-    """Files by name.
-
-    Attributes:
-        shown: the address for people, without what may be secret in it.
-    """
-
-    shown: str
-
-    @abstractmethod
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """The bytes of a file.
-
-        Raises:
-            StoreError: it is not there, or cannot be read to its end.
-        """
+def _write(source: Place, entry: Entry, stream: BinaryIO) -> None:
+    """Write one file; an exception leaves nothing of it behind."""
+    shown, digest, size = f"{source.shown}/{entry.name}", hashlib.sha256(), 0
+    for piece in source.chunks(entry.name):
+        size += len(piece)
+        if size > entry.bytes:
+            break
+        digest.update(piece)
+        stream.write(piece)
+    if size != entry.bytes:
+        got = "more" if size > entry.bytes else f"{size:,}"
+        raise StoreError(f"{shown} should have {entry.bytes:,} bytes and has {got}; {_DAMAGED}")
+    if digest.hexdigest() != entry.sha256:
+        raise StoreError(f"{shown} has sha256 {digest.hexdigest()} where the manifest says {entry.sha256}; {_DAMAGED}")
 
 
-def place(address: str) -> Place:
-    """What an address names: a folder, its manifest, file://, http://, https:// or hf://datasets/owner/name[@revision][/folder].
+def _from_folder(folder: Path, name: str) -> Iterator[bytes]:
+    try:
+        with open(folder / name, "rb") as stream:
+            while data := stream.read(CHUNK):
+                yield data
+    except FileNotFoundError:
+        raise StoreError(f"{folder} holds no {name}") from None
+    except OSError as problem:
+        raise StoreError(f"{folder / name} cannot be read: {problem.strerror or problem}") from problem
 
-    Raises:
-        ConfigError: none of these.
-    """
-    parts = urlsplit(address)
-    if parts.scheme in ("http", "https") and parts.hostname:
-        return Web(address)
-    if parts.scheme == "hf":
-        return Hub(address)
-    path = Path(unquote(parts.path)) if parts.scheme == "file" else Path(address).expanduser()
-    folder = path.parent if path.name == MANIFEST else path
-    if not folder.is_dir():
+
+def _from_web(parts: SplitResult, shown: str, name: str) -> Iterator[bytes]:
+    """A file of a web server's folder; what follows a question mark in the address is sent with every name."""
+    yield from _received(urlunsplit(parts._replace(path=f"{parts.path}/{quote(name)}")), f"{shown}/{name}")
+
+
+def _hub_folder(address: str) -> tuple[str, str, str]:
+    """Repository, revision and folder with its slash. Raises ConfigError for another address."""
+    parts = _HUB.fullmatch(address.removesuffix(f"/{MANIFEST}").rstrip("/"))
+    if parts is None:
         raise ConfigError(
-            f"{address} is no folder; allowed: a folder that holds {MANIFEST}, an address (https://..., "
-            "hf://datasets/<owner>/<name>[@revision][/folder]), or that of the manifest itself"
+            f"{address} is no dataset of the hub; allowed: hf://datasets/<owner>/<name>[@revision][/folder]"
         )
-    return Folder(folder)
+    return parts["repository"], parts["revision"] or "main", f"{parts['folder']}/" if parts["folder"] else ""
 
 
-class Folder(Place):
-    """A folder of this machine."""
+def _from_hub(place: tuple[str, str, str], shown: str, name: str) -> Iterator[bytes]:
+    """A file of a dataset's repository; the login of `hf auth login` is sent to the hub, where there is one."""
+    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.shown = folder, str(folder)
-
-    def chunks(self, name: str) -> Iterator[bytes]:
-        try:
-            with open(self.folder / name, "rb") as stream:
-                yield from _pieces(stream)
-        except FileNotFoundError:
-            raise StoreError(f"{self.shown} holds no {name}") from None
-        except OSError as problem:
-            raise StoreError(f"{self.folder / name} cannot be read: {problem.strerror or problem}") from problem
-
-
-class Web(Place):
-    """A folder of a web server; what follows a question mark in its address is sent with every name."""
-
-    def __init__(self, address: str) -> None:
-        self._parts = urlsplit(address)
-        folder = self._parts.path.removesuffix(f"/{MANIFEST}").rstrip("/")
-        self._parts = self._parts._replace(path=folder, fragment="")
-        host = self._parts.netloc.rpartition("@")[2]
-        self.shown = urlunsplit((self._parts.scheme, host, folder, "", ""))
-
-    def chunks(self, name: str) -> Iterator[bytes]:
-        yield from _received(
-            urlunsplit(self._parts._replace(path=f"{self._parts.path}/{quote(name)}")), f"{self.shown}/{name}"
-        )
-
-
-class Hub(Place):
-    """A folder of a dataset's repository; a login of `hf auth login` is sent to the hub, where there is one."""
-
-    def __init__(self, address: str) -> None:
-        found = _HUB.fullmatch(address.removesuffix(f"/{MANIFEST}").rstrip("/"))
-        if found is None:
-            raise ConfigError(
-                f"{address} is no dataset of the hub; allowed: hf://datasets/<owner>/<name>[@revision][/folder]"
-            )
-        self._repository, self._folder = found["repository"], found["folder"]
-        self._revision = found["revision"] or "main"
-        self.shown = address
-
-    def chunks(self, name: str) -> Iterator[bytes]:
-        from huggingface_hub import constants, hf_hub_url
-        from huggingface_hub.utils import build_hf_headers
-
-        if constants.HF_HUB_OFFLINE:
-            raise StoreError(f"{self.shown} cannot be asked: HF_HUB_OFFLINE is set; unset it, or give a folder")
-        inside = f"{self._folder}/{name}" if self._folder else name
-        url = hf_hub_url(self._repository, inside, repo_type="dataset", revision=self._revision)
-        yield from _received(url, f"{self.shown}/{name}", build_hf_headers())
-
-
-def _pieces(stream: BinaryIO) -> Iterator[bytes]:
-    while data := stream.read(CHUNK):
-        yield data
+    if constants.HF_HUB_OFFLINE:
+        raise StoreError(f"{shown} cannot be read: HF_HUB_OFFLINE is set; unset it, or give a folder")
+    repository, revision, folder = place
+    url = hf_hub_url(repository, f"{folder}{name}", repo_type="dataset", revision=revision)
+    yield from _received(url, f"{shown}/{name}", build_hf_headers())
 
 
 def _received(url: str, shown: str, headers: dict[str, str] | None = None) -> Iterator[bytes]:
@@ -252,120 +301,29 @@ def _received(url: str, shown: str, headers: dict[str, str] | None = None) -> It
             if waited > PATIENCE_S and received < SLOWEST * waited:
                 raise StoreError(
                     f"{shown}: {received:,} bytes came in {waited:.0f} s, less than {SLOWEST:,} a second; check the network, and "
-                    "run the same command again: files that are there stay"
+                    f"{_AGAIN}"
                 )
             yield piece
 
 
 @contextmanager
 def _network(shown: str) -> Iterator[None]:
-    """requests' own words hold the whole address and what it was sent with."""
+    """Raise a StoreError without the words of requests, which hold the whole address and what was sent with it."""
     import requests
     from urllib3 import exceptions
 
     try:
         yield
     except (requests.RequestException, exceptions.HTTPError) as problem:
-        said = {
-            requests.exceptions.SSLError: "its certificate is not accepted",
-            requests.Timeout: "it did not answer in time",
-            exceptions.ReadTimeoutError: "it did not answer in time",
-        }
-        why = next(
-            (words for kind, words in said.items() if isinstance(problem, kind)), "it cannot be reached, or hung up"
-        )
+        if isinstance(problem, requests.exceptions.SSLError):
+            why = "its certificate is not accepted"
+        elif isinstance(problem, requests.Timeout | exceptions.ReadTimeoutError):
+            why = "it did not answer in time"
+        else:
+            why = "it cannot be reached, or hung up"
         raise StoreError(
-            f"{shown}: {why} ({type(problem).__name__}); check the address and the network, and run the same command again: "
-            "files that are there stay"
+            f"{shown}: {why} ({type(problem).__name__}); check the address and the network, and {_AGAIN}"
         ) from None
 
 
 LARGEST_MANIFEST = 16 << 20
-
-
-def fetch(
-    source: Place, out: Path, sha256: str | None = None, say: Callable[[str], None] = lambda line: None
-) -> tuple[int, int]:
-    """Fetches what `source` publishes into `out`. What is there already and right is not fetched again.
-
-    Args:
-        sha256: the manifest's, as `publish` returned it; None: its checksums are taken as they come.
-        say: is told of each file.
-
-    Returns:
-        How many files were fetched, and how many were there.
-
-    Raises:
-        ConfigError: `out` holds other rows, or has no room.
-        StoreError: the manifest or a file is missing, cannot be had, or is not what its checksum says.
-    """
-    where = f"{source.shown}/{MANIFEST}"
-    text = _manifest(source, where)
-    if sha256 is not None and hashlib.sha256(text).hexdigest() != sha256.lower():
-        raise StoreError(f"{where} has sha256 {hashlib.sha256(text).hexdigest()}, not {sha256}; nothing was fetched")
-    entries = entries_of(text, where)
-    missing = _missing(entries, out)
-    if missing:
-        check_folder(out, sum(entry.bytes for entry in missing) + (1 << 20))
-    for number, entry in enumerate(missing, 1):
-        say(f"{number} of {len(missing)}: {entry.path}, {entry.bytes / 2**20:.1f} MiB")
-        target = out / entry.path
-        with disk_errors("fetching", out):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            remove_stale(target.parent)
-            write_whole(target, partial(_write, source, entry))
-    return len(missing), len(entries) - len(missing)
-
-
-def _manifest(source: Place, where: str) -> bytes:
-    text = b""
-    for piece in source.chunks(MANIFEST):
-        text += piece
-        if len(text) > LARGEST_MANIFEST:
-            raise StoreError(f"{where} is larger than any manifest; give the folder or address of published rows")
-    return text
-
-
-def _missing(entries: Sequence[Entry], out: Path) -> list[Entry]:
-    """Entries that `out` lacks; a file of the same name with other content, or rows besides, are refused."""
-    todo = "name another folder, or move that one away"
-    wanted = {entry.path for entry in entries}
-    for table in ("journal", *SCHEMAS):
-        for path in sorted((out / table).glob("*")):
-            if not path.name.startswith(".") and path.relative_to(out).as_posix() not in wanted:
-                raise ConfigError(f"{path} is not part of what is fetched: {out} holds other rows; {todo}")
-    missing = []
-    for entry in entries:
-        path = out / entry.path
-        if not path.exists():
-            missing.append(entry)
-        elif path.stat().st_size != entry.bytes or _digest(path) != entry.sha256:
-            raise ConfigError(f"{path} is there with other content than {entry.path} of what is fetched; {todo}")
-    return missing
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _write(source: Place, entry: Entry, stream: BinaryIO) -> None:
-    """Writes one file; an exception leaves nothing of it behind."""
-    shown, digest, size = f"{source.shown}/{entry.name}", hashlib.sha256(), 0
-    for piece in source.chunks(entry.name):
-        size += len(piece)
-        if size > entry.bytes:
-            break
-        digest.update(piece)
-        stream.write(piece)
-    if size != entry.bytes:
-        more = "more" if size > entry.bytes else f"{size:,}"
-        raise StoreError(f"{shown} should have {entry.bytes:,} bytes and has {more}; {_AGAIN}")
-    if digest.hexdigest() != entry.sha256:
-        raise StoreError(f"{shown} has sha256 {digest.hexdigest()} where the manifest says {entry.sha256}; {_AGAIN}")
-
-
-_AGAIN = (
-    "it was damaged on its way or replaced; nothing of it was kept, files that are right stay. Run the same command again, and "
-    "ask who published it if that does not help"
-)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.client
 import importlib.util
 import json
 import logging
@@ -31,11 +30,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import SplitResult, urlsplit
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
-from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.cell_rows import redact
 from mmkv_bench.store.files import lock_held
 from mmkv_bench.store.wandb_process import begin_anew
@@ -61,7 +63,7 @@ def check_online(timeout_s: float = 3.0) -> None:
         return
     problems: list[Exception] = []
     # In a thread, because no socket timeout bounds name resolution; a daemon, so that it never holds the process.
-    thread = threading.Thread(target=_ask, args=(url, timeout_s, problems), daemon=True)
+    thread = threading.Thread(target=_ask, args=(url.geturl(), timeout_s, problems), daemon=True)
     thread.start()
     thread.join(timeout_s + 0.5)
     problem = problems[0] if problems else f"no answer in {timeout_s:g} s" if thread.is_alive() else None
@@ -69,23 +71,17 @@ def check_online(timeout_s: float = 3.0) -> None:
         raise ConfigError(f"logger.mode=online but {url.hostname} cannot be reached ({problem}). {_OFFLINE}")
 
 
-def _ask(url: SplitResult, timeout_s: float, problems: list[Exception]) -> None:
-    """Any HTTP answer will do; a server that accepts connections and stays silent makes wandb hang just as well."""
-    host = url.hostname or ""
+def _ask(url: str, timeout_s: float, problems: list[Exception]) -> None:
+    """Send a request and keep what went wrong. Any HTTP answer will do; a server that accepts connections and stays silent makes
+    wandb hang just as well."""
+    unverified = ssl.create_default_context()  # nothing is sent, and wandb itself checks certificates by its own rules
+    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
     try:
-        if url.scheme == "http":
-            connection = http.client.HTTPConnection(host, url.port, timeout=timeout_s)
-        else:
-            # Only whether somebody answers: nothing is sent, and wandb itself checks certificates by its own rules.
-            unverified = ssl.create_default_context()
-            unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
-            connection = http.client.HTTPSConnection(host, url.port, timeout=timeout_s, context=unverified)
-        try:
-            connection.request("HEAD", "/")
-            connection.getresponse()
-        finally:
-            connection.close()
-    except (OSError, http.client.HTTPException) as problem:
+        with urlopen(Request(url, method="HEAD"), timeout=timeout_s, context=unverified):  # noqa: S310 - check_online lets http and https through
+            pass
+    except HTTPError:
+        pass
+    except (OSError, HTTPException) as problem:
         problems.append(problem)
 
 
@@ -100,7 +96,6 @@ def _has_key(netloc: str) -> bool:
 
 log = logging.getLogger(__name__)
 
-MODES = ("offline", "online")
 WAITING = 1000
 """Steps that may wait for wandb; further ones are left out."""
 PATIENCE_S = 15.0
@@ -108,15 +103,21 @@ PATIENCE_S = 15.0
 COMMAND = (sys.executable, "-m", "mmkv_bench.store.wandb_process")
 
 
-class Tracker(Protocol):
+class Tracker:
+    """A viewer of one run."""
+
     def start(self, config: Mapping[str, Any]) -> None:
-        """Opens the run with the resolved configuration (secrets are redacted)."""
+        """Open the run with the resolved configuration (secrets are redacted)."""
 
     def log(self, values: Mapping[str, float]) -> None:
-        """One step of numbers, normally `RunningMeans.add` of a sample's values."""
+        """Show one step of numbers, normally `RunningMeans.add` of a sample's values."""
 
     def finish(self, failed: bool = False) -> None:
-        """Closes the run."""
+        """Close the run."""
+
+
+class NoTracker(Tracker):
+    """Tracks nothing."""
 
 
 class RunningMeans:
@@ -135,38 +136,16 @@ class RunningMeans:
 
 
 def tracker(config: Mapping[str, Any], root: Path | str) -> Tracker:
-    """The tracker `config` asks for: `name` (none | wandb), and for wandb `mode`, `project`, `entity`, `group`, `run`,
-    `shard` (part of the run's id).
+    """The tracker of a configuration: `name` (none | wandb), and for wandb the keywords of `WandbTracker`.
 
-    Raises ConfigError for anything else, and at once, before any work, when mode=online cannot work.
+    Raises:
+        ConfigError: wandb is not installed, or mode=online cannot work; before any work.
     """
-    config = dict(config)
-    name = config.pop("name", "none") or "none"
-    if name == "none":
-        return NoTracker()
-    if name != "wandb":
-        raise ConfigError(f"logger {name!r} is not known; {nearest(str(name), ('none', 'wandb'))}")
-    allowed = ("mode", "project", "entity", "group", "run", "shard")
-    for key in config:
-        if key not in allowed:
-            raise ConfigError(f"logger.{key} is not a setting of the wandb logger; {nearest(str(key), allowed)}")
-    return WandbTracker(Path(root), **config)
+    given = dict(config)
+    return NoTracker() if given.pop("name", "none") == "none" else WandbTracker(Path(root), **given)
 
 
-class NoTracker:
-    """Tracks nothing."""
-
-    def start(self, config: Mapping[str, Any]) -> None:
-        pass
-
-    def log(self, values: Mapping[str, float]) -> None:
-        pass
-
-    def finish(self, failed: bool = False) -> None:
-        pass
-
-
-class WandbTracker:
+class WandbTracker(Tracker):
     """Writes Weights & Biases runs. A wandb that fails is warned about once and ends tracking only; a slow one holds nobody
     up."""
 
@@ -180,8 +159,6 @@ class WandbTracker:
         run: str | None = None,
         shard: str = "0of1",
     ) -> None:
-        if mode not in MODES:
-            raise ConfigError(f"logger.mode={mode!r} is not known; {nearest(str(mode), MODES)}")
         if importlib.util.find_spec("wandb") is None:
             raise ConfigError("logger=wandb needs the package wandb; install it or use logger=none")
         if mode == "online":
@@ -194,7 +171,7 @@ class WandbTracker:
         self._mail: queue.Queue[str | None] = queue.Queue(WAITING)
         self._process: subprocess.Popen[str] | None = None
         self._thread: threading.Thread | None = None
-        self._said: Path | None = None
+        self._report: Path | None = None
         self._left_out = 0
 
     def start(self, config: Mapping[str, Any]) -> None:
@@ -251,28 +228,28 @@ class WandbTracker:
         with contextlib.suppress(queue.Full):
             self._mail.put(None, timeout=1)
         self._process = self._thread = None
-        return self._told(code)
+        return self._all_sent(code)
 
-    def _told(self, code: int | None) -> bool:
-        """Say what went wrong; whether nothing did. code: of its process, None where it had not ended."""
-        said = self._said.read_text(errors="replace") if self._said is not None and self._said.exists() else ""
-        if code or said:
-            log.warning("wandb failed (%s); tracking stopped there, the store has all results", said or f"code {code}")
+    def _all_sent(self, code: int | None) -> bool:
+        """Warn of what went wrong; True where nothing did. code: of wandb's process, None where it had not ended."""
+        fault = self._report.read_text(errors="replace") if self._report is not None and self._report.exists() else ""
+        if code or fault:
+            log.warning("wandb failed (%s); tracking stopped there, the store has all results", fault or f"code {code}")
         elif code is None or self._left_out:
             log.warning(
-                "wandb was too slow: its run lacks steps (%d) or its end; the store lacks none; where it is the summary's, the "
+                "wandb was too slow: its run lacks %d steps or its end. The store has all results; if this was the summary, the "
                 "same command again writes it",
                 self._left_out,
             )
-        return code == 0 and not said and not self._left_out
+        return code == 0 and not fault and not self._left_out
 
     def _begin(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._said = self.folder / ".attempts" / f"{os.getpid()}-{time.time_ns()}.failed"
-        self._said.parent.mkdir(exist_ok=True)
+        self._report = self.folder / ".attempts" / f"{os.getpid()}-{time.time_ns()}.failed"
+        self._report.parent.mkdir(exist_ok=True)
         self._mail = queue.Queue(WAITING)
         self._process = subprocess.Popen(
-            [*COMMAND, str(self.folder), str(self._said), str(self.patience_s)],
+            [*COMMAND, str(self.folder), str(self._report), str(self.patience_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
