@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -31,11 +31,11 @@ def parquet(table: pa.Table) -> Callable[[BinaryIO], object]:
 
 
 def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
-    """A writer of response rows as they were committed, sample after sample. Many are written cell after cell, in the order
-    in which the cells came, in row groups of whole cells: who asks for neighbours then reads little more than their rows."""
+    """A writer of response rows as they were committed, sample after sample. Many rows are written cell after cell, in the order
+    in which the cells came, in row groups of whole cells: a reader of neighbouring cells then decodes little more than theirs."""
     if rows.num_rows <= ROW_GROUP:
         return parquet(rows)
-    codes = codes_of(rows["cell"].combine_chunks().dictionary_encode())  # numbered as they come
+    codes = codes_of(coded(rows["cell"]))  # numbered as they come
     order = np.argsort(codes, kind="stable")
     by_cell = rows.take(column_of(order))
     groups = [by_cell.slice(start, end - start) for start, end in runs(codes[order], ROW_GROUP)]
@@ -43,7 +43,7 @@ def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
 
 
 def runs(codes: np.ndarray, rows: int) -> list[tuple[int, int]]:
-    """Where pieces of so many rows begin and end, and more where a cell's reach further; codes: sorted, a number per cell."""
+    """Start and end of pieces of about `rows` rows that hold whole cells. codes: sorted, a number per cell."""
     ends = np.append(np.flatnonzero(np.diff(codes)) + 1, len(codes))
     cuts = ends[np.searchsorted(ends, np.arange(rows, len(codes), rows))]
     return list(pairwise(np.unique([0, *cuts.tolist(), len(codes)]).tolist()))
@@ -58,13 +58,17 @@ def load(
     coded: bool = False,
     metrics: Collection[str] | None = None,
 ) -> pa.Table:
-    """The rows of all files that `list_files` names, in the order of their names: `columns`, and of `cells` only if given, and
-    of `metrics`.
+    """Read some columns of all files that `list_files` gives, in the order of their names.
 
     File by file: as quick as a pyarrow dataset, whose import alone (it brings pandas) costs more than most reads.
-    coded: texts as dictionaries, as they stand in the files: each once, and not once per row.
-    Files that carry no digest, being older, are added to `unchecked`. Raises StoreError for a damaged or unreadable file
-    and for one of another schema version, naming it.
+
+    Args:
+        cells, metrics: only rows of these, where given.
+        unchecked: files without a digest, which are older, are added to it.
+        coded: texts as dictionaries, as they stand in the files: each once, and not once per row.
+
+    Raises:
+        StoreError: a damaged or unreadable file, or one of another schema version; names it.
     """
     schema = of_columns(table, columns, coded)
     for _ in range(_RETRIES):
@@ -78,10 +82,8 @@ def load(
 
 def of_columns(table: str, columns: Sequence[str], coded: bool = False) -> pa.Schema:
     """The schema of some columns; coded: texts are dictionaries."""
-    fields = [SCHEMAS[table].field(name) for name in columns]
-    return pa.schema(
-        [field.with_type(CODED) if coded and pa.types.is_string(field.type) else field for field in fields]
-    )
+    fields = (SCHEMAS[table].field(name) for name in columns)
+    return pa.schema([field.with_type(CODED) if coded and field.type == pa.string() else field for field in fields])
 
 
 def no_rows(schema: pa.Schema) -> pa.Table:
@@ -105,6 +107,10 @@ def numbers_of(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
     return np.frombuffer(array.buffers()[1], str(array.type))[array.offset : array.offset + len(array)]
 
 
+_NOWHERE = column_of(np.array([-1], np.int32))[0]
+"""In the place of null; `pyarrow.scalar` imports pandas (see `column_of`)."""
+
+
 def coded(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
     """A column in one piece with each of its texts once."""
     codes = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -113,14 +119,7 @@ def coded(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
 
 def codes_of(codes: pa.DictionaryArray) -> np.ndarray:
     """int64 [rows]: the place of each row's text in the dictionary, -1 for null."""
-    indices, rows = codes.indices, slice(codes.indices.offset, codes.indices.offset + len(codes))
-    if not len(codes):
-        return np.zeros(0, np.int64)
-    there, values = indices.buffers()
-    found = np.frombuffer(values, str(indices.type))[rows].astype(np.int64)
-    if indices.null_count:
-        found[np.unpackbits(np.frombuffer(there, np.uint8), bitorder="little")[rows] == 0] = -1
-    return found
+    return numbers_of(pc.fill_null(codes.indices, _NOWHERE)).astype(np.int64)
 
 
 def texts_of(values: list[str]) -> pa.Array:
@@ -131,28 +130,23 @@ def texts_of(values: list[str]) -> pa.Array:
 
 
 def is_in(column: pa.ChunkedArray, texts: pa.Array) -> pa.ChunkedArray:
-    """Which rows of a column of texts, coded or not, are among `texts`."""
+    """bool [rows]: rows of a column of texts, coded or not, that hold one of `texts`."""
     if not pa.types.is_dictionary(column.type):
         return pc.is_in(column, value_set=texts)
-    found = [pc.is_in(chunk.dictionary, value_set=texts).take(chunk.indices) for chunk in column.chunks]
-    return pa.chunked_array(found, pa.bool_())
+    chunks = [pc.is_in(chunk.dictionary, value_set=texts).take(chunk.indices) for chunk in column.chunks]
+    return pa.chunked_array(chunks, pa.bool_())
 
 
-def texts_in(column: pa.ChunkedArray, wanted: Callable[[str], bool]) -> pa.Array:
-    """bool [rows]: which texts of a coded column are `wanted`; each different one is asked about once."""
-    codes = column.combine_chunks()
-    found = np.array([wanted(text) for text in codes.dictionary.to_pylist()], bool)[numbers_of(codes.indices)]
-    return pa.Array.from_buffers(pa.bool_(), len(found), [None, pa.py_buffer(np.packbits(found, bitorder="little"))])
+def texts_in(column: pa.ChunkedArray, wanted: Callable[[str], bool]) -> pa.ChunkedArray:
+    """bool [rows]: rows of a coded column whose text is `wanted`; each different text is asked about once."""
+    return is_in(column, texts_of([text for text in coded(column).dictionary.to_pylist() if wanted(text)]))
 
 
 def places(column: pa.ChunkedArray, texts: pa.Array) -> np.ndarray:
-    """int64 [rows]: where among `texts`, all different, each text of a column, coded or not, stands; -1 for others."""
-    if not len(column):
-        return np.zeros(0, np.int64)
+    """int64 [rows]: the place of each text of a column, coded or not, in `texts`, all different; -1 for others."""
     codes = coded(column)
-    known = {text: place for place, text in enumerate(texts.to_pylist())}
-    found = np.array([known.get(text, -1) for text in codes.dictionary.to_pylist()] + [-1], np.int64)
-    return found[codes_of(codes)]
+    place = numbers_of(pc.fill_null(pc.index_in(codes.dictionary, value_set=texts), _NOWHERE))
+    return np.append(place, -1).astype(np.int64)[codes_of(codes)]
 
 
 def read_file(
@@ -162,19 +156,13 @@ def read_file(
     unchecked: set[Path] | None,
     metrics: Collection[str] | None = None,
 ) -> pa.Table:
-    """The rows of one file, as `load`; FileNotFoundError where it is gone. Of `cells` and `metrics` only those row groups are
-    decoded that hold one of them."""
-    wanted = {"cell": cells, "metric": metrics}
-    asked = {column: texts_of(list(texts)) for column, texts in wanted.items() if texts is not None}
-    with readable(path):
-        with opened(path, sorted({*asked, *(field.name for field in schema if field.type == CODED)})) as (
-            file,
-            checked,
-        ):
-            held = set(file.schema_arrow.names)
-            names = [name for name in dict.fromkeys(["schema_version", *schema.names, *asked]) if name in held]
-            rows = _rows_of(path, file, names, asked) if asked else file.read(names)
-        rows = _as(path, rows, schema)
+    """The rows of one file, as `load`; FileNotFoundError where it is gone. Row groups without a row of `cells` and `metrics` are
+    not decoded."""
+    wanted = {name: texts for name, texts in (("cell", cells), ("metric", metrics)) if texts is not None}
+    codes = sorted({*wanted, *(field.name for field in schema if field.type == CODED)})
+    with readable(path), opened(path, codes) as (file, checked):
+        names = _columns_in(file, [*schema.names, *wanted])
+        rows = _as(path, _chosen_rows(path, file, names, wanted) if wanted else file.read(names), schema)
         if not checked and unchecked is not None:
             unchecked.add(path)
         return rows
@@ -185,57 +173,62 @@ def read_by_group(path: Path, schema: pa.Schema, unchecked: set[Path] | None) ->
     with readable(path), opened(path) as (file, checked):
         if not checked and unchecked is not None:
             unchecked.add(path)
-        held = set(file.schema_arrow.names)
-        names = [name for name in dict.fromkeys(["schema_version", *schema.names]) if name in held]
+        names = _columns_in(file, schema.names)
         for number in range(file.num_row_groups):
             yield _as(path, file.read_row_group(number, names), schema)
+
+
+def _columns_in(file: pq.ParquetFile, columns: Iterable[str]) -> list[str]:
+    """The version and those of some columns that a file has."""
+    names = set(file.schema_arrow.names)
+    return [name for name in dict.fromkeys(["schema_version", *columns]) if name in names]
 
 
 def _as(path: Path, rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Rows as this version has them; columns that may be null can be newer than the file."""
     _check_version(path, rows)
-    held = set(rows.column_names)
+    names = set(rows.column_names)
     for field in schema:
-        if field.name not in held and field.nullable:
+        if field.name not in names and field.nullable:
             rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
     return rows.select(schema.names).cast(schema)
 
 
-def _rows_of(path: Path, file: pq.ParquetFile, names: list[str], asked: Mapping[str, pa.Array]) -> pa.Table:
-    """The rows of the texts that are asked for in each of some columns, one row group after the other: cells that were scored
-    together may lie in all groups of a file that fits into no memory."""
-    found = [file.read_row_groups([], names)]
-    for number in _groups_of(path, file, asked):
-        rows = file.read_row_group(number, names)
-        for column, texts in asked.items():
-            rows = rows.filter(is_in(rows[column], texts))
-        found.append(rows)
-    return pa.concat_tables(found)
-
-
-def _groups_of(path: Path, file: pq.ParquetFile, asked: Mapping[str, pa.Array]) -> Iterator[int]:
-    """The row groups that have a row of the texts that are asked for in each of some columns: most parts of a large store have
-    none of a run's own cells. One after the other, so that of a large file no whole column is in memory."""
-    known = _known_groups(file) if [*asked] == ["cell"] else None
-    wanted = set(asked["cell"].to_pylist()) if known is not None else set()
+def _chosen_rows(path: Path, file: pq.ParquetFile, names: list[str], wanted: Mapping[str, Collection[str]]) -> pa.Table:
+    """The rows that have a wanted text in each of some columns, one row group after the other: cells that were scored together
+    may lie in all groups of a file that fits into no memory."""
+    texts = {column: texts_of(list(values)) for column, values in wanted.items()}
+    tables = [file.read_row_groups([], names)]
     for number in range(file.num_row_groups):
-        if known is not None and number in known:
-            found = not known[number].isdisjoint(wanted)
-        else:
-            few = file.read_row_group(number, ["schema_version", *asked])
-            _check_version(path, few)
-            found = all(pc.any(is_in(few[column], texts), min_count=0).as_py() for column, texts in asked.items())
-            if known is not None and sum(map(len, known.values())) < GROUPS_HELD:
-                known[number] = frozenset(map(sys.intern, few["cell"].unique().to_pylist()))
-        if found:
-            yield number
+        if _group_holds(path, file, number, wanted, texts):
+            rows = file.read_row_group(number, names)
+            for column, values in texts.items():
+                rows = rows.filter(is_in(rows[column], values))
+            tables.append(rows)
+    return pa.concat_tables(tables)
 
 
-def _known_groups(file: pq.ParquetFile) -> dict[int, frozenset[str]] | None:
-    """Row group -> its cells, as far as they were read in this process: cells that are scored or packed some at a time look
-    into every part again and again. None of a file without a digest."""
+def _group_holds(
+    path: Path,
+    file: pq.ParquetFile,
+    number: int,
+    wanted: Mapping[str, Collection[str]],
+    texts: Mapping[str, pa.Array],
+) -> bool:
+    """Whether a row group has a wanted text in each of some columns; most parts of a large store have none of a run's own cells.
+
+    The cells of groups are remembered in this process: cells that are scored or packed some at a time look into every part again
+    and again. Those of a file without a digest are not.
+    """
     digest = (file.metadata.metadata or {}).get(KEY.encode())
-    return None if digest is None else _cells_of_groups.setdefault(digest, {})
+    groups = None if digest is None or [*wanted] != ["cell"] else _cells_of_groups.setdefault(digest, {})
+    if groups is not None and number in groups:
+        return not groups[number].isdisjoint(wanted["cell"])
+    few = file.read_row_group(number, ["schema_version", *wanted])
+    _check_version(path, few)
+    if groups is not None and sum(map(len, groups.values())) < GROUPS_HELD:
+        groups[number] = frozenset(map(sys.intern, few["cell"].unique().to_pylist()))
+    return all(pc.any(is_in(few[column], values), min_count=0).as_py() for column, values in texts.items())
 
 
 def _check_version(path: Path, rows: pa.Table) -> None:
@@ -246,7 +239,7 @@ def _check_version(path: Path, rows: pa.Table) -> None:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turns what reading a damaged file raises into a StoreError that names it; FileNotFoundError passes."""
+    """Turn what reading a damaged file raises into a StoreError that names it; FileNotFoundError passes."""
     try:
         yield
     except FileNotFoundError:
@@ -258,10 +251,10 @@ def readable(path: Path) -> Iterator[None]:
         ) from problem
 
 
-def refuse_version(where: Path, found: object) -> None:
-    """Raises the error for rows of another schema version."""
+def refuse_version(where: Path, version: object) -> None:
+    """Raise StoreError for rows of another schema version."""
     raise StoreError(
-        f"{where} was written under row schema version {found}; this program uses version {SCHEMA_VERSION}. "
+        f"{where} was written under row schema version {version}; this program uses version {SCHEMA_VERSION}. "
         "Use another result folder, or the version of mmkv_bench that wrote this one."
     )
 
