@@ -183,7 +183,8 @@ class Bench:
 
     def score(self, spec: TaskSpec, requests: Sequence[Request], results: Sequence[Sequence[ForkResult]]) -> None:
         """lmms-eval's metric code over the answers of each cell."""
-        from mmkv_bench.evaluation import Answer, score
+        from mmkv_bench.evaluation.contract import Answer
+        from mmkv_bench.evaluation.scoring import score
 
         for column in range(len(self.cells)):
             answers = {
@@ -208,7 +209,7 @@ def load(options: argparse.Namespace) -> LoadedModel:
 def collect(count: int) -> tuple[TaskSpec, list[Request]]:
     """The first `count` questions of `pages` large (development split, all kinds in turn), as lmms-eval asks them."""
     from mmkv_bench.datasets.specs import spec_from_config
-    from mmkv_bench.evaluation import generate
+    from mmkv_bench.evaluation.generating import generate
 
     node = {"task": "pages", "size": "large", "split": "dev", "generation": {"max_new_tokens": 24}}
     spec, requests = spec_from_config("pages", node | {"metrics": ["exact_match"]}), []

@@ -239,7 +239,7 @@ def measure(what: str, folder: Path, samples: int) -> None:
         described = described.filter(pc.equal(described["model"], "m0"))
     cells: list[Any] = [SimpleNamespace(**row) for row in described.to_pylist()]
     if what == "score":
-        from mmkv_bench.evaluation import go_offline
+        from mmkv_bench.evaluation.environment import go_offline
         from mmkv_bench.run.scoring import score_dataset
 
         go_offline()

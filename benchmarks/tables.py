@@ -173,7 +173,9 @@ def made_store(folder: Path, count: int) -> tuple[Any, Any, list[Any]]:
 
 def scored(count: int) -> dict[str, float]:
     """Seconds of scoring a store of that many cells, of finding nothing left to do, and lmms-eval's own for one cell."""
-    from mmkv_bench.evaluation import Answer, go_offline, score
+    from mmkv_bench.evaluation.contract import Answer
+    from mmkv_bench.evaluation.environment import go_offline
+    from mmkv_bench.evaluation.scoring import score
 
     go_offline()
     with tempfile.TemporaryDirectory(prefix="mmkv_bench_tables_") as folder:

@@ -104,14 +104,14 @@ def _spec(overrides: Sequence[str], calibrating: bool) -> TaskSpec:
 
 
 def _fingerprint(spec: TaskSpec) -> str:
-    from mmkv_bench.evaluation import fingerprint
+    from mmkv_bench.evaluation.content import fingerprint
 
     return fingerprint(spec)
 
 
 def _chosen(spec: TaskSpec, count: int, draw: int | None) -> list[SampleRef]:
     """The samples of a draw in the order of the dataset, None = the first ones."""
-    from mmkv_bench.evaluation import sample_refs
+    from mmkv_bench.evaluation.documents import sample_refs
 
     refs = sample_refs(spec, None)
     if len(refs) < count:
@@ -144,7 +144,7 @@ def _ask(
     take: Callable[[DatasetQuestion], None],
 ) -> None:
     """Gives `count` samples away, of the first ones or of all, and no other than those that are wanted and fit."""
-    from mmkv_bench.evaluation import generate
+    from mmkv_bench.evaluation.generating import generate
 
     taken = 0
 

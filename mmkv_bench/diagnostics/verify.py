@@ -199,7 +199,8 @@ def _answers(
     planned: ReplannedCells, asked: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: Watch | None
 ) -> Mapping[tuple[str, str], Row]:
     """Answer again: (cell, sample) -> the new row."""
-    from mmkv_bench.evaluation import generate, sample_refs
+    from mmkv_bench.evaluation.documents import sample_refs
+    from mmkv_bench.evaluation.generating import generate
     from mmkv_bench.models.source import Source
     from mmkv_bench.run.generate import Answering, compiled_step
 

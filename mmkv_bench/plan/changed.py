@@ -15,7 +15,9 @@ import pyarrow.compute as pc
 
 from mmkv_bench.config.schema import CHANGED
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.evaluation import prompt_hashes, rows_hold_media, sample_refs
+from mmkv_bench.evaluation.documents import sample_refs
+from mmkv_bench.evaluation.generating import prompt_hashes
+from mmkv_bench.evaluation.prompts import rows_hold_media
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import RunConfig

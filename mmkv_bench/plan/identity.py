@@ -93,17 +93,17 @@ def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetI
 
     fingerprint: of its content, None to make it.
     """
-    from mmkv_bench import evaluation
+    from mmkv_bench.evaluation import content, documents
 
     if fingerprint is None:
-        evaluation.forget_changed(spec)  # by an earlier run of this process
+        documents.forget_changed(spec)  # by an earlier run of this process
     prompt: dict[str, Any] = {"task": spec.name, "size": spec.size, "split": spec.split}
     if spec.placeholders:
         prompt["placeholders"] = spec.placeholders
     return DatasetIdentity(
-        fingerprint=evaluation.fingerprint(spec) if fingerprint is None else fingerprint,
+        fingerprint=content.fingerprint(spec) if fingerprint is None else fingerprint,
         prompt=prompt,
-        generation=evaluation.generation_settings(spec),
+        generation=documents.generation_settings(spec),
     )
 
 

@@ -46,7 +46,7 @@ def parts_of(config: RunConfig, specs: Mapping[str, TaskSpec], cells: Sequence[C
 
 
 def _part(config: RunConfig, name: str, spec: TaskSpec, cells: Sequence[Cell]) -> Part:
-    from mmkv_bench.evaluation import sample_refs
+    from mmkv_bench.evaluation.documents import sample_refs
     from mmkv_bench.plan.shards import in_shard
 
     refs = chosen(sample_refs(spec, config.limit), config)

@@ -33,7 +33,7 @@ def reaching(config: RunConfig, specs: Mapping[str, TaskSpec]) -> RunConfig:
     """
     if config.samples is None:
         return config
-    from mmkv_bench.evaluation import sample_refs
+    from mmkv_bench.evaluation.documents import sample_refs
 
     wanted, known, last = config.samples, set[str](), 0
     for label, spec in specs.items():

@@ -38,7 +38,7 @@ def labelled(config: RunConfig, labels: Iterable[str]) -> RunConfig:
 
 def stay_offline(config: RunConfig, specs: Mapping[str, TaskSpec]) -> None:
     """Keep the Hugging Face libraries from asking a hub where nothing of this run is there; before they are imported."""
-    from mmkv_bench.evaluation import go_offline
+    from mmkv_bench.evaluation.environment import go_offline
 
     if all(spec.offline for spec in specs.values()) and Source.of(config.model).kind != HUB:
         go_offline()

@@ -66,7 +66,7 @@ class Answers:
 
     def of(self, cell: str) -> dict[str, Answer]:
         """Sample id -> answer, in the order of the documents."""
-        from mmkv_bench.evaluation import Answer
+        from mmkv_bench.evaluation.contract import Answer
         from mmkv_bench.store.parts import column_of, numbers_of
 
         own = self._held.of(cell) if self._held is not None and cell in self._held.places else None

@@ -246,7 +246,7 @@ def _count(processes: int | None, devices: Sequence[str], spread: bool) -> int:
 
 def _prepare(plan: Plan, store: Store) -> None:
     """Look for the device, then make or open the data of datasets that lack answers, once and not in every process."""
-    from mmkv_bench.evaluation import prepare
+    from mmkv_bench.evaluation.documents import prepare
 
     standing = plan.standing(store)
     waiting_parts = [part for part in plan.parts if standing.missing(part)]

@@ -39,7 +39,7 @@ from mmkv_bench.tables.rows import ReadOnce
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import RunConfig
-    from mmkv_bench.evaluation import SampleRef
+    from mmkv_bench.evaluation.contract import SampleRef
     from mmkv_bench.judging.ledger import Ledger
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.plan.cells import Cell
@@ -155,7 +155,7 @@ def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
     """
     from mmkv_bench.compression.flash import check as check_flash
     from mmkv_bench.devices.installed import COMPILED, check_compiler
-    from mmkv_bench.evaluation import prepare
+    from mmkv_bench.evaluation.documents import prepare
 
     parts = [part for part in plan.parts if todo[part.dataset]]
     plan.check_device()
@@ -173,7 +173,7 @@ def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
 
 def _check_generation(loaded: LoadedModel, parts: Sequence[Part]) -> None:
     """Refuse generation settings that cannot be honoured before any work, not once in every row."""
-    from mmkv_bench.evaluation import generation_settings
+    from mmkv_bench.evaluation.documents import generation_settings
     from mmkv_bench.run.generate import decode_rules
 
     for part in parts:
@@ -190,7 +190,7 @@ def _hold(found: list[Any], request: Any) -> str:
 
 def _first_prompts(config: RunConfig, parts: Sequence[Part], loaded: LoadedModel) -> dict[str, PromptSize]:
     """Sizes of each dataset's first prompt; one that cannot be made is left out here and gets its row later."""
-    from mmkv_bench.evaluation import generate
+    from mmkv_bench.evaluation.generating import generate
     from mmkv_bench.generation.encode import lengths_of
     from mmkv_bench.run.generate import encoded
 
@@ -221,7 +221,8 @@ def _generate(
     stopped: dict[str, str],
 ) -> None:
     """Answer what is missing; `stopped` takes the datasets that could not be."""
-    from mmkv_bench.evaluation import RunningScores, confirm, inputs_of
+    from mmkv_bench.evaluation.content import confirm, inputs_of
+    from mmkv_bench.evaluation.running_scores import RunningScores
     from mmkv_bench.run.generate import Answering, compiled_step
     from mmkv_bench.run.inputs import Inputs
 
@@ -267,7 +268,7 @@ def _answer(
 ) -> None:
     """Answer what is missing of one dataset, as far as other processes do not: so many samples, whose cells share a prefill
     and are counted together, or so many answers `alone`."""
-    from mmkv_bench.evaluation import generate
+    from mmkv_bench.evaluation.generating import generate
 
     total, label = (todo, "cells") if alone is None else (alone, "cells one by one")
     with Progress(total, f"{part.dataset}, {len(part.cells)} {label}") as bar:
@@ -319,7 +320,7 @@ def _advance(bar: Progress, cell: Cell) -> None:
 
 def _score(store: Store, parts: Sequence[Part], stale: Sequence[str], judge: Ledger, stopped: dict[str, str]) -> int:
     """Score what is stale; `stopped` takes the datasets that could not be. Returns how many cells were scored."""
-    from mmkv_bench.evaluation import confirm
+    from mmkv_bench.evaluation.content import confirm
 
     done, waiting = 0, set(stale)
     for part in parts:

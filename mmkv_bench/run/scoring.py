@@ -68,7 +68,7 @@ def _otherwise_scored(
     store: Store, metrics: Sequence[Mapping[str, Any]], specs: Mapping[str, TaskSpec], undigested: bool
 ) -> set[str]:
     """Cells whose scores name other answers or another scorer than there are now."""
-    from mmkv_bench.evaluation import files_as_scored, scorer_digest
+    from mmkv_bench.evaluation.content import files_as_scored, scorer_digest
     from mmkv_bench.store.tally import tally
 
     digested = [row for row in metrics if row["answers_digest"] is not None]
@@ -149,7 +149,10 @@ def score_dataset(
     Raises:
         ScoringError: lmms-eval's metric code failed; the answers stay as they are.
     """
-    from mmkv_bench.evaluation import Grader, opened, release, scorer_digest, scorer_files
+    from mmkv_bench.evaluation.captions import release
+    from mmkv_bench.evaluation.content import scorer_digest, scorer_files
+    from mmkv_bench.evaluation.files_read import opened
+    from mmkv_bench.evaluation.grader import Grader
     from mmkv_bench.run.answers import Answers
     from mmkv_bench.run.measuring import Measuring
     from mmkv_bench.store.packing import alike, arranged

@@ -118,7 +118,7 @@ def _together(
 
 def _shards(part: Part, wanting: set[str], plan: Plan, count: int) -> set[int]:
     """The shards that have one of these samples; all, where only data would tell and were not opened."""
-    from mmkv_bench.evaluation import sample_refs
+    from mmkv_bench.evaluation.documents import sample_refs
 
     if not wanting or count == 1 or part.counted != "data":
         return set(range(count)) if wanting else set()

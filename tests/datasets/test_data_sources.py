@@ -14,8 +14,7 @@ from mmkv_bench.datasets import fixtures, local_data
 from mmkv_bench.datasets.catalog import own_tasks, task_file
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import ConfigError, MissingDataError
-from mmkv_bench.evaluation import sample_refs
-from mmkv_bench.evaluation.documents import documents
+from mmkv_bench.evaluation.documents import documents, sample_refs
 from mmkv_bench.evaluation.environment import task_environment
 from tests.each import each
 from tests.evaluation.conftest import ask_all

@@ -14,7 +14,7 @@ import pytest
 from mmkv_bench.datasets import hub
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import MissingDataError
-from mmkv_bench.evaluation import sample_refs
+from mmkv_bench.evaluation.documents import sample_refs
 from tests.cli.setting import CHECKOUT
 
 ANSWERS = {

@@ -20,8 +20,11 @@ from mmkv_bench.datasets.tasks.milebench import metrics, prompt
 from mmkv_bench.datasets.tasks.milebench.reading import read
 from mmkv_bench.datasets.tasks.milebench.subtasks import HYBRIDKV, PREFIX, SUBTASKS, TITLES, groups
 from mmkv_bench.errors import ConfigError, DataError
-from mmkv_bench.evaluation import Answer, fingerprint, generate, score
+from mmkv_bench.evaluation.content import fingerprint
+from mmkv_bench.evaluation.contract import Answer
 from mmkv_bench.evaluation.data_check import check
+from mmkv_bench.evaluation.generating import generate
+from mmkv_bench.evaluation.scoring import score
 from tests.each import each
 from tests.oracles import milebench as oracle
 

@@ -12,7 +12,11 @@ from mmkv_bench.datasets.fixtures import conversations, longbench
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.datasets.tasks.longbench.subtasks import own_name, subtask
 from mmkv_bench.errors import DataError
-from mmkv_bench.evaluation import Answer, fingerprint, generate, generation_settings, score
+from mmkv_bench.evaluation.content import fingerprint
+from mmkv_bench.evaluation.contract import Answer
+from mmkv_bench.evaluation.documents import generation_settings
+from mmkv_bench.evaluation.generating import generate
+from mmkv_bench.evaluation.scoring import score
 from tests.each import each
 from tests.evaluation.conftest import ask_all
 

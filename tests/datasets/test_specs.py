@@ -13,7 +13,9 @@ from mmkv_bench.datasets.catalog import OWN_FOLDER, lmms_eval_tasks, own_tasks, 
 from mmkv_bench.datasets.page_tasks import PAGE_TASKS, SIZES, lmms_eval_name, page_task, place
 from mmkv_bench.datasets.specs import KEYS, spec_from_config
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
-from mmkv_bench.evaluation import fingerprint, sample_refs, task_code
+from mmkv_bench.evaluation import task_code
+from mmkv_bench.evaluation.content import fingerprint
+from mmkv_bench.evaluation.documents import sample_refs
 from tests.each import each
 from tests.evaluation.conftest import pages
 

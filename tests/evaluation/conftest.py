@@ -8,7 +8,9 @@ import pytest
 
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.datasets.task_spec import TaskSpec
-from mmkv_bench.evaluation import Answer, generate, score
+from mmkv_bench.evaluation.contract import Answer
+from mmkv_bench.evaluation.generating import generate
+from mmkv_bench.evaluation.scoring import score
 
 
 @pytest.fixture(scope="session", autouse=True)

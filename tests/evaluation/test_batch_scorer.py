@@ -9,8 +9,10 @@ import weakref
 import pytest
 
 from mmkv_bench.datasets.specs import spec_from_config
-from mmkv_bench.evaluation import Grader, grader, score
+from mmkv_bench.evaluation import grader
+from mmkv_bench.evaluation.grader import Grader
 from mmkv_bench.evaluation.replay import Replay
+from mmkv_bench.evaluation.scoring import score
 from tests.each import each
 from tests.evaluation.conftest import answered, ask_all, pages
 

@@ -18,8 +18,8 @@ from mmkv_bench.datasets.fixtures import Known
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.evaluation import score
 from mmkv_bench.evaluation.documents import documents
+from mmkv_bench.evaluation.scoring import score
 from tests import cover
 from tests.each import each
 from tests.evaluation.conftest import answered, ask_all, values

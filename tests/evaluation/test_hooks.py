@@ -10,11 +10,11 @@ import yaml
 
 from mmkv_bench.datasets import catalog
 from mmkv_bench.datasets.page_tasks import PAGE_TASKS
-from mmkv_bench.evaluation import generation_settings, score
-from mmkv_bench.evaluation.documents import documents, task_config
+from mmkv_bench.evaluation.documents import documents, generation_settings, task_config
 from mmkv_bench.evaluation.environment import harness as get_harness
 from mmkv_bench.evaluation.sample_values import sample_value
 from mmkv_bench.evaluation.scorer_code import addresses
+from mmkv_bench.evaluation.scoring import score
 from tests.each import each
 from tests.evaluation.conftest import answered, ask_all, pages
 

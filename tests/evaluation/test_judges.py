@@ -12,8 +12,9 @@ from mmkv_bench.datasets import fixtures
 from mmkv_bench.datasets.fixtures import _scripted_judge as scripted
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import ScoringError
-from mmkv_bench.evaluation import Answer, score
+from mmkv_bench.evaluation.contract import Answer
 from mmkv_bench.evaluation.scorer_code import addresses
+from mmkv_bench.evaluation.scoring import score
 from mmkv_bench.judging.judge_config import JudgeSettings
 from mmkv_bench.judging.ledger import Ledger
 from tests import cover

@@ -10,7 +10,7 @@ import yaml
 from mmkv_bench.datasets import fixtures
 from mmkv_bench.datasets.fixtures import _scripted_autodq as scripted
 from mmkv_bench.datasets.specs import spec_from_config
-from mmkv_bench.evaluation import score
+from mmkv_bench.evaluation.scoring import score
 from mmkv_bench.judging.judge_config import JudgeSettings
 from mmkv_bench.judging.ledger import Ledger
 from mmkv_bench.statistics.metric_kinds import aggregate_of, lower_is_better

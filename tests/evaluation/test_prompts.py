@@ -12,8 +12,10 @@ from PIL import Image
 from mmkv_bench import file_state
 from mmkv_bench.datasets.messages import Conversation
 from mmkv_bench.datasets.specs import spec_from_config
-from mmkv_bench.evaluation import generating, prompt_hashes, prompts, rows_hold_media
+from mmkv_bench.evaluation import generating, prompts
 from mmkv_bench.evaluation.files_read import OpenedFiles, opened
+from mmkv_bench.evaluation.generating import prompt_hashes
+from mmkv_bench.evaluation.prompts import rows_hold_media
 from mmkv_bench.file_state import State, state_of
 from tests.evaluation.conftest import pages
 

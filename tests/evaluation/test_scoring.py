@@ -10,7 +10,7 @@ import pytest
 
 from mmkv_bench.datasets.page_tasks import PAGE_TASKS
 from mmkv_bench.errors import DataError, ScoringError
-from mmkv_bench.evaluation import score
+from mmkv_bench.evaluation.scoring import score
 from mmkv_bench.tiny.pages import make_sample
 from tests import cover
 from tests.evaluation.conftest import ANSWERS, answered, answered_scores, ask_all, pages, values

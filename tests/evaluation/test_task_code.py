@@ -21,15 +21,9 @@ from PIL import Image
 from mmkv_bench import file_state
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.datasets.task_spec import TaskSpec
-from mmkv_bench.evaluation import (
-    documents,
-    fingerprint,
-    generating,
-    inputs_of,
-    prompt_hashes,
-    prompts,
-    task_code,
-)
+from mmkv_bench.evaluation import documents, generating, prompts, task_code
+from mmkv_bench.evaluation.content import fingerprint, inputs_of
+from mmkv_bench.evaluation.generating import prompt_hashes
 from tests.run.own_media import write_task
 
 HEAD = "from pathlib import Path\nimport json, os\nfrom PIL import Image\nHERE = Path(__file__).parent\n"

@@ -93,8 +93,8 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
         raise ConfigError(f"check needs the name of a dataset; allowed: {', '.join(known)}")
     from mmkv_bench.config.compose import compose
     from mmkv_bench.datasets.specs import spec_from_config
-    from mmkv_bench.evaluation import go_offline
     from mmkv_bench.evaluation.data_check import check, has_fixture, repository_of
+    from mmkv_bench.evaluation.environment import go_offline
 
     config = compose([f"dataset=[{','.join(dict.fromkeys(names))}]", *overrides])
     if not online:
