@@ -1,12 +1,13 @@
-"""Scores of many cells of a dataset: what the scorer makes of an answer is asked once, however many cells gave it.
+"""Scores of many cells of a dataset: the scorer is asked about an answer once, however many cells gave it.
 
 A score is made of a document and a text by a fresh task, from random generators that are set by task and document alone
-(`replay.py`). So cells that answer alike score alike, unless the scorer remembers what else it saw in a cell. Whether it
-does is not taken on trust: the first and the last cell are scored by themselves as well, by lmms-eval's whole loop around a
-task of their own, and where one number differs all cells are. So are those of tasks that ask a judge or score captions and
-pairs, which are made of several samples.
+(`replay.py`). So cells that answer alike score alike, unless the scorer remembers what else it saw in a cell. That is tested, not
+assumed: the first and the last cell are scored by themselves as well, by lmms-eval's whole loop around a task of their own, and
+where one number differs all cells are. So are those of tasks that ask a judge or score captions and pairs, which are made of
+several samples.
 
-lmms-eval's aggregates are made for each cell, of what its scorer returned for the cell's answers, by its own function.
+lmms-eval's aggregates are made for each cell, of what its scorer returned for the cell's answers, by its own function. A running
+score, for those who watch a run, is the score of a single answer while others are still to come.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import copy
 import numbers
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.environment import harness, task_environment
 from mmkv_bench.evaluation.replay import Replay, count_parsed, scratch_folder
 from mmkv_bench.evaluation.sample_values import PARSE_FAILED, seed, state_kept
+from mmkv_bench.evaluation.scorer_code import refuse_other_judges
 from mmkv_bench.evaluation.scoring import (
     checked_texts,
     headline_of,
@@ -37,25 +39,34 @@ from mmkv_bench.evaluation.scoring import (
     score,
     why_incomplete,
 )
+from mmkv_bench.evaluation.task_errors import scoring_errors
 from mmkv_bench.judging.client import ScoringPass, asking
 from mmkv_bench.judging.known_judges import JUDGED
 from mmkv_bench.judging.ledger import Ledger
+from mmkv_bench.judging.proxy import proxy
 
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance
 
     from mmkv_bench.evaluation.harness import ScoringTask
 
-
+LEAST = 4  # cells; below it nothing is saved, two being scored twice
+AT_ONCE = 1 << 16  # answers to a pass, whose requests lmms-eval holds in memory; a pass goes through all documents
+READ = 1 << 16  # answers of the cells whose rows are made together, or those of one cell
 HELD = 1 << 17  # different answers beyond which those are forgotten that the cells scored next did not give
 KINDS = 1 << 12  # different outcomes that are looked for again; where there are more, few are alike
 
 _PLAIN = (float, int, bool, str, type(None))
 
+Answers = Callable[[str], Mapping[str, Answer]]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """Of one answer: metric -> score, metric -> parts, and what the scorer returned for each filter. Only itself is equal."""
+    """The scorer's result for one answer; equal to itself alone.
+
+    values: metric -> score; parts: metric -> parts; returned: what the scorer returned for each filter.
+    """
 
     values: Mapping[str, float]
     parts: Mapping[str, tuple[float, ...]]
@@ -63,7 +74,7 @@ class Outcome:
 
 
 class Outcomes:
-    """Those of answers to the documents `doc_ids`; outcomes that nothing tells apart are one object."""
+    """Cache of outcomes keyed by (document, answer text); outcomes that nothing tells apart are one object."""
 
     def __init__(self, doc_ids: Iterable[int]) -> None:
         self._held: dict[int, dict[str, Outcome]] = {doc_id: {} for doc_id in doc_ids}
@@ -72,54 +83,49 @@ class Outcomes:
     def __contains__(self, doc_id: int) -> bool:
         return doc_id in self._held
 
-    def unknown(self, asked: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
-        """Of answers, doc_id -> texts, those without an outcome. The others' stay; where many are held, no others do."""
-        new = {doc_id: [text for text in texts if text not in self._held[doc_id]] for doc_id, texts in asked.items()}
+    def unknown(self, texts: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
+        """Of the answers, doc_id -> texts, those without an outcome. Where many are held, only those of these answers stay."""
+        new = {doc_id: [text for text in each if text not in self._held[doc_id]] for doc_id, each in texts.items()}
         if sum(map(len, self._held.values())) > HELD:
             self._held = {
-                doc_id: {text: own[text] for text in asked.get(doc_id, ()) if text in own}
-                for doc_id, own in self._held.items()
+                doc_id: {text: held[text] for text in texts.get(doc_id, ()) if text in held}
+                for doc_id, held in self._held.items()
             }
         return new
 
     def put(self, doc_id: int, text: str, outcome: Outcome) -> None:
+        """Keep the outcome of an answer."""
         key = _outcome_key(outcome)
         if key is not None and (key in self._kinds or len(self._kinds) < KINDS):
             outcome = self._kinds.setdefault(key, outcome)
         self._held[doc_id][text] = outcome
 
     def of(self, doc_id: int, text: str) -> Outcome:
+        """The outcome of an answer. Raises KeyError."""
         return self._held[doc_id][text]
 
 
 def _outcome_key(outcome: Outcome) -> Hashable | None:
     """Equal for outcomes that nothing tells apart; None where a value may be anything."""
-    returned = [list(own.items()) for own in outcome.returned]
-    if not all(type(value) in _PLAIN for own in returned for _, value in own):
+    returned = [list(values.items()) for values in outcome.returned]
+    if not all(type(value) in _PLAIN for values in returned for _, value in values):
         return None
-    told = [[(name, type(value), _told(value)) for name, value in own] for own in returned]
-    values = [(name, type(value), _told(value)) for name, value in outcome.values.items()]
-    parts = [(name, *map(_told, own)) for name, own in outcome.parts.items()]
-    return tuple(map(tuple, told)), tuple(values), tuple(parts)
+    scores = [[(name, type(value), _exact(value)) for name, value in values] for values in returned]
+    values = [(name, type(value), _exact(value)) for name, value in outcome.values.items()]
+    parts = [(name, *map(_exact, values)) for name, values in outcome.parts.items()]
+    return tuple(map(tuple, scores)), tuple(values), tuple(parts)
 
 
-def _told(value: Any) -> Any:
+def _exact(value: Any) -> Any:
     """Minus zero is no zero, and nan is nan."""
     return value.hex() if type(value) is float else value
-
-
-LEAST = 4  # cells; below it nothing is saved, two being scored twice
-AT_ONCE = 1 << 16  # answers to a pass, whose requests lmms-eval holds in memory; a pass goes through all documents
-READ = 1 << 16  # answers of the cells whose rows are made together, or those of one cell
-
-Answers = Callable[[str], Mapping[str, Answer]]
 
 
 class Grader:
     """Scores a dataset's cells, some of them at a time, as `score` does each alone and as far as its answers reach.
 
     reach: cell -> how many documents its answers reach, of all cells that will be scored. answers: gives a cell's, sample id
-    -> answer; asked for what the scorer is to be asked about, and again where the cell is scored, so that those of few cells
+    -> answer; called for what the scorer is to be asked about, and again where the cell is scored, so that those of few cells
     are in memory. failed: documents whose answer failed in some cell, where they are known before.
     """
 
@@ -132,45 +138,43 @@ class Grader:
         failed: Collection[int] = (),
     ) -> None:
         self.spec, self.reach, self.answers, self.judge, self.failed = spec, reach, answers, judge, failed
-        self._shared: dict[int, BatchGrader | None] = {}
+        self._batches: dict[int, BatchGrader | None] = {}
 
     def scores(self, cells: Sequence[str]) -> Iterator[tuple[str, CellScores]]:
-        """Of these cells, in their order; what they answered differently is in memory together. Raises what `score` raises."""
+        """Score these cells, in their order; their different answers are in memory together. Raises what `score` raises."""
         for limit, group in groupby(cells, self.reach.__getitem__):
-            own, together = list(group), self._together(limit)
-            if together is None or not _asked(together, map(self.answers, own)):
-                for cell in own:
+            names, batch = list(group), self._batch(limit)
+            if batch is None or not _ask_about(batch, map(self.answers, names)):
+                for cell in names:
                     yield cell, score(self.spec, self.answers(cell), limit, self.judge)
                 continue
-            for some in _batches(own, max(READ // limit, 1)):
-                yield from zip(some, together.scores([self.answers(cell) for cell in some]), strict=True)
+            step = max(READ // limit, 1)
+            for some in (names[start : start + step] for start in range(0, len(names), step)):
+                yield from zip(some, batch.scores([self.answers(cell) for cell in some]), strict=True)
 
-    def _together(self, limit: int) -> BatchGrader | None:
+    def _batch(self, limit: int) -> BatchGrader | None:
         """None where the cells that reach so far are to be scored by themselves."""
-        if limit not in self._shared:
-            cells = [cell for cell, own in self.reach.items() if own == limit]
+        if limit not in self._batches:
+            cells = [cell for cell, reach in self.reach.items() if reach == limit]
             alone = len(cells) < LEAST or self.spec.name in JUDGED
-            self._shared[limit] = None if alone else self._tried(limit, cells[0], cells[-1])
-        return self._shared[limit]
+            self._batches[limit] = None if alone else self._tested(limit, cells[0], cells[-1])
+        return self._batches[limit]
 
-    def _tried(self, limit: int, *cells: str) -> BatchGrader | None:
-        together = BatchGrader(
-            self.spec, documents(self.spec, limit), [doc_id for doc_id in self.failed if doc_id < limit]
-        )
+    def _tested(self, limit: int, *cells: str) -> BatchGrader | None:
+        """A batch grader that scores these cells as they are scored alone; None where it does not."""
+        docs = documents(self.spec, limit)
+        batch = BatchGrader(self.spec, docs, [doc_id for doc_id in self.failed if doc_id < limit])
         given = [self.answers(cell) for cell in cells]
-        if not _asked(together, given):
+        if not _ask_about(batch, given):
             return None
-        for answers, shared in zip(given, together.scores(given), strict=True):
-            if score(self.spec, answers, limit) != shared:
-                return None
-        return together
+        alike = (
+            score(self.spec, answers, limit) == scores
+            for answers, scores in zip(given, batch.scores(given), strict=True)
+        )
+        return batch if all(alike) else None
 
 
-def _batches(cells: Sequence[str], count: int) -> Iterator[Sequence[str]]:
-    yield from (cells[start : start + count] for start in range(0, len(cells), count))
-
-
-def _asked(together: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> bool:
+def _ask_about(batch: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> bool:
     """Ask the scorer about the answers of cells; False where they are to be scored by themselves, also where the scorer
     fails: it then fails in some cell."""
     texts: dict[int, dict[str | None, None]] = {}
@@ -179,17 +183,9 @@ def _asked(together: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> bool
             if answer.status == "ok":
                 texts.setdefault(answer.doc_id, {})[answer.text] = None
     try:
-        return together.ask(texts)
+        return batch.ask(texts)
     except ScoringError:
         return False
-
-
-@dataclass
-class _Scored:
-    """What `rows_of` reads of a pass."""
-
-    values: dict[int, dict[str, float]]
-    parts: dict[int, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
 
 
 class SharedReplay(Replay):
@@ -209,7 +205,7 @@ class SharedReplay(Replay):
         return not (self.captions or self.halves or self.scoring_pass.asked or self.scoring_pass.unanswered)
 
     def _task(self, module: ModuleType, config: Mapping[str, Any], with_aggregates: bool) -> ScoringTask:
-        counts = {doc_id: len(own) for doc_id, own in self.several.items()}
+        counts = {doc_id: len(texts) for doc_id, texts in self.several.items()}
         return module.SharingTask(config, self.docs.bare, counts, self._before, self._after, self._guard)
 
     def _respond(self, instance: Instance) -> str:
@@ -240,13 +236,13 @@ class BatchGrader:
         self.opened = False
 
     def ask(self, texts: Mapping[int, Collection[str | None]]) -> bool:
-        """Score those answers, doc_id -> its texts, that are not known; False where that is not a matter of single samples."""
-        asked = {doc_id: [text for text in own if isinstance(text, str)] for doc_id, own in texts.items()}
-        if any(doc_id not in self.outcomes or len(asked[doc_id]) < len(own) for doc_id, own in texts.items()):
+        """Score those answers, doc_id -> its texts, that are not known; False where scores are not of single samples."""
+        given = {doc_id: [text for text in each if isinstance(text, str)] for doc_id, each in texts.items()}
+        if any(doc_id not in self.outcomes or len(given[doc_id]) < len(each) for doc_id, each in texts.items()):
             return False  # foreign or broken answers, which `score` refuses with the reason
         self.rows.clear()
-        new = self.outcomes.unknown(asked)
-        waiting = [(number, doc_id, text) for doc_id, own in new.items() for number, text in enumerate(own)]
+        new = self.outcomes.unknown(given)
+        waiting = [(number, doc_id, text) for doc_id, each in new.items() for number, text in enumerate(each)]
         # A pass goes through all documents, however few of them have an answer in it: it takes one answer to each, then another.
         waiting.sort(key=lambda each: each[:2])
         step = max(AT_ONCE, len(self.docs.refs))
@@ -271,61 +267,42 @@ class BatchGrader:
             return False
         for doc_id, number in replay.returned:
             key = doc_id, number
-            found = Outcome(replay.values[key], replay.parts.get(key, {}), replay.returned[key])
-            self.outcomes.put(doc_id, texts[doc_id][number], found)
+            outcome = Outcome(replay.values[key], replay.parts.get(key, {}), replay.returned[key])
+            self.outcomes.put(doc_id, texts[doc_id][number], outcome)
         self.unscored |= replay.unscored
         return True
 
     def scores(self, cells: Sequence[Mapping[str, Answer]]) -> list[CellScores]:
-        """What `score` gives for the answers of each cell."""
+        """The same scores as `score` gives for the answers of each cell."""
         module = harness(self.spec.offline)
-        found = [self._outcomes(answers) for answers in cells]
+        texts = [checked_texts(self.spec, self.docs, answers) for answers in cells]
+        outcomes = [{doc_id: self.outcomes.of(doc_id, text) for doc_id, text in each.items()} for each in texts]
+        reasons = [why_incomplete(self.docs, answers) for answers in cells]
         with module.quiet(), task_environment(self.spec.media_root), state_kept(), scratch_folder():
-            aggregates = [None if reason else self._aggregates(own) for own, reason in found]
+            aggregates: list[tuple[dict[str, float] | None, dict[str, str]]] = [
+                (None, {}) if reason else self._aggregates(each) for each, reason in zip(outcomes, reasons, strict=True)
+            ]
         return [
-            self._scores(answers, own, reason, aggregate)
-            for answers, (own, reason), aggregate in zip(cells, found, aggregates, strict=True)
+            CellScores(self._rows(answers, each), aggregate, reason, tuple(self.unscored), unaggregated)
+            for answers, each, reason, (aggregate, unaggregated) in zip(
+                cells, outcomes, reasons, aggregates, strict=True
+            )
         ]
 
-    def _outcomes(self, answers: Mapping[str, Answer]) -> tuple[dict[int, Outcome], str | None]:
-        """(doc_id -> outcome of its answer, why the cell has no aggregate)."""
-        texts = checked_texts(self.spec, self.docs, answers)
-        reason = why_incomplete(self.docs, answers)
-        return {doc_id: self.outcomes.of(doc_id, text) for doc_id, text in texts.items()}, reason
-
-    def _scores(
-        self,
-        answers: Mapping[str, Answer],
-        own: Mapping[int, Outcome],
-        reason: str | None,
-        aggregates: tuple[dict[str, float], dict[str, str]] | None,
-    ) -> CellScores:
-        aggregate, unaggregated = aggregates or (None, {})
-        return CellScores(
-            samples=self._rows(answers, own),
-            aggregate=aggregate,
-            reason=reason,
-            unaggregated=unaggregated,
-            unscored=tuple(self.unscored),
-            judged={},
-            not_judged={},
-        )
-
-    def _rows(self, answers: Mapping[str, Answer], own: Mapping[int, Outcome]) -> list[SampleScore]:
-        """Of a cell: those that each of its answers has, and of failed ones nothing; unless one could not be read."""
-        failed = [ref for ref in self.docs.refs if ref.sample_id in answers and ref.doc_id not in own]
+    def _rows(self, answers: Mapping[str, Answer], outcomes: Mapping[int, Outcome]) -> list[SampleScore]:
+        """The rows of a cell; those of an answer are made once, unless an answer of the cell could not be read."""
+        failed = [ref for ref in self.docs.refs if ref.sample_id in answers and ref.doc_id not in outcomes]
         due = self._due([ref.doc_id for ref in failed])
-        if any(name.startswith(PARSE_FAILED) for name in set().union(*(each.values for each in own.values()))):
-            found = _Scored(
-                {doc_id: dict(outcome.values) for doc_id, outcome in own.items()},
-                {doc_id: outcome.parts for doc_id, outcome in own.items() if outcome.parts},
-            )
-            count_parsed(found.values)
-            return rows_of(self.spec, self.docs, answers, found, {}, due)
-        headline = headline_of(self.spec, {doc_id: outcome.values for doc_id, outcome in own.items()}) if failed else []
+        if any(name.startswith(PARSE_FAILED) for name in set().union(*(each.values for each in outcomes.values()))):
+            values = {doc_id: dict(outcome.values) for doc_id, outcome in outcomes.items()}
+            count_parsed(values)
+            parts = {doc_id: outcome.parts for doc_id, outcome in outcomes.items()}
+            return rows_of(self.spec, self.docs, answers, values, parts, {}, due)
+        scores = {doc_id: outcome.values for doc_id, outcome in outcomes.items()}
+        headline = headline_of(self.spec, scores) if failed else []
         rows = []
         for ref in self.docs.refs:
-            if (outcome := own.get(ref.doc_id)) is not None:
+            if (outcome := outcomes.get(ref.doc_id)) is not None:
                 if (of_answer := self.rows.get((ref.doc_id, outcome))) is None:
                     of_answer = rows_of_sample(ref, "ok", outcome.values, outcome.parts, self.nothing)
                     self.rows[ref.doc_id, outcome] = of_answer
@@ -336,24 +313,80 @@ class BatchGrader:
         return rows
 
     def _due(self, failed: Sequence[int]) -> Mapping[int, list[str]]:
-        """`metrics_due` of a cell's failed documents: asked once for those of all cells, as a pass goes through all documents
-        however few are asked about."""
+        """`metrics_due` of a cell's failed documents, found in one pass for those of all cells, as a pass goes through all
+        documents however few are asked about."""
         if new := [doc_id for doc_id in failed if doc_id not in self.due]:
             self.due |= metrics_due(self.spec, self.docs, sorted({*new, *self.failed} - self.due.keys()), ())
         if all(self.due[doc_id] for doc_id in failed):
             return self.due
         return metrics_due(self.spec, self.docs, failed, ())  # a scorer that fails tells nothing of those after, either
 
-    def _aggregates(self, own: Mapping[int, Outcome]) -> tuple[dict[str, float], dict[str, str]]:
+    def _aggregates(self, outcomes: Mapping[int, Outcome]) -> tuple[dict[str, float], dict[str, str]]:
         """lmms-eval's aggregates of a cell, and why it has none of some metrics."""
         replay = self.aggregating
         returned: dict[tuple[str, str], list] = {}
         for number, name in enumerate(replay.task.filter_names):
-            for doc_id in sorted(own):
-                for metric, value in own[doc_id].returned[number].items():
+            for doc_id in sorted(outcomes):
+                for metric, value in outcomes[doc_id].returned[number].items():
                     plain = type(value) in (float, int, bool) or isinstance(value, numbers.Number)
                     returned.setdefault((metric, name), []).append(value if plain else copy.deepcopy(value))
         replay.unaggregated, replay.task.aggregation_errors = {}, {}
-        seed(replay.identity(max(own)))
-        found = replay.aggregates(replay.task.aggregated(returned))
-        return found, replay.unaggregated
+        seed(replay.identity(max(outcomes)))
+        aggregates = replay.aggregates(replay.task.aggregated(returned))
+        return aggregates, replay.unaggregated
+
+
+class RunningScores:
+    """Scores of single answers of one dataset: those that the score stage will give them.
+
+    Scores that are made of several samples (captions, pairs, corpus metrics), or by a judge, are no running scores.
+
+    Raises:
+        MMKVError: a task that cannot be loaded, or whose scorer asks a judge elsewhere.
+    """
+
+    def __init__(self, spec: TaskSpec, limit: int | None) -> None:
+        self._spec, self._module = spec, harness(spec.offline)
+        self._replay = SharedReplay(spec, documents(spec, limit), {})
+        self._opened = False
+
+    def of(self, answers: Sequence[tuple[int, str]]) -> list[dict[str, float]] | None:
+        """The metrics of each (doc_id, text); None where a score is not of one sample alone, or a judge's.
+
+        Raises:
+            ScoringError: the scorer failed.
+        """
+        replay = self._replay
+        if self._spec.name in JUDGED:
+            return None
+        with (
+            self._module.quiet(),
+            task_environment(self._spec.media_root),
+            state_kept(),
+            scratch_folder(),
+            asking(replay.scoring_pass),
+            scoring_errors(self._spec.name, lambda: "a running score"),
+        ):
+            if not self._opened:
+                self._open()
+            replay.task.score_answers(list(enumerate(answers)))
+        scores = [self._means((doc_id, number)) for number, (doc_id, _) in enumerate(answers)]
+        for kept in (replay.values, replay.parts, replay.passes, replay.returned):
+            kept.clear()
+        return scores if replay.alone else None
+
+    def _open(self) -> None:
+        self._replay.open(self._module, task_config(self._spec), False)
+        if not self._spec.is_pages:
+            proxy().listen()
+            refuse_other_judges(self._spec.name, self._replay.task, proxy().root)
+        self._opened = True
+
+    def _means(self, key: tuple[int, int]) -> dict[str, float]:
+        """The metrics of one answer whose headline is a mean over samples: the configuration's, else all."""
+        parts, wanted = self._replay.parts.get(key, {}), self._spec.metrics
+        return {
+            name: value
+            for name, value in self._replay.values.get(key, {}).items()
+            if name not in parts and (not wanted or name in wanted)
+        }

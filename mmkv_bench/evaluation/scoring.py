@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import DataError, ScoringError
@@ -158,7 +157,7 @@ def score(
     not_judged = reasons(scoring_pass, lost, len(texts), aggregate)
     named = dict.fromkeys([*aggregate, *(name for found in replay.values.values() for name in found)])
     return CellScores(
-        samples=rows_of(spec, docs, answers, replay, lost, due),
+        samples=rows_of(spec, docs, answers, replay.values, replay.parts, lost, due),
         aggregate=None if reason else {name: value for name, value in aggregate.items() if name not in not_judged},
         reason=reason,
         unaggregated=replay.unaggregated,
@@ -232,42 +231,33 @@ def why_incomplete(docs: Documents, answers: Mapping[str, Answer]) -> str | None
     return f"{sum(counts.values())} of {len(docs.refs)} samples have no answer: {named}"
 
 
-class Passed(Protocol):
-    """What `rows_of` reads of a pass."""
-
-    @property
-    def values(self) -> Mapping[int, Mapping[str, float]]: ...
-
-    @property
-    def parts(self) -> Mapping[int, Mapping[str, tuple[float, ...]]]: ...
-
-
 def rows_of(
     spec: TaskSpec,
     docs: Documents,
     answers: Mapping[str, Answer],
-    replay: Passed,
+    values: Mapping[int, Mapping[str, float]],
+    parts: Mapping[int, Mapping[str, tuple[float, ...]]],
     lost: Lost,
     due: Mapping[int, list[str]],
 ) -> list[SampleScore]:
     """The scores of all samples with an answer, failed ones among them.
 
-    replay: values and parts of a pass; lost: doc_id -> metrics whose judge did not answer; due: see `metrics_due`.
+    values, parts: those of a pass; lost: doc_id -> metrics whose judge did not answer; due: see `metrics_due`.
     """
     rows = []
-    headline = headline_of(spec, replay.values)
+    headline = headline_of(spec, values)
     nothing = parts_of_nothing(spec)
     for ref in docs.refs:
         answer = answers.get(ref.sample_id)
         if answer is None:
             continue
         if answer.status == "ok":
-            scores: dict[str, float | None] = {**replay.values.get(ref.doc_id, {})}
+            scores: dict[str, float | None] = {**values.get(ref.doc_id, {})}
             if ref.doc_id in lost:
                 scores |= dict.fromkeys(lost[ref.doc_id])
         else:
             scores = dict.fromkeys(of_failed(spec, ref, headline, due[ref.doc_id]))
-        rows += rows_of_sample(ref, answer.status, scores, replay.parts.get(ref.doc_id, {}), nothing)
+        rows += rows_of_sample(ref, answer.status, scores, parts.get(ref.doc_id, {}), nothing)
     return rows
 
 

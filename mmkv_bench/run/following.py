@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.store.tracking import RunningMeans, Tracker
 
 if TYPE_CHECKING:
-    from mmkv_bench.evaluation.running_scores import RunningScores
+    from mmkv_bench.evaluation.grader import RunningScores
     from mmkv_bench.plan.coverage import Standing
     from mmkv_bench.plan.parts import Part
 

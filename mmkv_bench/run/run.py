@@ -222,7 +222,7 @@ def _generate(
 ) -> None:
     """Answer what is missing; `stopped` takes the datasets that could not be."""
     from mmkv_bench.evaluation.content import confirm, inputs_of
-    from mmkv_bench.evaluation.running_scores import RunningScores
+    from mmkv_bench.evaluation.grader import RunningScores
     from mmkv_bench.run.generate import Answering, compiled_step
     from mmkv_bench.run.inputs import Inputs
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from mmkv_bench.errors import ScoringError
-from mmkv_bench.evaluation.running_scores import RunningScores
+from mmkv_bench.evaluation.grader import RunningScores
 from tests.evaluation.conftest import ANSWERS, answered, answered_scores, ask_all, pages, score, values
 
 FILTERS = "[{name: only, filter: [{function: !function utils.FirstIsFor}]}]"
