@@ -15,7 +15,7 @@ from mmkv_bench.file_state import outlives_the_process, state_of
 
 
 def cache_dir() -> Path:
-    """Where checksums are remembered: `$MMKV_BENCH_CACHE`, else `$XDG_CACHE_HOME/mmkv_bench`, else `~/.cache/mmkv_bench`."""
+    """The folder of remembered checksums: `$MMKV_BENCH_CACHE`, else `$XDG_CACHE_HOME/mmkv_bench`, else `~/.cache/mmkv_bench`."""
     chosen = os.environ.get("MMKV_BENCH_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(chosen) if chosen else Path(base) / "mmkv_bench"
@@ -54,25 +54,25 @@ class Checksums:
 
     def _read(self) -> dict[str, Any]:
         try:
-            known = json.loads(self.file.read_text())
+            entries = json.loads(self.file.read_text())
         except (OSError, ValueError):
             return {}
-        return known if isinstance(known, dict) else {}
+        return entries if isinstance(entries, dict) else {}
 
     def remembered(self, file: Path) -> str | None:
         """The checksum of a file whose state is known; None where it would have to be read. Raises OSError."""
         path, state = str(file.resolve()), state_of(file)
-        for known in (self.here.get(path), self.known.get(path)):
-            if isinstance(known, list) and known[:-1] == list(state):
-                return str(known[-1])
+        for entry in (self.here.get(path), self.known.get(path)):
+            if isinstance(entry, list) and entry[:-1] == list(state):
+                return str(entry[-1])
         return None
 
     def digest(self, file: Path) -> str:
         """Sha256 (hex) of a file's content. Raises what `digest_of` raises."""
         path, state = str(file.resolve()), state_of(file)
-        known = self.remembered(file)
-        if known is not None:
-            return known
+        checksum = self.remembered(file)
+        if checksum is not None:
+            return checksum
         checksum = file_sha256(file)
         if state_of(file) != state:
             raise ConfigError(f"{file} changed while its checksum was made; start the run when it is written")

@@ -18,7 +18,7 @@ DIGITS = 16
 
 @dataclass
 class _Process:
-    """What may run in this process; not in a thread alone, since samples are prepared in threads.
+    """Permissions of this process; not of a thread, since samples are prepared in threads.
 
     Attributes:
         allowed: checksums, or their first digits, of the files of rows that may run; None where no rows name files.
@@ -73,7 +73,7 @@ def require(path: Path | str, digest: str | None) -> None:
         raise CodeOfRowsError(
             f"code named by the rows: {place} is not run without {RUN_CODE}; read that file before you give it"
         )
-    if not any(digest.startswith(known) for known in allowed):
+    if not any(digest.startswith(prefix) for prefix in allowed):
         raise CodeOfRowsError(
             f"code named by the rows: {place} is not run, since it is not the file of the rows: its checksum is "
             f"{digest[:DIGITS]}, theirs {', '.join(sorted(allowed))}; get their file"

@@ -68,7 +68,7 @@ class GenerationTimeout(MMKVError):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out. Python and numpy have a class for it, the operating system a number;
+    """True where an exception says that memory ran out. Python and numpy have a class for it, the operating system a number;
     PyTorch has a class for devices only, its CPU allocator and its libraries say it in a RuntimeError's words."""
     if isinstance(error, (MemoryError, OSError)):
         unmapped = any(words in str(error) for words in _UNMAPPED)

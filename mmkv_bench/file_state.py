@@ -1,4 +1,4 @@
-"""What tells a file's content from any other content at its path without reading it.
+"""The state of a file, which tells its content from any other content at its path without reading it.
 
 Size and modification time do not: archives with fixed dates, Nix and image layers give two files the same ones. A file that is
 replaced gets another inode, and one that is written in place, or whose times are set, another time of change (ctime), which
@@ -32,13 +32,13 @@ class State(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, found: os.stat_result) -> State:
-        """The state that a system call told."""
-        return cls(found.st_dev, found.st_ino, found.st_ctime_ns, found.st_mtime_ns, found.st_size)
+    def of(cls, status: os.stat_result) -> State:
+        """The state in a result of `os.stat`."""
+        return cls(status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mtime_ns, status.st_size)
 
     @property
     def settled(self) -> bool:
-        """Whether the last change is so long ago that a further one would show."""
+        """True where the last change is so long ago that a further one would show."""
         return time.time_ns() - self.changed > SETTLED_NS
 
 
@@ -49,7 +49,7 @@ def state_of(file: str | Path) -> State:
 
 
 def outlives_the_process(file: str | Path, state: State) -> bool:
-    """Whether an equal state in another process means equal content: see the exceptions above."""
+    """True where an equal state in another process means equal content: see the exceptions above."""
     if os.name == "nt" or not state.settled:
         return False
     read_only = os.statvfs(file).f_flag & os.ST_RDONLY

@@ -1,4 +1,4 @@
-"""Which Python files a version stands for: those of the standard library and of installed packages."""
+"""Python files that a version stands for: those of the standard library and of installed packages."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def installed() -> tuple[Path, ...]:
 
 
 def is_installed(file: Path) -> bool:
-    """Whether a resolved path lies in one of these folders."""
+    """True for a resolved path in one of these folders."""
     return any(file.is_relative_to(folder) for folder in installed())

@@ -186,7 +186,7 @@ FOREIGN = {
     "lmms_eval": {"evaluation"},
     "wandb": {"store"},
     "submitit": {"slurm", "cli"},
-    "pandas": {"tables", "papers", "report", "run", "efficiency"},
+    "pandas": {"evaluation", "tables", "papers", "report", "run", "efficiency"},
     "torch": {
         "devices",
         "compression",

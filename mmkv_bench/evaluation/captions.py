@@ -40,12 +40,12 @@ class CaptionScore(NamedTuple):
 
 def kind_of(metric: str) -> str | None:
     """`Bleu_4`, `METEOR`, ... of a metric named after one of them."""
-    found = NAMES.fullmatch(metric)
-    return found[1] if found else None
+    match = NAMES.fullmatch(metric)
+    return match[1] if match else None
 
 
 def holds_caption(value: Any) -> bool:
-    """Whether a scorer's value for a sample is its caption with the references, as of lmms-eval's caption tasks."""
+    """True where a scorer's value for a sample is its caption with the references, as in lmms-eval's caption tasks."""
     return isinstance(value, Mapping) and {"answer", "pred"} <= value.keys() and isinstance(value["answer"], list)
 
 
@@ -114,15 +114,15 @@ def _bleu(
 
     _, values = Bleu(4).compute_score(references, given, verbose=0)
     counted = {doc: cook_test(given[doc][0], cook_refs(references[doc])) for doc in references}
-    found: dict[str, dict[int, CaptionScore]] = {}
+    scores: dict[str, dict[int, CaptionScore]] = {}
     for order in orders:
-        found[f"Bleu_{order}"] = of_order = {}
+        scores[f"Bleu_{order}"] = of_order = {}
         for (doc, counts), value in zip(counted.items(), values[order - 1], strict=True):
             words = counts["testlen"]
             closest = min((abs(length - words), length) for length in counts["reflen"])[1]
             parts = (words, closest, *counts["correct"][:order], *counts["guess"][:order])
             of_order[doc] = CaptionScore(float(value), tuple(map(float, parts)))
-    return found
+    return scores
 
 
 def _meteor(references: dict[int, list[str]], given: dict[int, list[str]]) -> dict[int, CaptionScore]:

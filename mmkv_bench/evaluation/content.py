@@ -1,4 +1,4 @@
-"""What a dataset's content is, as one digest: it goes into the identity of every cell."""
+"""Digests of a dataset's content and of its scoring code; the first goes into the identity of every cell."""
 
 from __future__ import annotations
 
@@ -56,8 +56,10 @@ def scorer_digest(spec: TaskSpec) -> str:
 
 
 def scorer_files(spec: TaskSpec, heard: OpenedFiles, store: Path) -> dict[str, str]:
-    """Files that a task of the user's own opened while it scored: place beside its YAML -> digest of the content, "" of one that
-    was not there. Packages, caches, rows of the dataset and the store's own are not among them."""
+    """Files that a user's task opened while it scored: path from its YAML -> digest of the content, "" for a missing file.
+
+    Packages, caches, the dataset's rows and the store's own files are left out.
+    """
     if spec.is_pages or not spec.include_path:
         return {}
     path = task_file(spec).resolve()
@@ -65,17 +67,17 @@ def scorer_files(spec: TaskSpec, heard: OpenedFiles, store: Path) -> dict[str, s
     ours = (sys.prefix, sys.base_prefix, cache_dir(), conversions(), sources.home(None), store, tempfile.gettempdir())
     elsewhere = [Path(place).resolve() for place in (*ours, *_SYSTEM)]
     elsewhere = [place for place in elsewhere if not path.is_relative_to(place)]
-    known = {}
+    digests = {}
     for name in sorted(heard.files):
         file = Path(name).resolve()
         if file in rows or file.suffix in (".yaml", ".yml") or any(file.is_relative_to(place) for place in elsewhere):
             continue
-        known[os.path.relpath(file, path.parent)] = _content_of(file)
-    return known
+        digests[os.path.relpath(file, path.parent)] = _content_of(file)
+    return digests
 
 
 def files_as_scored(spec: TaskSpec, stored: str) -> bool:
-    """Whether the files of `scorer_files` hold what they held then. stored: as `metrics` has them; what is no JSON names none."""
+    """True where the files of `scorer_files` are unchanged. stored: the column of `metrics`; False where it is no JSON."""
     folder = task_file(spec).resolve().parent
     try:
         return all(_content_of(folder / name) == digest for name, digest in dict(json.loads(stored)).items())
@@ -87,10 +89,10 @@ def _content_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
 
 
-def confirm(spec: TaskSpec, known: str) -> None:
-    """Raise DataError where a dataset's files are not those of the fingerprint `known` any more: what is read now would be
-    answered, or scored, under the old one."""
-    if not spec.is_pages and (changed(spec) or fingerprint(spec) != known):
+def confirm(spec: TaskSpec, expected: str) -> None:
+    """Raise DataError where a dataset's files no longer have the fingerprint `expected`: their answers and scores would stand
+    under the old one."""
+    if not spec.is_pages and (changed(spec) or fingerprint(spec) != expected):
         raise DataError(
             f"the data or the task's code of {spec.dataset} changed while the run went on; what it stored stands. Put the files "
             "back and run the same command again, or run it as they are now for cells of their own"
@@ -98,7 +100,7 @@ def confirm(spec: TaskSpec, known: str) -> None:
 
 
 def inputs_of(spec: TaskSpec) -> list[Path]:
-    """The local files that a dataset's content and code are read from; media that its rows name are not among them."""
+    """The local files of a dataset's rows and code; media that its rows name are left out."""
     return [] if spec.is_pages else sorted({*sources.data_files(spec), *task_code.files(task_file(spec))})
 
 

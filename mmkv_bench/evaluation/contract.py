@@ -1,4 +1,4 @@
-"""What evaluation hands to the rest of the project and takes back. Imports nothing heavy."""
+"""Types that evaluation hands to the rest of the project and takes back. Imports nothing heavy."""
 
 from __future__ import annotations
 

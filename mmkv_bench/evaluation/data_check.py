@@ -1,4 +1,4 @@
-"""What of a dataset is there and what is missing, without loading it: for `python -m mmkv_bench data`.
+"""Availability of a dataset's files, found without loading them: for `python -m mmkv_bench data`.
 
 Nothing is downloaded and no task code runs, except for tasks that bring a reader of their own (`metadata.read`), which
 alone knows their files.
@@ -25,13 +25,13 @@ SHOWN = 3  # names of missing videos
 
 
 @dataclass
-class Found:
-    """What a check found.
+class DataReport:
+    """The result of a check.
 
-    place     where the data are or were looked for, in words
+    place     where the data lie, or are expected, in words
     config    configuration and split of the upstream repository
     files, bytes, rows, columns    of the evaluated split; None where they cannot be told without loading
-    media     what was found of the videos; None for tasks without
+    media     the videos that are there; None for tasks without
     missing   sentences; empty when a run can start
     notes     what else is worth knowing
     """
@@ -48,11 +48,11 @@ class Found:
 
     @property
     def ready(self) -> bool:
-        """Whether a run can start without a connection."""
+        """True where a run can start without a connection."""
         return not self.missing
 
 
-def check(spec: TaskSpec, about: Mapping[str, Any]) -> Found:
+def check(spec: TaskSpec, about: Mapping[str, Any]) -> DataReport:
     """Look for the data of a task where a run would take them from.
 
     Args:
@@ -70,24 +70,24 @@ def check(spec: TaskSpec, about: Mapping[str, Any]) -> Found:
     if sources.reads_itself(config):
         return _with_reader(spec, config, where)
     if spec.dataset_path:
-        found = Found(f"folder {spec.dataset_path}", where)
+        report = DataReport(f"folder {spec.dataset_path}", where)
         local = Path(spec.dataset_path).expanduser()
         folder: Path | None = local
         if not local.is_dir():
-            found.missing.append(f"{folder} is not a folder")
-            return found
+            report.missing.append(f"{folder} is not a folder")
+            return report
     else:
         repository = str(config.get("dataset_path"))
         folder = snapshot(repository)
-        found = Found(f"hub cache {folder}" if folder else f"hub repository {repository}", where)
+        report = DataReport(f"hub cache {folder}" if folder else f"hub repository {repository}", where)
         if folder is None:
-            found.missing.append(
+            report.missing.append(
                 f"{repository} is not in the hub cache; let a run download it (offline=false), or give data.root=<folder>"
             )
     if folder is not None:
-        _files(found, spec, folder, name, split)
-    _media(found, spec, folder, name, split, config, about)
-    return found
+        _files(report, spec, folder, name, split)
+    _media(report, spec, folder, name, split, config, about)
+    return report
 
 
 def repository_of(spec: TaskSpec) -> str | None:
@@ -96,39 +96,41 @@ def repository_of(spec: TaskSpec) -> str | None:
     return path if path is not None and sources.of_hub(path) else None
 
 
-def _pages(spec: TaskSpec) -> Found:
+def _pages(spec: TaskSpec) -> DataReport:
     from mmkv_bench.datasets import page_data
 
     folder = page_data.folder(spec.name, spec.split or "test")
     files = list(folder.rglob("table.arrow")) if folder.is_dir() else []
-    found = Found("made here at first use", f"split {spec.split}", len(files), sum(f.stat().st_size for f in files))
-    found.rows, found.columns = spec.count or DEFAULT_COUNT, [*page_data.TEXT_COLUMNS, "images"]
-    found.notes.append(f"{len(files) * page_data.CHUNK} samples are rendered in {folder}; more are as they are needed")
-    return found
+    report = DataReport(
+        "made here at first use", f"split {spec.split}", len(files), sum(f.stat().st_size for f in files)
+    )
+    report.rows, report.columns = spec.count or DEFAULT_COUNT, [*page_data.TEXT_COLUMNS, "images"]
+    report.notes.append(f"{len(files) * page_data.CHUNK} samples are rendered in {folder}; more are as they are needed")
+    return report
 
 
-def _with_reader(spec: TaskSpec, config: Mapping[str, Any], where: str) -> Found:
-    found = Found(f"folder {spec.dataset_path}" if spec.dataset_path else "no local folder", where)
+def _with_reader(spec: TaskSpec, config: Mapping[str, Any], where: str) -> DataReport:
+    report = DataReport(f"folder {spec.dataset_path}" if spec.dataset_path else "no local folder", where)
     if not spec.dataset_path:
-        found.missing.append(f"{config['metadata'].get('obtain', 'its files')}".strip().rstrip("."))
-        return found
+        report.missing.append(f"{config['metadata'].get('obtain', 'its files')}".strip().rstrip("."))
+        return report
     from mmkv_bench.evaluation.documents import documents
 
     folder = Path(spec.dataset_path)
     files = [file for file in folder.rglob("*") if file.is_file()]
-    found.files, found.bytes = len(files), sum(file.stat().st_size for file in files)
+    report.files, report.bytes = len(files), sum(file.stat().st_size for file in files)
     try:
         docs = documents(spec, None)
     except MMKVError as error:
-        found.missing.append(str(error))
-        return found
+        report.missing.append(str(error))
+        return report
     data = docs.full[docs.split]
-    found.rows, found.columns = len(docs.refs), list(data.column_names)
+    report.rows, report.columns = len(docs.refs), list(data.column_names)
     lost = sorted(os.path.relpath(path, folder) for name in data.column_names for path in _lost(data.data.column(name)))
     if lost:
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
-        found.missing.append(f"pictures that samples name: {', '.join(lost[:SHOWN])}{more}")
-    return found
+        report.missing.append(f"pictures that samples name: {', '.join(lost[:SHOWN])}{more}")
+    return report
 
 
 def _lost(column: Any) -> set[str]:
@@ -143,36 +145,36 @@ def _lost(column: Any) -> set[str]:
     return {path for path in paths if not os.path.isfile(path)}
 
 
-def _files(found: Found, spec: TaskSpec, folder: Path, name: str | None, split: str) -> None:
+def _files(report: DataReport, spec: TaskSpec, folder: Path, name: str | None, split: str) -> None:
     try:
         files = local_data.find(folder, name, split)
         if files.kind == "saved":
-            _saved(found, folder / split)
+            _saved(report, folder / split)
         elif files.kind == "parquet":
-            found.columns, found.rows = local_data.columns(files.files), local_data.count_rows(files.files)
-            found.files, found.bytes = len(files.files), sum(file.stat().st_size for file in files.files)
+            report.columns, report.rows = local_data.columns(files.files), local_data.count_rows(files.files)
+            report.files, report.bytes = len(files.files), sum(file.stat().st_size for file in files.files)
         else:
-            found.notes.append("files that `datasets` converts itself; their columns show when they are loaded")
-        if found.columns is not None:
-            local_data.require_columns(spec.dataset, spec.columns, found.columns)
-        local_data.require_rows(files, found.rows)
+            report.notes.append("files that `datasets` converts itself; their columns show when they are loaded")
+        if report.columns is not None:
+            local_data.require_columns(spec.dataset, spec.columns, report.columns)
+        local_data.require_rows(files, report.rows)
         local_data.require_readable(files)
     except MissingDataError as error:
-        found.missing.append(str(error))
+        report.missing.append(str(error))
 
 
-def _saved(found: Found, folder: Path) -> None:
+def _saved(report: DataReport, folder: Path) -> None:
     import json
 
     files = list(folder.glob("*.arrow"))
-    found.files, found.bytes = len(files), sum(file.stat().st_size for file in files)
+    report.files, report.bytes = len(files), sum(file.stat().st_size for file in files)
     info = folder / "dataset_info.json"
     if info.is_file():
-        found.columns = list(json.loads(info.read_text()).get("features") or {}) or None
+        report.columns = list(json.loads(info.read_text()).get("features") or {}) or None
 
 
 def _media(
-    found: Found,
+    report: DataReport,
     spec: TaskSpec,
     folder: Path | None,
     name: str | None,
@@ -185,13 +187,13 @@ def _media(
     if videos is None:
         return
     if not videos.is_dir():
-        found.media = f"none; expected in {videos}"
-        found.missing.append(f"the videos are expected in {videos}, which is not there")
+        report.media = f"none; expected in {videos}"
+        report.missing.append(f"the videos are expected in {videos}, which is not there")
         return
     template = MEDIA_TEMPLATE.match(str(about.get("media") or ""))
     ids = _ids(folder, name, split, template["column"]) if template and folder is not None else None
     if template is None or ids is None:
-        found.media = f"{sum(1 for file in videos.rglob('*') if file.is_file())} files in {videos}"
+        report.media = f"{sum(1 for file in videos.rglob('*') if file.is_file())} files in {videos}"
         return
     endings = [template["ending"] or "", *re.findall(r"\.\w+", template["others"])]
     named = {i: [home / f"{template['before']}{i}{end}" for end in endings] for i in ids}
@@ -199,8 +201,8 @@ def _media(
     absent = [i for i, path in files.items() if path is None]
     empty = [i for i, path in files.items() if path is not None and path.stat().st_size == 0]
     useless = len(absent) + len(empty)
-    found.media = f"{len(ids) - useless} of {len(ids)} videos in {videos}"
-    problems = found.missing if useless == len(ids) else found.notes
+    report.media = f"{len(ids) - useless} of {len(ids)} videos in {videos}"
+    problems = report.missing if useless == len(ids) else report.notes
     for names, state in ((absent, "missing"), (empty, "empty files")):
         if names:
             shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
@@ -219,5 +221,5 @@ def _ids(folder: Path, name: str | None, split: str, column: str) -> list[str] |
 
 
 def has_fixture(name: str) -> bool:
-    """Whether `data=fixture` works for a dataset of the configuration."""
+    """True where `data=fixture` works for a dataset of the configuration."""
     return name in fixtures.names()

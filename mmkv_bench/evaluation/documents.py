@@ -66,7 +66,7 @@ class Documents:
 
 
 READ_AT_IMPORT: dict[Path, OpenedFiles] = {}
-"""What a task's code opened while it was imported, by the task's YAML."""
+"""Files that a task's code opened while it was imported, by the task's YAML."""
 _LOADED: dict[tuple[str, int | None], Documents] = {}
 
 
@@ -93,8 +93,8 @@ def sample_refs(spec: TaskSpec, limit: int | None) -> list[SampleRef]:
 
 def _page_refs(spec: TaskSpec, count: int) -> list[SampleRef]:
     """Every question about a page has a page of its own: ids and clusters are the same."""
-    found = page_data.named(spec.name, spec.split or "test", count)
-    return [SampleRef(number, name, name, kind) for number, (name, kind) in enumerate(found)]
+    samples = page_data.named(spec.name, spec.split or "test", count)
+    return [SampleRef(number, name, name, kind) for number, (name, kind) in enumerate(samples)]
 
 
 def task_config(spec: TaskSpec) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
 
 
 def _require_metrics(spec: TaskSpec, config: Mapping[str, Any]) -> None:
-    """A headline metric that the task does not give would be one that nobody misses."""
+    """Refuse a headline metric that the task does not give: nobody would miss it."""
     given = [str(entry["metric"]) for entry in config.get("metric_list") or []]
     for metric in spec.metrics if given else ():
         name = metric.partition(",")[0]  # of one of several filters
@@ -139,7 +139,7 @@ def _require_metrics(spec: TaskSpec, config: Mapping[str, Any]) -> None:
 
 
 def generation_settings(spec: TaskSpec) -> dict[str, Any]:
-    """How answers are generated: the defaults, what the task's YAML says, then the configuration, which wins.
+    """Settings of generation: the defaults, then the task's YAML, then the configuration, which wins.
 
     Decoding is greedy unless the configuration says otherwise: some YAMLs ask for a temperature with do_sample off.
     """
@@ -201,7 +201,7 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
 
 
 def _converted(spec: TaskSpec) -> Path | None:
-    """Where `datasets` keeps what it makes of a task's local files; None for others.
+    """The folder in which `datasets` converts a task's local files; None for others.
 
     It keeps that under the files' paths and modification times, and would give old rows where both are those of other content.
     So it works in a folder that is named by their bytes.
@@ -214,14 +214,14 @@ def _converted(spec: TaskSpec) -> Path | None:
 
 
 def conversions() -> Path:
-    """Where `datasets` keeps what it makes of local files."""
+    """The folder below which `datasets` converts local files."""
     base = os.environ.get("HF_DATASETS_CACHE")
     return Path(base) if base else cache_dir() / "datasets"
 
 
 @contextmanager
 def _uncached(spec: TaskSpec) -> Iterator[None]:
-    """What a task makes of rows of save_to_disk would lie beside them, under a name that the rows bring along."""
+    """Turn off the cache of `datasets` for rows of save_to_disk: it would lie beside them, under a name that they bring along."""
     import datasets
 
     saved = spec.dataset_path and (Path(spec.dataset_path).expanduser() / local_data.SAVED).is_file()
@@ -236,7 +236,7 @@ def _uncached(spec: TaskSpec) -> Iterator[None]:
 
 
 def changed(spec: TaskSpec) -> bool:
-    """Whether the files of loaded documents hold something else now."""
+    """True where the files of loaded documents hold something else now."""
     return any(docs.source != _content(spec) for key, docs in _LOADED.items() if key[0] == spec.key())
 
 
@@ -265,10 +265,10 @@ def _with_pictures(spec: TaskSpec, config: dict[str, Any]) -> dict[str, Any]:
     return config | {"dataset_kwargs": kwargs | {"features": features}} if features else config
 
 
-def _require_split(spec: TaskSpec, split: str, found: Mapping[str, Any]) -> None:
-    if split not in found:
+def _require_split(spec: TaskSpec, split: str, splits: Mapping[str, Any]) -> None:
+    if split not in splits:
         raise MissingDataError(
-            f"the data of {spec.dataset} have no split {split!r}; they have {', '.join(found)}; choose one of these with "
+            f"the data of {spec.dataset} have no split {split!r}; they have {', '.join(splits)}; choose one of these with "
             "datasets.<name>.split=..."
         )
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mmkv_bench.datasets.rouge import rouge_l
-from mmkv_bench.evaluation.paired import MEANINGLESS, UNMEASURED, VALUE, BesideFull, Measured, agreed, is_there
+from mmkv_bench.evaluation.paired import MEANINGLESS, UNMEASURED, VALUE, Measured, PairedAnswers, agreed, is_there
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,17 +80,17 @@ def measured(
     """
     import pyarrow.compute as pc
 
-    rows = BesideFull(answers, full, protocols, baselines)
+    rows = PairedAnswers(answers, full, protocols, baselines)
     for name, measure in MEASURES.items():
-        found = measure(rows)
+        measurement = measure(rows)
         if before is not None and before.num_rows:
-            found = rows.kept(found, before.filter(pc.equal(before["metric"], name)))
-        table = rows.table(name, found)
+            measurement = rows.kept(measurement, before.filter(pc.equal(before["metric"], name)))
+        table = rows.table(name, measurement)
         if table.num_rows:
             yield table
 
 
-def _mean(column: str, rows: BesideFull, skip: bool = True) -> Measured:
+def _mean(column: str, rows: PairedAnswers, skip: bool = True) -> Measured:
     """The mean over a row's tokens; skip: without those that come from the full prefill."""
     lists = rows.lists(column)
     kept = lists.after(rows.free) if skip else lists
@@ -98,36 +98,36 @@ def _mean(column: str, rows: BesideFull, skip: bool = True) -> Measured:
     return Measured(kinds, kept.sums() / np.maximum(kept.lengths, 1))
 
 
-def _kl_all(rows: BesideFull) -> Measured:
-    found = _mean("forced_kl", rows, skip=False)
-    return found._replace(kinds=np.where(rows.free > 0, found.kinds, MEANINGLESS))
+def _kl_all(rows: PairedAnswers) -> Measured:
+    mean = _mean("forced_kl", rows, skip=False)
+    return mean._replace(kinds=np.where(rows.free > 0, mean.kinds, MEANINGLESS))
 
 
-def _kl_first(rows: BesideFull) -> Measured:
+def _kl_first(rows: PairedAnswers) -> Measured:
     first = rows.lists("forced_kl").first()
     kinds = np.where(first.lengths > 0, VALUE, UNMEASURED)
     return Measured(np.where(rows.free > 0, MEANINGLESS, kinds), first.sums())
 
 
 # A second greedy answer of `full` follows the first as long as the second measurement ranks the same tokens first.
-def _alike(rows: BesideFull, whole: bool) -> Measured:
+def _alike(rows: PairedAnswers, whole: bool) -> Measured:
     """Tokens before the first that differs; whole: 1 where none does and both end there, else 0."""
-    own, other, agree = rows.lists("token_ids"), rows.full_tokens, rows.lists("forced_agree")
+    tokens, other, agree = rows.lists("token_ids"), rows.full_tokens, rows.lists("forced_agree")
     both = rows.ok & rows.full_ok
     kinds = np.where(rows.other < 0, MEANINGLESS, np.where(both, VALUE, UNMEASURED))
     kinds[rows.is_full] = np.where(agree.there, VALUE, UNMEASURED)[rows.is_full]
     picked = np.flatnonzero((kinds == VALUE) & ~rows.is_full)
     values = agree.leading()
     end = agree.lengths
-    values[picked] = agreed(own, other, picked, rows.other[picked])
+    values[picked] = agreed(tokens, other, picked, rows.other[picked])
     if whole:
         end = end.copy()
-        end[picked] = np.maximum(own.lengths[picked], other.lengths[rows.other[picked]])
+        end[picked] = np.maximum(tokens.lengths[picked], other.lengths[rows.other[picked]])
         values = values == end
     return Measured(kinds, values.astype(np.float64))
 
 
-def _pooled(rows: BesideFull, skip: int) -> Measured:
+def _pooled(rows: PairedAnswers, skip: int) -> Measured:
     """The sample's own perplexity, and the sums that the dataset's is made of."""
     lists = rows.lists("reference_nll")
     kept = lists.after(np.full(len(lists.lengths), skip))
@@ -140,17 +140,17 @@ def _pooled(rows: BesideFull, skip: int) -> Measured:
 _rouge_l = lru_cache(maxsize=1 << 16)(rouge_l)
 
 
-def _rouge(rows: BesideFull, sampled: bool) -> Measured:
+def _rouge(rows: PairedAnswers, sampled: bool) -> Measured:
     """Against an answer of `full` that was sampled, or its greedy one where sampled ones were asked for too. Of `full` itself
     a second sample against the first, and nothing."""
     nothing = UNMEASURED if sampled else MEANINGLESS
     kinds, values = np.where(rows.is_full, nothing, UNMEASURED), np.zeros(len(rows.other))
     references = _firsts(rows.full["reference_samples"]) if sampled else rows.full["answer"].to_pylist()
-    asked = np.append(is_there(rows.full["reference_samples"]), False)[rows.other]
-    picked = np.flatnonzero(asked & is_there(rows.answers["answer"]) & ~rows.is_full)
+    sampled_too = np.append(is_there(rows.full["reference_samples"]), False)[rows.other]
+    picked = np.flatnonzero(sampled_too & is_there(rows.answers["answer"]) & ~rows.is_full)
     texts = rows.answers["answer"].take(picked).to_pylist()
-    found = [_rouge_l(text, references[at]) for text, at in zip(texts, rows.other[picked].tolist(), strict=True)]
-    kinds[picked], values[picked] = VALUE, found
+    scores = [_rouge_l(text, references[at]) for text, at in zip(texts, rows.other[picked].tolist(), strict=True)]
+    kinds[picked], values[picked] = VALUE, scores
     if sampled:
         picked = np.flatnonzero(rows.is_full & is_there(rows.answers["reference_samples"]))
         pairs = rows.answers["reference_samples"].take(picked).to_pylist()
@@ -162,7 +162,7 @@ def _firsts(column: pa.ChunkedArray) -> list[str | None]:
     return [None if samples is None else samples[0] for samples in column.to_pylist()]
 
 
-MEASURES: dict[str, Callable[[BesideFull], Measured]] = {
+MEASURES: dict[str, Callable[[PairedAnswers], Measured]] = {
     "fidelity_kl": partial(_mean, "forced_kl"),
     "fidelity_top1": partial(_mean, "forced_agree"),
     "fidelity_kl_all": _kl_all,

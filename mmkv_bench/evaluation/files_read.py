@@ -1,4 +1,4 @@
-"""Which files a piece of code reads, as the interpreter itself tells (audit event `open`, PEP 578).
+"""The files that a piece of code opens, reported by the interpreter (audit event `open`, PEP 578).
 
 A task's code finds its pictures in ways of its own, so nothing else names them all. What is read by programs that it
 starts, over the network, or from a list of a folder's files cannot be looked at again: then the files are not `traceable`.
@@ -51,12 +51,12 @@ class OpenedFiles:
             return
         self.traceable &= os.path.isabs(name)
         try:
-            found = os.stat(name)
+            status = os.stat(name)
         except OSError:
             self.files[name] = None
             return
-        if stat.S_ISREG(found.st_mode) and not name.startswith(_MADE_UP):
-            self.files[name] = State.of(found)
+        if stat.S_ISREG(status.st_mode) and not name.startswith(_MADE_UP):
+            self.files[name] = State.of(status)
 
 
 @contextmanager
@@ -66,12 +66,12 @@ def opened() -> Iterator[OpenedFiles]:
     if not _hooked:
         sys.addaudithook(_hear)
         _hooked = True
-    found = OpenedFiles()
-    _listeners.append(found)
+    files = OpenedFiles()
+    _listeners.append(files)
     try:
-        yield found
+        yield files
     finally:
-        _listeners.remove(found)
+        _listeners.remove(files)
 
 
 def _hear(event: str, arguments: tuple) -> None:
@@ -85,5 +85,5 @@ def _hear(event: str, arguments: tuple) -> None:
 
 
 def _importing() -> bool:
-    """Whether the interpreter itself lists a folder, to find a module in it. Called by `_hear`."""
+    """True where the interpreter itself lists a folder, to find a module in it. Called by `_hear`."""
     return sys._getframe(2).f_code.co_filename.startswith("<frozen importlib")

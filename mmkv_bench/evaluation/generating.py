@@ -83,8 +83,8 @@ def prompt_hashes(spec: TaskSpec, doc_ids: Collection[int], limit: int | None, a
     limit: the documents lie among the first so many; anew: look at files that this process has looked at already.
     """
     if spec.is_pages:
-        known = documents(spec, limit).prompt_hashes
-        return {doc_id: known[doc_id] for doc_id in doc_ids}
+        hashes = documents(spec, limit).prompt_hashes
+        return {doc_id: hashes[doc_id] for doc_id in doc_ids}
     memory = memory_of(spec)
     missing = memory.look(doc_ids if anew else set(doc_ids) - memory.looked.keys())
     if missing:
@@ -126,10 +126,10 @@ def _request(
                 raise
             ours = isinstance(broken, MMKVError)
             error = str(broken) if ours else f"sample {ref.sample_id} cannot be read: {stated(broken)}"
-        found = "" if error else prompt_hash(prompt)
+        digest = "" if error else prompt_hash(prompt)
     if memory is not None:
-        memory.note(doc_id, found, prompt, heard)
-    elif found != docs.prompt_hashes[doc_id] and not error:
+        memory.note(doc_id, digest, prompt, heard)
+    elif digest != docs.prompt_hashes[doc_id] and not error:
         raise DataError(
             f"the prompt of sample {ref.sample_id} is not the one its data were made for; the task's prompt and its "
             "data are of different versions: install mmkv_bench again"
@@ -144,7 +144,7 @@ def _request(
         images=prompt.images,
         videos=prompt.videos,
         generation=copy.deepcopy(settings),
-        prompt_hash=found,
+        prompt_hash=digest,
         error=error,
         instruction=_instruction(docs.bare[split][doc_id], prompt) if settings.get("cut_prompt") == "left" else "",
         files=_files(prompt, heard),
@@ -155,8 +155,8 @@ def _files(prompt: Conversation, heard: OpenedFiles) -> list[str]:
     """The file of each image and then of each video; none where not each has one that is known."""
     images = [path for path in heard.files if path.lower().endswith(PICTURES)]
     videos = [video["video"] if isinstance(video, dict) else video for video in prompt.videos]
-    known = len(images) == len(prompt.images) and all(isinstance(video, str | os.PathLike) for video in videos)
-    return [*images, *map(str, videos)] if known else []
+    complete = len(images) == len(prompt.images) and all(isinstance(video, str | os.PathLike) for video in videos)
+    return [*images, *map(str, videos)] if complete else []
 
 
 def _instruction(doc: Any, prompt: Conversation) -> str:

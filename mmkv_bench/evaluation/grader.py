@@ -201,7 +201,7 @@ class SharedReplay(Replay):
 
     @property
     def alone(self) -> bool:
-        """Whether each score is of one sample, and no judge was asked."""
+        """True where each score is of one sample, and no judge was asked."""
         return not (self.captions or self.halves or self.scoring_pass.asked or self.scoring_pass.unanswered)
 
     def _task(self, module: ModuleType, config: Mapping[str, Any], with_aggregates: bool) -> ScoringTask:

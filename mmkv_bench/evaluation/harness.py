@@ -56,7 +56,7 @@ def load_config(path: Path) -> dict[str, Any]:
 
 
 def _function(node: yaml.Node) -> Callable:
-    """What `!function` names: of a file beside the YAML, else of a module that can be imported."""
+    """The function of a `!function` node: of a file beside the YAML, else of a module that can be imported."""
     folder, (module_name, _, name) = Path(node.start_mark.name).parent, node.value.rpartition(".")
     file = Path(os.path.normpath(folder / f"{module_name}.py"))
     if file.exists():
@@ -108,7 +108,7 @@ class CountedDocs:
 
 
 def _holds_media(feature: Any) -> bool:
-    """Whether a feature has pictures, sound or videos anywhere in it."""
+    """True where a feature has pictures, sound or videos anywhere in it."""
     if isinstance(feature, Image | Audio | Video):
         return True
     if isinstance(feature, Mapping):
@@ -276,7 +276,7 @@ class ScoringTask(GivenTask):
         return self.guard(key, run)
 
     def scored(self, doc_id: int, results: list, changed: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """What the scorer returns for an answer to a document, which is read anew: scorers may change what they get.
+        """The scorer's result for an answer to a document, which is read anew: scorers may change what they get.
 
         changed: columns of the document that are replaced.
         """
@@ -293,7 +293,7 @@ class ScoringTask(GivenTask):
         return self.wrapped[1]
 
     def close(self) -> None:
-        """Let go of what knows this task: the pass around it, its requests, what it aggregates by."""
+        """Drop the references that keep this task alive: the pass around it, its requests, its aggregations."""
         self._instances, self.wrapped = [], None
         del self.on_document, self.on_scores, self.guard
 
@@ -309,8 +309,7 @@ class ScoringTask(GivenTask):
         return aggregate
 
     def aggregated(self, metrics: Mapping[tuple[str, str], list]) -> dict[str, Any]:
-        """What the loop's last step makes of (metric, filter) -> what the scorer returned for each sample, by
-        "metric,filter"."""
+        """Aggregate as the loop's last step does: (metric, filter) -> results of the samples; returns them by "metric,filter"."""
         output = TaskOutput(task=self, task_name=self.config.task)
         output.sample_metrics.update(metrics)
         output.calculate_aggregate_metric(bootstrap_iters=0)
@@ -397,7 +396,7 @@ class Respondent(lmms):
             raise
 
     def raised(self, error: BaseException) -> bool:
-        """Whether the exception came out of the answering function."""
+        """True where the exception came out of the answering function."""
         return error is self.interruption
 
     def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:

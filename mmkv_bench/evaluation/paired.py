@@ -54,35 +54,36 @@ class Lists:
 
     def sums(self) -> np.ndarray:
         """The sum of each row's numbers, correctly rounded, float64 [rows]."""
-        found = np.zeros(len(self.lengths))
+        sums = np.zeros(len(self.lengths))
         for rows in _cuts(self.lengths):
             starts, ends = self.starts[rows], (self.starts + self.lengths)[rows]
             low = int(starts.min())
-            own = self.flat[low : int(ends.max())].tolist()
+            numbers = self.flat[low : int(ends.max())].tolist()
             spans = zip((starts - low).tolist(), (ends - low).tolist(), strict=True)
-            found[rows] = [math.fsum(own[start:end]) for start, end in spans]
-        return found
+            sums[rows] = [math.fsum(numbers[start:end]) for start, end in spans]
+        return sums
 
     def leading(self) -> np.ndarray:
-        """How many numbers of each row come before the first that is 0 or false, int64 [rows]."""
+        """The count of each row's numbers before the first that is 0 or false, int64 [rows]."""
         ends = np.flatnonzero(self.flat == 0)
         next_end = np.append(ends, len(self.flat))[np.searchsorted(ends, self.starts)]
         return np.minimum(next_end - self.starts, self.lengths)
 
 
-def agreed(own: Lists, other: Lists, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Numbers before the first that differs, of `rows` of one beside `others` of the other, int64 [rows]."""
-    found = np.minimum(own.lengths[rows], other.lengths[others])
-    for cut in _cuts(found):
-        common = found[cut]
+def agreed(answers: Lists, references: Lists, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """The count of numbers before the first that differs, of `rows` of one and `others` of the other, int64 [rows]."""
+    counts = np.minimum(answers.lengths[rows], references.lengths[others])
+    for cut in _cuts(counts):
+        common = counts[cut]
         pair = np.repeat(np.arange(len(common)), common)
         place = np.arange(len(pair)) - np.repeat(np.cumsum(common) - common, common)
         differ = np.flatnonzero(
-            own.flat[own.starts[rows[cut]][pair] + place] != other.flat[other.starts[others[cut]][pair] + place]
+            answers.flat[answers.starts[rows[cut]][pair] + place]
+            != references.flat[references.starts[others[cut]][pair] + place]
         )
         first, at = np.unique(pair[differ], return_index=True)
         common[first] = place[differ[at]]
-    return found
+    return counts
 
 
 def _cuts(lengths: np.ndarray) -> Iterator[slice]:
@@ -104,8 +105,8 @@ class Measured(NamedTuple):
     parts: np.ndarray | None = None
 
 
-class BesideFull:
-    """The rows, as `measured` (measures.py) is given them.
+class PairedAnswers:
+    """The rows that `measured` gets, each paired with the row of `full`.
 
     names: the cells; of_cell: int [rows] into them. ok, full_ok: bool [rows], the row's status is ok, and that of full's row;
     other: int [rows], the place of that row in `full`, -1 for none. is_full: bool [rows], the cell is `full` itself; free: int
@@ -133,25 +134,22 @@ class BesideFull:
         return np.array(values, kind)[self.of_cell]
 
     def places(self, among: pa.Table, cells: list[str | None]) -> np.ndarray:
-        """int [rows]: where in `among` the row of the same sample stands, of the cell that `cells` names for each of
-        `names`; -1 where there is none."""
+        """int [rows]: the place in `among` of the same sample's row, of the cell that `cells` gives for each of `names`; -1 where
+        there is none."""
+        import pandas as pd
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        ids, own = among["sample_id"].unique(), among["cell"].unique()
+        ids, names = among["sample_id"].unique(), among["cell"].unique()
         samples = [
             pc.fill_null(pc.index_in(rows["sample_id"], value_set=ids), -1).to_numpy().astype(np.int64)
             for rows in (among, self.answers)
         ]
-        wanted = pc.fill_null(pc.index_in(pa.array(cells, pa.string()), value_set=own), -1).to_numpy()
-        cell = pc.index_in(among["cell"], value_set=own).to_numpy().astype(np.int64)
-        key = cell * max(len(ids), 1) + samples[0]
-        order = np.argsort(key, kind="stable")
-        asked = wanted.astype(np.int64)[self.of_cell] * max(len(ids), 1) + samples[1]
-        at = np.minimum(np.searchsorted(key[order], asked), max(len(key) - 1, 0))
-        there = (wanted[self.of_cell] >= 0) & (samples[1] >= 0)
-        there[there] = key[order][at[there]] == asked[there]
-        return np.where(there, order[at] if len(order) else -1, -1)
+        wanted = pc.fill_null(pc.index_in(pa.array(cells, pa.string()), value_set=names), -1).to_numpy()
+        cell = pc.index_in(among["cell"], value_set=names).to_numpy().astype(np.int64)
+        width = max(len(ids), 1)
+        keys = np.where(samples[1] < 0, -1, wanted.astype(np.int64)[self.of_cell] * width + samples[1])
+        return pd.Index(cell * width + samples[0]).get_indexer(keys)
 
     def lists(self, column: str) -> Lists:
         return self._lists.setdefault(column, Lists.of(self.answers[column]))
@@ -160,40 +158,40 @@ class BesideFull:
     def full_tokens(self) -> Lists:
         return Lists.of(self.full["token_ids"])
 
-    def kept(self, found: Measured, before: pa.Table) -> Measured:
-        """The measure, where slim rows have lost it, as it is stored: `before` are its rows of the table samples."""
+    def kept(self, measure: Measured, before: pa.Table) -> Measured:
+        """Fill in the measure as it is stored, where slim rows have lost it. before: its rows of the table samples."""
         held = self._by_cell([name in set(before["cell"].unique().to_pylist()) for name in self.names], bool)
-        gone = (found.kinds == UNMEASURED) & self.slim & held
+        gone = (measure.kinds == UNMEASURED) & self.slim & held
         if not gone.any():
-            return found
+            return measure
         at = self.places(before, self.names)
-        known = np.flatnonzero(gone & (at >= 0))
-        stored = before["value"].to_numpy()[at[known]]
-        kinds, values = np.where(gone, MEANINGLESS, found.kinds), found.values.astype(np.float64)
-        kinds[known] = np.where(np.isnan(stored), UNMEASURED, VALUE)
-        values[known] = stored
-        if found.parts is None:
+        stored_rows = np.flatnonzero(gone & (at >= 0))
+        stored = before["value"].to_numpy()[at[stored_rows]]
+        kinds, values = np.where(gone, MEANINGLESS, measure.kinds), measure.values.astype(np.float64)
+        kinds[stored_rows] = np.where(np.isnan(stored), UNMEASURED, VALUE)
+        values[stored_rows] = stored
+        if measure.parts is None:
             return Measured(kinds, values)
-        sums, parts = Lists.of(before["parts"]), found.parts.copy()
-        parts[known] = sums.flat[sums.starts[at[known]][:, None] + np.arange(2)]
+        sums, parts = Lists.of(before["parts"]), measure.parts.copy()
+        parts[stored_rows] = sums.flat[sums.starts[at[stored_rows]][:, None] + np.arange(2)]
         return Measured(kinds, values, parts)
 
-    def table(self, metric: str, found: Measured) -> pa.Table:
+    def table(self, metric: str, measure: Measured) -> pa.Table:
         """Rows of the table samples, without dataset; none of cells in which no row has a value."""
         import pyarrow as pa
 
-        valued = (found.kinds == VALUE) & self.ok
+        valued = (measure.kinds == VALUE) & self.ok
         counted = np.zeros(len(self.names), dtype=bool)
         counted[self.of_cell[valued]] = True
-        rows = np.flatnonzero(counted[self.of_cell] & (~self.ok | (found.kinds != MEANINGLESS)))
+        rows = np.flatnonzero(counted[self.of_cell] & (~self.ok | (measure.kinds != MEANINGLESS)))
         table = self.answers.select(["cell", "sample_id", "cluster", "status"]).take(pa.array(rows))
         missing = ~valued[rows]
         columns = {
             "metric": pa.repeat(pa.scalar(metric), len(rows)),
-            "value": pa.array(found.values[rows].astype(np.float64), mask=missing),
+            "value": pa.array(measure.values[rows].astype(np.float64), mask=missing),
         }
-        if found.parts is not None:  # of what has no value those of an empty answer
-            parts = np.where(missing[:, None], 0.0, found.parts[rows])
+        if measure.parts is not None:  # of what has no value those of an empty answer
+            parts = np.where(missing[:, None], 0.0, measure.parts[rows])
             ends = np.arange(0, 2 * len(rows) + 1, 2, dtype=np.int32)
             columns["parts"] = pa.ListArray.from_arrays(ends, parts.ravel())
         for name, column in columns.items():
@@ -202,7 +200,7 @@ class BesideFull:
 
 
 def is_there(column: pa.ChunkedArray) -> np.ndarray:
-    """bool [rows]: what is not null."""
+    """bool [rows]: rows that are not null."""
     return _flags(column.is_valid())
 
 

@@ -12,7 +12,7 @@ MODEL = "mmkv_bench.api.lmms_eval_model.MMKV"
 
 
 def manifest() -> ModelManifest:
-    """Which class `--model mmkv` is, in chat form; imported when it is asked for."""
+    """Name the class of `--model mmkv`, in chat form; lmms-eval imports it when it needs it."""
     from lmms_eval.models.registry_v2 import ModelManifest
 
     return ModelManifest(NAME, chat_class_path=MODEL)

@@ -56,34 +56,34 @@ class Memory:
         self.known = {} if file is None else _read(file)
         self._saved = time.monotonic()
 
-    def note(self, doc_id: int, found: str, prompt: Conversation, heard: OpenedFiles) -> None:
-        """Keep the hash of a prompt that was just made, and what was heard meanwhile."""
-        self.looked[doc_id] = found
+    def note(self, doc_id: int, digest: str, prompt: Conversation, heard: OpenedFiles) -> None:
+        """Keep the hash of a prompt that was just made, and the files that were opened meanwhile."""
+        self.looked[doc_id] = digest
         self.known.pop(doc_id, None)
         paths = [video["video"] if isinstance(video, dict) else video for video in prompt.videos]
         frames = any(not isinstance(path, str | os.PathLike) for path in paths)
         unheard = (prompt.images or prompt.videos) and not (heard.files or self.media)
-        if self.file is None or not found or frames or unheard or not heard.traceable:
+        if self.file is None or not digest or frames or unheard or not heard.traceable:
             return
         if all(state is None or outlives_the_process(path, state) for path, state in heard.files.items()):
-            self.known[doc_id] = self.new[doc_id] = KnownPrompt(found, dict(heard.files))
+            self.known[doc_id] = self.new[doc_id] = KnownPrompt(digest, dict(heard.files))
         if time.monotonic() - self._saved > SAVE_EVERY_S:
             self.save()
 
     def look(self, doc_ids: Iterable[int]) -> set[int]:
-        """Look at the files of these prompts again; returns those of which no hash is known to hold now."""
+        """Look at the files of these prompts again; return the prompts whose hash may have changed."""
         states: dict[str, State | None] = {}
         unknown = set()
         for doc_id in doc_ids:
-            known = self.known.get(doc_id)
-            if known is None:
+            prompt = self.known.get(doc_id)
+            if prompt is None:
                 unknown.add(doc_id)
                 continue
-            for path in known.files:
+            for path in prompt.files:
                 if path not in states:
                     states[path] = _state(path)
-            if all(states[path] == state for path, state in known.files.items()):
-                self.looked[doc_id] = known.hash
+            if all(states[path] == state for path, state in prompt.files.items()):
+                self.looked[doc_id] = prompt.hash
             else:
                 unknown.add(doc_id)
         return unknown
@@ -104,7 +104,7 @@ _MEMORIES: dict[str, Memory] = {}
 
 
 def memory_of(spec: TaskSpec) -> Memory:
-    """What is known of the dataset's prompts: of its content, task and task's code as they are now."""
+    """The memory of a dataset's prompts, of its content, task and task's code as they are now."""
     home = str(sources.home(spec.media_root))
     content, task = fingerprint(spec), task_file(spec)  # which imports the task's code
     surroundings, at_import = task_code.remembered(task), READ_AT_IMPORT.get(task)
@@ -129,9 +129,9 @@ def _read_at_import(heard: OpenedFiles | None) -> list[str]:
 
 
 def rows_hold_media(spec: TaskSpec) -> bool:
-    """Whether the dataset's rows hold all its media, so that its fingerprint says all about its prompts.
+    """True where the dataset's rows hold all its media, so that its fingerprint covers its prompts.
 
-    KnownPrompt of pages, and of lmms-eval's and our own tasks with media columns of which none names a file in place of bytes.
+    That is so for pages, and for lmms-eval's and our own tasks whose media columns name no file in place of bytes.
     """
     if spec.is_pages:
         return True
@@ -150,7 +150,7 @@ def _kwargs(spec: TaskSpec) -> dict[str, Any]:
 
 
 def _names_files(column: Any) -> bool:
-    """Whether some medium of an Arrow column of {bytes, path}, or of lists of them, has a path and no bytes."""
+    """True where a medium of an Arrow column of {bytes, path}, or of lists of them, has a path and no bytes."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -176,8 +176,8 @@ def _read(file: Path) -> dict[int, KnownPrompt]:
     try:
         rows = pq.read_table(file).to_pydict()
         return {
-            doc_id: KnownPrompt(found, {path: _parsed(state) for path, state in zip(paths, states, strict=True)})
-            for doc_id, found, paths, states in zip(*(rows[name] for name in _COLUMNS), strict=True)
+            doc_id: KnownPrompt(digest, {path: _parsed(state) for path, state in zip(paths, states, strict=True)})
+            for doc_id, digest, paths, states in zip(*(rows[name] for name in _COLUMNS), strict=True)
         }
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException):
         return {}
@@ -191,15 +191,17 @@ def _parsed(text: str) -> State | None:
     return State(*map(int, text.split())) if text else None
 
 
-def _write(file: Path, known: dict[int, KnownPrompt]) -> None:
+def _write(file: Path, prompts: dict[int, KnownPrompt]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     columns = (
-        pa.array(list(known), pa.int64()),
-        pa.array([one.hash for one in known.values()], pa.string()),
-        pa.array([list(one.files) for one in known.values()], pa.list_(pa.string())),
-        pa.array([[_written(state) for state in one.files.values()] for one in known.values()], pa.list_(pa.string())),
+        pa.array(list(prompts), pa.int64()),
+        pa.array([prompt.hash for prompt in prompts.values()], pa.string()),
+        pa.array([list(prompt.files) for prompt in prompts.values()], pa.list_(pa.string())),
+        pa.array(
+            [[_written(state) for state in prompt.files.values()] for prompt in prompts.values()], pa.list_(pa.string())
+        ),
     )
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=".prompts")

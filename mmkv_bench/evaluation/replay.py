@@ -1,4 +1,4 @@
-"""One pass of lmms-eval's loop over stored answers: what its scorer makes of each sample, and its aggregates."""
+"""One pass of lmms-eval's loop over stored answers: its scorer's results for the samples, and its aggregates."""
 
 from __future__ import annotations
 
@@ -77,24 +77,26 @@ class Replay:
         self.passes: dict[Key, int] = {}  # how many filters' outputs were scored
 
     def run(self, with_aggregates: bool) -> dict[str, float]:
-        """Returns lmms-eval's aggregates by metric."""
-        found = self.aggregates(self._pass(with_aggregates, over_samples=True))
+        """Run the pass; return lmms-eval's aggregates by metric."""
+        aggregates = self.aggregates(self._pass(with_aggregates, over_samples=True))
         self._close()
-        return found
+        return aggregates
 
     def name_metrics(self) -> None:
-        """A pass that only finds out what a sample is scored by (`names_of`): scores over several samples are left out."""
+        """Run a pass that only learns the metrics of samples (`names_of`); scores over several samples are left out."""
         self._pass(with_aggregates=False, over_samples=False)
         self._close()
 
     def _close(self) -> None:
-        """Let go of the task, which knows this pass: Python would find that circle late, and all its answers in it."""
+        """Drop the task, which refers to this pass: Python would free that circle, with all its answers, late."""
         self.task.close()
         del self.task
 
     def names_of(self, doc_id: int) -> list[str]:
         """The metrics that the scorer gave a sample, those made of several samples among them."""
-        collected = [name for own in (self.captions, self.halves) for name, of_docs in own.items() if doc_id in of_docs]
+        collected = [
+            name for each in (self.captions, self.halves) for name, of_docs in each.items() if doc_id in of_docs
+        ]
         return list(dict.fromkeys([*self.values.get(doc_id, {}), *collected]))
 
     def _pass(self, with_aggregates: bool, over_samples: bool) -> Mapping[str, Any]:
@@ -114,7 +116,7 @@ class Replay:
         return results
 
     def open(self, module: ModuleType, config: Mapping[str, Any], with_aggregates: bool) -> None:
-        """Make the fresh task; `pass` does."""
+        """Make the fresh task."""
         with task_errors(self.spec.name):
             self.task = self._task(module, config, with_aggregates)
         self.task.left_out = [name for name in self.task.metric_functions if self._costs_more_than_it_tells(name)]
@@ -150,7 +152,7 @@ class Replay:
         seed(self.identity(doc_id))
 
     def identity(self, doc_id: int) -> str:
-        """What the random generators are set by."""
+        """The text that the random generators are seeded with."""
         return f"{self.spec.name}/{doc_id}"
 
     def _after(self, key: Key, metrics: Mapping[str, Any], results: list) -> None:
@@ -162,7 +164,7 @@ class Replay:
         guess = moved and guessed(identity, metrics, lambda: self.task.scored(doc_id, results))
         if not moved:
             seed(identity)  # as the scorer left it
-        found = self.values.setdefault(key, {})
+        values = self.values.setdefault(key, {})
         for metric, raw in metrics.items():
             if metric not in functions and metric not in BESIDE:
                 continue
@@ -177,7 +179,7 @@ class Replay:
             if value is None:
                 self.unscored[name] = None
             else:
-                found[name] = 0.0 if guess and self._rising(metric) else value
+                values[name] = 0.0 if guess and self._rising(metric) else value
                 if isinstance(raw, Mapping) and "parts" in raw:  # a task of ours whose metric is no mean
                     self.parts.setdefault(key, {})[name] = tuple(map(float, raw["parts"]))
         if tells_right_only(metrics):
@@ -185,9 +187,9 @@ class Replay:
                 self.unheard.add(key)  # what would have been read is the judge's to say
             else:
                 nothing = right_under_no_key(metrics, lambda key: self.task.scored(doc_id, results, key))
-                found[self._name(PARSE_FAILED, number)] = float(nothing)
+                values[self._name(PARSE_FAILED, number)] = float(nothing)
         elif guess or reads_choices(metrics) or self._may_draw:
-            found[self._name(PARSE_FAILED, number)] = float(guess or unread(metrics))
+            values[self._name(PARSE_FAILED, number)] = float(guess or unread(metrics))
 
     @cached_property
     def _functions(self) -> Mapping[str, Callable]:
@@ -202,7 +204,7 @@ class Replay:
         return metric if len(filters) == 1 else f"{metric},{filters[number]}"
 
     def _rising(self, metric: str) -> bool:
-        """Whether more is better; a guess on a metric where less is better keeps what was drawn."""
+        """True where more is better; a guess on a metric where less is better keeps its drawn score."""
         return metric in BESIDE or self.task.higher_is_better().get(metric) is not False
 
     def _count_parsed(self) -> None:
@@ -210,9 +212,9 @@ class Replay:
 
     def _score_captions(self) -> None:
         """Scores of the collected captions: of each filter's own, over the references of all documents."""
-        for own in {name.partition(",")[2] for name in self.captions}:
+        for suffix in {name.partition(",")[2] for name in self.captions}:
             parted = {name: name.partition(",") for name in self.captions}
-            names = {name: kind for name, (of, _, it) in parted.items() if it == own and (kind := kind_of(of))}
+            names = {name: kind for name, (of, _, it) in parted.items() if it == suffix and (kind := kind_of(of))}
             given = self.captions[next(iter(names))]
             every = {ref.doc_id: given.get(ref.doc_id) or self._without_caption(ref.doc_id) for ref in self.docs.refs}
             others = {doc_id: self._without_caption(doc_id) for doc_id in self._unasked(names.values())}
@@ -226,8 +228,8 @@ class Replay:
 
     def _unasked(self, kinds: Collection[str]) -> range:
         """The documents behind those of this cell, which CIDEr's document frequencies are of as well."""
-        asked = len(self.docs.refs)
-        return range(asked, len(documents(self.spec, None).refs) if "CIDEr" in kinds else asked)
+        count = len(self.docs.refs)
+        return range(count, len(documents(self.spec, None).refs) if "CIDEr" in kinds else count)
 
     def _score_pairs(self) -> None:
         """Scores of pairs of samples, for both of them; pairs are of documents, whether both are answered or not."""
@@ -250,28 +252,28 @@ class Replay:
         raise DataError(f"document {doc_id} of task {self.spec.name} has no reference captions")
 
     def _costs_more_than_it_tells(self, metric: str) -> bool:
-        """Caption metrics beside the headline: ours are made of the same programs, which start once for all of them."""
+        """True for caption metrics beside the headline: ours come from the same programs, which start once for all of them."""
         return bool(self.spec.metrics) and metric not in self.spec.metrics and kind_of(metric) is not None
 
     def _where(self) -> str:
         return f"sample {self.position.sample_id}" if self.position else "its start"
 
     def aggregates(self, results: Mapping[str, Any]) -> dict[str, float]:
-        """Of what the loop reports, the numbers by metric."""
-        found = {}
+        """The numbers in the loop's report, by metric."""
+        numeric = {}
         for key, value in results.items():  # "metric,filter" -> number, and more that is none
             metric, comma, _ = key.partition(",")
             if comma and metric in self.task.metric_functions and isinstance(value, numbers.Real):
-                found[metric if len(self.task.filter_names) == 1 else key] = float(value)
+                numeric[metric if len(self.task.filter_names) == 1 else key] = float(value)
         if self.task.aggregates:
             self.unaggregated |= dict.fromkeys(self.task.left_out, JAVA_FOR_EACH)
         of_part = [name for name in self.captions if kind_of(base_metric(name)) == "CIDEr" and self._unasked(["CIDEr"])]
-        for name in found.keys() & of_part:
-            del found[name]
+        for name in numeric.keys() & of_part:
+            del numeric[name]
             self.unaggregated[name] = OTHER_FREQUENCIES
         for metric, error in self.task.aggregation_errors.items():
             self.unaggregated[metric] = f"lmms-eval's aggregation failed: {error!r}"
-        return found
+        return numeric
 
 
 def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int] = ()) -> None:
@@ -280,9 +282,9 @@ def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int
     values: doc_id -> metric -> score, to which it adds; unheard: documents whose choice a judge would have read.
     """
     for name in [name for name in set().union(*values.values()) if name.startswith(PARSE_FAILED)]:
-        for doc_id, found in values.items():
+        for doc_id, scores in values.items():
             if doc_id not in unheard:
-                found.setdefault(name, 0.0)
+                scores.setdefault(name, 0.0)
 
 
 @contextmanager

@@ -122,7 +122,7 @@ def seed(identity: str) -> None:
 
 @functools.cache
 def untouched(identity: str) -> tuple[int, bytes]:
-    """What `drawn` gives right after `seed(identity)`."""
+    """The result of `drawn` right after `seed(identity)`."""
     seed(identity)
     return drawn()
 
@@ -149,7 +149,7 @@ def state_kept() -> Iterator[None]:
 
 
 def guessed(identity: str, metrics: Mapping[str, Any], again: Callable[[], Mapping[str, Any]]) -> bool:
-    """Whether the scorer's result depends on the state of the generators. Ask only when it moved one of them.
+    """True where the scorer's result depends on the state of the generators. Call it only when the scorer moved one of them.
 
     metrics: what it returned; again: scores the same answer once more, from the same document.
     """
@@ -162,12 +162,12 @@ def guessed(identity: str, metrics: Mapping[str, Any], again: Callable[[], Mappi
 
 
 def unread(metrics: Mapping[str, Any]) -> bool:
-    """Whether a value says itself that no choice was found."""
+    """True where a value itself says that no choice was read."""
     return any(UNREAD[name](value) for name, value in metrics.items() if name in UNREAD)
 
 
 def right_under_no_key(metrics: Mapping[str, Any], again: Callable[[dict[str, str]], Mapping[str, Any]]) -> bool:
-    """Whether an answer would be wrong whichever choice were the right one, for metrics that tell no more.
+    """True where an answer would be wrong whichever choice were right, for metrics that tell no more.
 
     again: scores the same answer once more, with columns of the document replaced.
     """
@@ -184,11 +184,11 @@ def _keyed(metrics: Mapping[str, Any], name: str) -> bool:
 
 
 def tells_right_only(metrics: Mapping[str, Any]) -> bool:
-    """Whether there is a metric of `KEYED` among a sample's."""
+    """True where a metric of `KEYED` is among a sample's."""
     return any(_keyed(metrics, name) for name in KEYED)
 
 
 def reads_choices(metrics: Mapping[str, Any]) -> bool:
-    """Whether the task's metrics tell what was read: then, as where its scorer can draw, every sample gets a
+    """True where the task's metrics tell which choice was read: then, as where its scorer can draw, every sample gets a
     `parse_failed`."""
     return any(name in UNREAD for name in metrics)

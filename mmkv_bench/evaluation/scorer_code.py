@@ -35,31 +35,31 @@ def refuse_other_judges(name: str, task: ConfigurableTask, ours: str) -> None:
 
 def addresses(scorer: Callable[..., Any]) -> set[str]:
     """Addresses of judges that the function, or one of the task's functions it may call, knows."""
-    known: set[str] = set()
+    urls: set[str] = set()
 
     def visit(function: Any, names: set[str]) -> Iterator[Any]:
         if isinstance(function, type):
-            known.update(_urls(vars(function).get(name) for name in ADDRESSES))
+            urls.update(_urls(vars(function).get(name) for name in ADDRESSES))
             yield from (member for member in vars(function).values() if isinstance(member, types.FunctionType))
             return
         for name in names:
             value = function.__globals__.get(name)
             if name in ADDRESSES:
-                known.update(_urls([value]))
+                urls.update(_urls([value]))
             if _of_judge(value):
-                known.update(_urls(str(getattr(value, each, "")) for each in CLIENTS))
+                urls.update(_urls(str(getattr(value, each, "")) for each in CLIENTS))
             if _same_module(value, function) or isinstance(value, type):
                 yield value
             elif type(value).__module__.startswith(("lmms_eval.tasks", function.__module__)):  # made at import
-                known.update(_urls(getattr(value, each, None) for each in ADDRESSES))
+                urls.update(_urls(getattr(value, each, None) for each in ADDRESSES))
                 yield type(value)
 
     _walk(scorer, visit)
-    return known
+    return urls
 
 
 def may_draw(scorer: Any) -> bool:
-    """Whether the function, or one of lmms-eval's task functions that it may call, names a random generator."""
+    """True where the function, or one of lmms-eval's task functions that it may call, names a random generator."""
     import numpy as np
 
     drawing = False
@@ -78,14 +78,14 @@ def may_draw(scorer: Any) -> bool:
 
 def _walk(scorer: Any, visit: Callable[[Any, set[str]], Iterable[Any]]) -> None:
     """Visit a function with the global names in its code, then the functions and classes that each visit gives."""
-    waiting, seen = [scorer], set()
+    waiting, visited = [scorer], set()
     while waiting:
         function = waiting.pop()
         while isinstance(function, functools.partial):
             function = function.func
         function = getattr(function, "__func__", function)
-        if isinstance(function, types.FunctionType | type) and function not in seen:
-            seen.add(function)
+        if isinstance(function, types.FunctionType | type) and function not in visited:
+            visited.add(function)
             waiting += visit(function, set() if isinstance(function, type) else {*_global_names(function.__code__)})
 
 

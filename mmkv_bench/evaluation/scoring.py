@@ -53,22 +53,22 @@ def take_back(
     metrics: Callable[[int], Sequence[str]],
     kept: str = "",
 ) -> Lost:
-    """Remove from `values` what scorers made of fillers, and tell what is missing.
+    """Remove scores of fillers from `values`, and return what is missing.
 
-    values: doc_id -> metric -> score. metrics: tells those that a sample, by doc_id, is to have. kept: a metric that no judge
-    decides.
+    values: doc_id -> metric -> score. metrics: gives the metrics that a sample, by doc_id, is to have. kept: a metric that no
+    judge decides.
     """
     lost: Lost = {}
     for owner in unheard(scoring_pass):
         wanted = metrics(owner)
-        found, gone = values.setdefault(owner, {}), lost.setdefault(owner, {})
+        scores, gone = values.setdefault(owner, {}), lost.setdefault(owner, {})
         for metric, why in scoring_pass.unanswered.get(owner, {}).items():
-            names = [name for name in found if metric in (None, base_metric(name)) and base_metric(name) != kept]
+            names = [name for name in scores if metric in (None, base_metric(name)) and base_metric(name) != kept]
             for name in names or ([metric] if metric else [name for name in wanted if name not in gone]):
                 gone[name] = why
-                found.pop(name, None)
+                scores.pop(name, None)
         if owner in scoring_pass.refused:
-            gone |= {name: scoring_pass.refused[owner] for name in wanted if name not in found and name not in gone}
+            gone |= {name: scoring_pass.refused[owner] for name in wanted if name not in scores and name not in gone}
     return lost
 
 
@@ -79,35 +79,33 @@ def unheard(scoring_pass: ScoringPass) -> list[int]:
 
 def reasons(scoring_pass: ScoringPass, lost: Lost, samples: int, aggregated: Iterable[str]) -> dict[str, str]:
     """Metric -> `not judged: ...`, for each metric that misses an answer in a sample or in lmms-eval's aggregation."""
-    found: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for name in dict.fromkeys(name for gone in lost.values() for name in gone):
         whys = [gone[name] for gone in lost.values() if name in gone]
-        found[name] = f"{NOT_JUDGED}: {len(whys)} of {samples} samples: {whys[0]}"
+        lines[name] = f"{NOT_JUDGED}: {len(whys)} of {samples} samples: {whys[0]}"
     for metric, why in scoring_pass.unanswered.get(None, {}).items():
         for name in aggregated:
             if metric in (None, base_metric(name)):
-                found.setdefault(name, f"{NOT_JUDGED}: lmms-eval's aggregation: {why}")
-    return found
+                lines.setdefault(name, f"{NOT_JUDGED}: lmms-eval's aggregation: {why}")
+    return lines
 
 
 def judged_by(
     scoring_pass: ScoringPass, names: Iterable[str], prompts: Mapping[str | None, str]
 ) -> dict[str, JudgedBy]:
     """Metric -> who judged it, for each metric of `names` with an answer of the judge."""
-    found = {}
+    judges = {}
     for name in names:
-        answered = [
-            asked for asked in scoring_pass.asked if asked.answered and asked.metric in (None, base_metric(name))
-        ]
+        answered = [each for each in scoring_pass.asked if each.answered and each.metric in (None, base_metric(name))]
         if not answered:
             continue
-        temperatures = {asked.question.temperature for asked in answered}
-        found[name] = JudgedBy(
+        temperatures = {each.question.temperature for each in answered}
+        judges[name] = JudgedBy(
             model=str(scoring_pass.ledger.model),
             prompts=prompts.get(base_metric(name)) or prompts.get(None),
             temperature=temperatures.pop() if len(temperatures) == 1 else None,
         )
-    return found
+    return judges
 
 
 def prompts_of(asked: Sequence[Asked]) -> dict[str | None, str]:
@@ -219,7 +217,7 @@ def checked_texts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer]
 
 
 def why_incomplete(docs: Documents, answers: Mapping[str, Answer]) -> str | None:
-    """How many samples have no answer, and how they ended; None where all have one."""
+    """Count the samples without an answer, by how they ended; None where all have one."""
     counts: dict[str, int] = {}
     for ref in docs.refs:
         status = answers[ref.sample_id].status if ref.sample_id in answers else "missing"
@@ -292,8 +290,8 @@ def headline_of(spec: TaskSpec, values: Mapping[int, Mapping[str, float]]) -> li
     """The metrics a failed sample counts in: those of the config, else those seen, else those of the task's YAML."""
     if spec.metrics:
         return list(spec.metrics)
-    seen = list(dict.fromkeys(metric for scores in values.values() for metric in scores))
-    return seen or _all_metrics(spec, values)
+    scored = list(dict.fromkeys(metric for scores in values.values() for metric in scores))
+    return scored or _all_metrics(spec, values)
 
 
 def _all_metrics(spec: TaskSpec, values: Mapping[int, Mapping[str, float]]) -> list[str]:

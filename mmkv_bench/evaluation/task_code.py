@@ -59,8 +59,11 @@ _MADE_UP = {f"__{'import'}__", "exec", "eval"}  # calls that import or run what 
 
 @dataclass(frozen=True)
 class Reading:
-    """What the code of some files does: the packages it imports (first words), the environment variables it names, whether it
-    reads variables or imports modules under names that are not in its text."""
+    """A summary of the code of some files.
+
+    imports: first words of the packages it imports; variables: environment variables it names; any_variable, any_import: it
+    reads variables, or imports modules, under names that are not in its text.
+    """
 
     imports: frozenset[str] = frozenset()
     variables: frozenset[str] = frozenset()
@@ -77,8 +80,8 @@ class Reading:
 
 
 def digests(path: Path) -> list[str]:
-    """Of each Python file that a task's YAML, and those it includes, can reach: beside them, and in packages below that these
-    import, and elsewhere outside of installed packages. None where lmms-eval's version stands for them."""
+    """Digests of the Python files that a task's YAML, and those it includes, can reach: beside them, in packages below that these
+    import, and elsewhere outside of installed packages. Empty where lmms-eval's version stands for them."""
     names = {item for folder in folders(path) for item in _reached(folder).items()}
     return sorted(f"{name}:{hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in names)
 
@@ -95,10 +98,10 @@ def remembered(path: Path) -> str | None:
     reading = Reading()
     for folder in folders(path):
         code = _reached(folder)
-        own = {part.partition(".")[0] for name in code for part in name.split("/")}
+        modules = {part.partition(".")[0] for name in code for part in name.split("/")}
         for file in code.values():
-            done = _reading(file.read_bytes())
-            reading |= Reading(done.imports - own, done.variables, done.any_variable, done.any_import)
+            summary = _reading(file.read_bytes())
+            reading |= Reading(summary.imports - modules, summary.variables, summary.any_variable, summary.any_import)
             reading |= Reading(any_variable=file.suffix != ".py")  # whatever it does
     if reading.any_variable or reading.any_import or reading.imports - HEARD:
         return None
@@ -115,7 +118,7 @@ def _yaml(path: Path) -> Iterator[Path]:
 
 
 def shipped(file: Path) -> bool:
-    """Whether a file is lmms-eval's own."""
+    """True for lmms-eval's own files."""
     return file.resolve().is_relative_to(lmms_eval_folder().resolve())
 
 
@@ -127,18 +130,18 @@ def folders(path: Path) -> set[Path]:
 def _reached(folder: Path) -> dict[str, Path]:
     """Name -> file of the code beside a YAML, of packages below that it imports, and of modules elsewhere that are no installed
     packages; of these as far as this process finds them, as it does once the task was imported."""
-    found = {file.name: file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and file.is_file()}
+    files = {file.name: file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and file.is_file()}
     below = {part.name for part in folder.iterdir() if part.is_dir() and part.name[0] != "."}
-    waiting, known = list(found.values()), {file.partition(".")[0] for file in found} - below
+    waiting, visited = list(files.values()), {file.partition(".")[0] for file in files} - below
     while waiting:
         reading = _reading(waiting.pop().read_bytes())
-        names = (reading.imports | (below if reading.any_import else set())) - known
-        known |= names
+        names = (reading.imports | (below if reading.any_import else set())) - visited
+        visited |= names
         for name in names:
             new = _modules(name, folder / name) if name in below else _elsewhere(name)
-            found |= new
+            files |= new
             waiting += new.values()
-    return found
+    return files
 
 
 def _elsewhere(name: str) -> dict[str, Path]:
@@ -155,13 +158,13 @@ def _elsewhere(name: str) -> dict[str, Path]:
 
 
 def _modules(name: str, package: Path) -> dict[str, Path]:
-    """Of a package, links to folders followed; what is hidden and Python's own bytecode left out."""
-    modules, seen = dict[str, Path](), set[str]()
+    """The files of a package, links to folders followed; hidden files and Python's own bytecode left out."""
+    modules, visited = dict[str, Path](), set[str]()
     for place, below, names in os.walk(package, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:
+        if (real := os.path.realpath(place)) in visited:
             below.clear()
             continue
-        seen.add(real)
+        visited.add(real)
         below[:] = [part for part in sorted(below) if part[0] != "." and part != "__pycache__"]
         files = [Path(place, file) for file in names if file.endswith(SUFFIXES)]
         modules |= {(Path(name) / file.relative_to(package)).as_posix(): file for file in files}
@@ -170,7 +173,7 @@ def _modules(name: str, package: Path) -> dict[str, Path]:
 
 @lru_cache(maxsize=4096)
 def _reading(code: bytes) -> Reading:
-    """What one file does; what is no Python does nothing here."""
+    """Summarise one file; a file that is no Python has an empty summary."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError):
@@ -215,7 +218,7 @@ def _variables(tree: ast.AST) -> Reading:
 
 
 def _names(node: ast.AST) -> bool:
-    """Whether a node is the environment, or what reads one variable of it."""
+    """True for a node that is the environment, or reads one variable of it."""
     if isinstance(node, ast.Attribute):
         return node.attr in ("environ", "getenv", "environb")
     return isinstance(node, ast.Name) and node.id in ("environ", "getenv")
@@ -235,7 +238,7 @@ class SourceOnly(SourceFileLoader):
 
 @lru_cache(maxsize=256)
 def _compiled(source: bytes, path: str) -> CodeType:
-    """Of equal bytes once: a task's module is run anew for each function that its YAML names."""
+    """Compile equal bytes once: a task's module is run anew for each function that its YAML names."""
     return compile(source, path, "exec", dont_inherit=True)
 
 
@@ -250,8 +253,10 @@ def executed(name: str, file: Path, source_only: bool) -> ModuleType:
 
 
 def import_from_source(folders: Iterable[Path]) -> None:
-    """Have modules in and below a task's folders, and elsewhere outside of installed packages, imported from their sources from
-    now on, whoever imports them: a task's code imports some only when a prompt is made."""
+    """Import modules in and below a task's folders, and elsewhere outside of installed packages, from their sources from now on.
+
+    It holds whoever imports them: a task's code imports some only when a prompt is made.
+    """
     new = {folder.resolve() for folder in folders} - _folders
     if not new:
         return
@@ -263,7 +268,7 @@ def import_from_source(folders: Iterable[Path]) -> None:
 
 
 def _finder(place: str) -> FileFinder:
-    """What finds the modules of a folder (a hook of `sys.path_hooks`). Raises ImportError for folders whose bytecode counts."""
+    """The finder of a folder's modules (a hook of `sys.path_hooks`). Raises ImportError for folders whose bytecode counts."""
     if not _of_task(place):
         raise ImportError(f"{place} may keep its bytecode", path=place)
     return FileFinder(
@@ -275,7 +280,7 @@ def _finder(place: str) -> FileFinder:
 
 
 def _of_task(place: str) -> bool:
-    """Whether modules of a folder may be a task's code: no version stands for them."""
+    """True where modules of a folder may be a task's code: no version stands for them."""
     path = Path(place).resolve()
     if any(path.is_relative_to(folder) and _own(path.relative_to(folder)) for folder in _folders):
         return path.is_dir()

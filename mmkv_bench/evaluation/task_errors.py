@@ -1,4 +1,4 @@
-"""What a task's own code raises becomes an error of ours that names the task."""
+"""Exceptions of a task's own code as errors of ours that name the task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mmkv_bench.errors import DataError, MissingDataError, MMKVError, ScoringErr
 
 
 def of_one_sample(error: BaseException) -> bool:
-    """Whether what was raised while one sample was read or asked concerns that sample and is no reason to stop.
+    """True where an exception concerns the one sample that was read or asked, and is no reason to stop.
 
     Decoders have exceptions of their own for files that are broken or too large, tasks take fields for granted that are
     empty, and end the process for a missing video. What stops every sample alike is a package or a name that is not

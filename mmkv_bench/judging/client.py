@@ -67,7 +67,7 @@ class ScoringPass:
             self._owners = before
 
     def lacks(self, owner: Owner) -> bool:
-        """Whether a question of this sample had no answer: then an exception of its scorer is no error."""
+        """True where a question of this sample had no answer: an exception of its scorer is then no error."""
         return owner in self.unanswered or owner in self.refused
 
     def answer(self, question: Question, example: str | None = None) -> str:
@@ -195,7 +195,7 @@ ROUNDS = 12  # a scorer whose every question follows from the answer before need
 
 
 def in_rounds(task: str, ledger: Ledger, one_pass: Callable[[ScoringPass], Result]) -> tuple[Result, ScoringPass]:
-    """What the last pass gave, with its scoring_pass. A task that asks no judge has one pass.
+    """Run passes until none asks anything new; return the last result with its pass. A task that asks no judge has one pass.
 
     A scorer that asks new questions without end is left after `ROUNDS` passes; its samples are not judged.
     """

@@ -203,10 +203,10 @@ class Endpoint:
             name = self.settings.key_env
             key = f"the key in {name}" if name and self._key() else "a request without a key (judge.key_env)"
             return Failure(f"{self.shown} refuses {key} ({code})")
-        said = f"{self.shown} answers {code}: {self.hide(text)[:EXCERPT]!r}"
+        message = f"{self.shown} answers {code}: {self.hide(text)[:EXCERPT]!r}"
         if code in PASSING or code >= 500:
-            return Failure(said, passes=True, wait_s=_retry_after(retry_after))
-        return Failure(said, alone=code in OF_THE_QUESTION)
+            return Failure(message, passes=True, wait_s=_retry_after(retry_after))
+        return Failure(message, alone=code in OF_THE_QUESTION)
 
     def hide(self, text: str) -> str:
         """The text without the key, however it is encoded; placeholders such as `EMPTY` are no secrets, and may be words

@@ -46,7 +46,7 @@ class JudgeSettings:
 
     @property
     def address(self) -> str:
-        """What is asked, without a user's name, password or query, which may hold a key: `default` or any other id is
+        """The address without a user's name, password or query, which may hold a key: `default` or any other id is
         another model at another address."""
         parts = urlsplit(self.url)
         host = parts.netloc.rpartition("@")[2].lower()
@@ -87,5 +87,5 @@ def check_judge(judge: Judge) -> None:
 
 
 def not_judged(row: Mapping[str, Any]) -> bool:
-    """Whether a `metrics` row lacks answers of a judge."""
+    """True where a `metrics` row lacks answers of a judge."""
     return str(row["lmms_eval_reason"] or "").startswith(NOT_JUDGED)

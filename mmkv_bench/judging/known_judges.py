@@ -39,7 +39,7 @@ class JudgedMetric:
 def metric_of(judged: tuple[JudgedMetric, ...], question: Question) -> JudgedMetric | None:
     """The metric whose question this is; the first message, which holds no model's words where there are several."""
     instructions = question.text(of=1)
-    return next((known for known in judged if known.mark in instructions), None)
+    return next((metric for metric in judged if metric.mark in instructions), None)
 
 
 def mark_of_one(text: str) -> bool:
@@ -106,13 +106,13 @@ def pairs(fields: Sequence[Any]) -> list[tuple[int, int]]:
     fields: of each document in order. One without a partner is in no pair.
     """
     waiting: dict[Any, int] = {}
-    found = []
+    pairs_of_docs = []
     for doc_id, video in enumerate(fields):
         if video in waiting:
-            found.append((waiting.pop(video), doc_id))
+            pairs_of_docs.append((waiting.pop(video), doc_id))
         else:
             waiting[video] = doc_id
-    return found
+    return pairs_of_docs
 
 
 def pair_score(first: Mapping[str, Any], second: Mapping[str, Any], aggregation: Callable[..., Any]) -> float:

@@ -150,7 +150,7 @@ class Ledger:
 
     @property
     def waiting(self) -> int:
-        """How many questions `fetch` would ask."""
+        """Number of questions that `fetch` would ask."""
         return len(self._pending)
 
     def fetch(self) -> bool:
@@ -204,7 +204,7 @@ def ledger_of(judge: Judge, root: Path) -> Ledger:
 
 
 def summary(ledger: Ledger, metrics: Sequence[Mapping[str, Any]]) -> str | None:
-    """What became of a run's questions, and which of its metrics are not judged; None when nobody is asked anything.
+    """Summary of a run's questions and of its metrics that are not judged; None when no question was asked.
 
     metrics: the `metrics` rows of the run's cells.
     """

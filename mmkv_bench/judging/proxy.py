@@ -1,4 +1,4 @@
-"""What lmms-eval's scorers take for OpenAI: a server on the loopback of this process that hands out the ledger's answers.
+"""A server that lmms-eval's scorers take for OpenAI: on the loopback of this process, with the ledger's answers.
 
 Scorers read the judge's address when their module is loaded, some once for the whole process, and know two conventions
 for it: the base url (clients of the package `openai`) and the full one (posted to as it is). The proxy answers both.
@@ -94,9 +94,9 @@ class _Handler(BaseHTTPRequestHandler):
         if scoring_pass is None:
             return self._send(503, {"error": {"message": "nothing is being scored"}})
         try:
-            asked = json.loads(body)
-            limit = asked.get("max_tokens") or asked.get("max_completion_tokens") or 1024
-            question = Question.of(asked["messages"], asked.get("temperature", 0.0), limit)
+            request = json.loads(body)
+            limit = request.get("max_tokens") or request.get("max_completion_tokens") or 1024
+            question = Question.of(request["messages"], request.get("temperature", 0.0), limit)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             return self._send(400, {"error": {"message": f"no chat completion request: {error!r}"}})
         return self._send(200, _completion(scoring_pass.fill(question)))

@@ -18,13 +18,13 @@ class JudgeError(MMKVError):
 
 
 def not_blank(text: str) -> bool:
-    """Whether an answer says anything: what every answer has to, where no more is known about its form."""
+    """True where an answer says anything: the least that is asked of every answer."""
     return bool(text.strip())
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is sent to the judge, but for the model's id and the endpoint's address.
+    """The request to a judge without the model's id and the endpoint's address.
 
     messages     OpenAI's chat messages: {"role", "content"}, content a text or a list of parts
     temperature  of the judge's sampling

@@ -25,14 +25,14 @@ from mmkv_bench.store.sealed import opened
 
 def counted(path: Path) -> dict[str, int]:
     """Cell -> how many rows of it a file holds. Raises FileNotFoundError, StoreError."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     with readable(path), opened(path, ["cell"]) as (file, _):
         for group in range(file.num_row_groups):
             for codes in file.read_row_group(group, ["cell"])["cell"].chunks:
-                rows = np.bincount(codes_of(codes), minlength=len(codes.dictionary)).tolist()
-                for name, count in zip(codes.dictionary.to_pylist(), rows, strict=True):
-                    found[name] = found.get(name, 0) + count
-    return {name: count for name, count in found.items() if count}
+                in_chunk = np.bincount(codes_of(codes), minlength=len(codes.dictionary)).tolist()
+                for name, count in zip(codes.dictionary.to_pylist(), in_chunk, strict=True):
+                    counts[name] = counts.get(name, 0) + count
+    return {name: count for name, count in counts.items() if count}
 
 
 Name = TypeVar("Name", str, int)
@@ -44,12 +44,12 @@ def blocks(names: Iterable[Name], counts: Mapping[Name, int], at_once: int) -> I
     block: list[Name] = []
     waiting = 0
     for name in names:
-        own = counts.get(name, 0)
-        if block and waiting + own > at_once:
+        rows = counts.get(name, 0)
+        if block and waiting + rows > at_once:
             yield block
             block, waiting = [], 0
         block.append(name)
-        waiting += own
+        waiting += rows
     if block:
         yield block
 
@@ -102,8 +102,8 @@ class Regrouped:
         """
         first, last = self._place[cells[0]], self._place[cells[-1]]
         assert last - first == len(cells) - 1, "cells that stand together"
-        found = [self._read(batch) for batch in self._batches if batch.first <= last and batch.last >= first]
-        rows = pa.concat_tables([no_rows(self._schema), *found])
+        batches = [self._read(batch) for batch in self._batches if batch.first <= last and batch.last >= first]
+        rows = pa.concat_tables([no_rows(self._schema), *batches])
         return rows.filter(is_in(rows["cell"], texts_of(list(cells))))
 
     def _written(self, lot: pa.Table) -> Iterator[_Batch]:
@@ -120,9 +120,7 @@ class Regrouped:
         self._file.seek(batch.start)
         data = self._file.read(batch.length)
         if zlib.crc32(data) != batch.crc:
-            raise StoreError(
-                "Rows that were put aside came back from the disk as others; the store has them as they were. Check the disk."
-            )
+            raise StoreError("A temporary file failed its checksum. The store is unchanged; check the disk.")
         return pa.ipc.open_stream(data).read_all()
 
 

@@ -35,12 +35,12 @@ def _without_folders(text: str) -> str:
 
 def shown(row: Mapping[str, Any]) -> dict[str, str]:
     """The columns that hold what a user wrote, without secrets; those that have none stay as they are, to the letter."""
-    found = {"config": canonical_json(redact(json.loads(row["config"]))), "model": without_secrets(row["model"])}
+    columns = {"config": canonical_json(redact(json.loads(row["config"]))), "model": without_secrets(row["model"])}
     for name in ("parameters", "generation"):
         value = json.loads(row[name])
         if (hidden := without_secrets(value)) != value:
-            found[name] = canonical_json(hidden)
-    return found
+            columns[name] = canonical_json(hidden)
+    return columns
 
 
 _HALVES = ("bfloat16", "float16")
@@ -53,7 +53,7 @@ def processor(device: str | None, cpu: str | None, dtype: str, times: bool = Fal
 
 
 def refuse_other(stored: Mapping[str, Any], row: Mapping[str, Any], root: Path) -> None:
-    """Raises StoreError when the two rows of one cell differ in what its hash covers."""
+    """Raise StoreError when the two rows of one cell differ in a column that its hash covers."""
     for column in CELL_COLUMNS:
         old, new = stored[column.name], row[column.name]
         if REDACTED in f"{old}{new}":  # in one of them, which need not have known the same secrets
@@ -70,7 +70,7 @@ _OF_OBJECTS = ("datasets", "methods", "variants")
 
 
 def refuse_malformed(rows: pa.Table, root: Path) -> None:
-    """Raises StoreError when a configuration, parameters or generation settings are of no kind that a run writes."""
+    """Raise StoreError when a configuration, parameters or generation settings are of no kind that a run writes."""
     for name, problem_of in (("config", _malformed), ("parameters", _no_object), ("generation", _no_object)):
         if name not in rows.column_names:
             continue
@@ -107,5 +107,5 @@ def _malformed(text: str) -> str | None:
 
 
 def shortened(value: Any) -> str:
-    """For a message."""
+    """The value for a message, shortened."""
     return f"{value!r:.60}"

@@ -40,17 +40,19 @@ def superseded(store: Store, cells: pa.Table) -> set[str]:
         same = tuple(row[name] for name in _REST)
         if REDACTED not in str(same):
             groups.setdefault(same, []).append((row["method_version"] or 1, row["cell"]))
-    several = {same: sorted(found) for same, found in groups.items() if len({version for version, _ in found}) > 1}
-    names = {cell for found in several.values() for _, cell in found}
+    several = {
+        same: sorted(versions) for same, versions in groups.items() if len({version for version, _ in versions}) > 1
+    }
+    names = {cell for versions in several.values() for _, cell in versions}
     if not names:
         return set()
     answered = store.done(names)
     scored = set(store.metrics(names, ["cell"])["cell"].to_pylist())
     return {
         old
-        for found in several.values()
-        for version, old in found
-        if any(newer > version and new in scored and answered[new] >= answered[old] for newer, new in found)
+        for versions in several.values()
+        for version, old in versions
+        if any(newer > version and new in scored and answered[new] >= answered[old] for newer, new in versions)
     }
 
 
@@ -108,7 +110,7 @@ def _pack(store: Store, slim: bool) -> int:
 
 
 def _pack_diagnostics(store: Store) -> None:
-    """Of no cell: measurements stand side by side in their place."""
+    """Pack `diagnostics`, whose rows are of no cell: measurements stand side by side instead."""
     before = store.files("diagnostics")
     rows = store.diagnostics()
     if rows.num_rows:
@@ -127,12 +129,12 @@ class _Packing:
         self, store: Store, table: str, cells: pa.Table, order: list[str], dropped: set[str], slim: bool
     ) -> None:
         self._store, self._table, self._order, self._dropped, self._slim = store, table, order, dropped, slim
-        own = {"responses": store.responses, "timings": store.timings, "cells": lambda _: cells}
-        self._read: Callable[..., pa.Table] = own.get(table, partial(store.load, table))
+        readers = {"responses": store.responses, "timings": store.timings, "cells": lambda _: cells}
+        self._read: Callable[..., pa.Table] = readers.get(table, partial(store.load, table))
         self._counts = partial(store.counts, table)
 
     def large(self, files: list[Path]) -> bool:
-        """Whether the rows are read and written some cells at a time."""
+        """True where the rows are read and written some cells at a time."""
         return self._table in ("responses", "samples") and sum(map(number_of_rows, files)) > AT_ONCE
 
     def rows(self, names: list[str] | None) -> pa.Table:
@@ -163,17 +165,17 @@ class _Packing:
 
     @contextmanager
     def _by_some(self, cells: list[str], before: Sequence[Path]) -> Iterator[Callable[[list[str]], pa.Table]]:
-        """What reads the rows of neighbours among these cells. A part has all cells of a job, so answers in parts are
-        regrouped; packed ones, and scores mostly, lie as they are packed."""
+        """A reader of the rows of neighbours among these cells. A part has all cells of a job, so answers in parts are
+        regrouped; packed rows, and most scores, already lie cell by cell."""
         if self._table != "responses":
             yield self.rows
             return
         kept, columns = [path for path in before if is_packed(path)], SCHEMAS[self._table].names
         parts = sorted(path for path in before if not is_packed(path))
         rows = (group for path in parts for group in self._groups(path))
-        with regrouped(self._store.root / self._table, SCHEMAS[self._table], rows, cells) as found:
+        with regrouped(self._store.root / self._table, SCHEMAS[self._table], rows, cells) as groups:
             yield lambda names: newest(
-                pa.concat_tables([self._store.read(self._table, lambda: kept, columns, set(names)), found.of(names)])
+                pa.concat_tables([self._store.read(self._table, lambda: kept, columns, set(names)), groups.of(names)])
             )
 
     def _groups(self, path: Path) -> Iterator[pa.Table]:

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and what to tell a person when the disk refuses."""
+"""Files that appear whole or not at all, and the error a user gets when the disk refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames and removals inside `folder` survive a power failure."""
+    """Make renames and removals inside `folder` survive a power failure."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(file)
@@ -33,7 +33,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def locked(file: int) -> bool | None:
-    """Whether this process now holds the exclusive flock of an open file; None where the file system has no locks."""
+    """Try to take the exclusive flock of an open file: True where this process holds it now, None where there are no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -47,7 +47,7 @@ def locked(file: int) -> bool | None:
 
 @contextmanager
 def lock_held(path: Path) -> Iterator[None]:
-    """Waits for the exclusive flock of a file and holds it; where the file system has no locks, nobody waits."""
+    """Wait for the exclusive flock of a file and hold it; where the file system has no locks, nobody waits."""
     file = os.open(path, (os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY) | os.O_CLOEXEC)
     try:
         try:
@@ -131,7 +131,7 @@ class Staged:
 
 
 def write_whole(final: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes `final` so that readers see the old content or the new one, also after a crash. Raises OSError."""
+    """Write `final` so that readers see the old content or the new one, also after a crash. Raises OSError."""
     staged = Staged(final, write)
     try:
         staged.place()
@@ -145,7 +145,7 @@ def write_bytes(final: Path, data: bytes) -> None:
 
 
 def remove_stale(folder: Path, older_than_s: float = 86_400.0) -> None:
-    """Removes hidden leftovers of killed writers: files that nobody holds locked.
+    """Remove hidden leftovers of killed writers: files that nobody holds locked.
 
     Where there are no locks only those older than `older_than_s`: no writer keeps one for longer than seconds.
     """
@@ -167,7 +167,7 @@ def remove_stale(folder: Path, older_than_s: float = 86_400.0) -> None:
 
 @contextmanager
 def disk_errors(doing: str, root: Path, gone: type[OSError] | tuple[()] = ()) -> Iterator[None]:
-    """Turns an OSError inside the block into a StoreError that says what to do; `gone`: one that passes as it is."""
+    """Turn an OSError inside the block into a StoreError that says what to do; `gone`: one that passes as it is."""
     try:
         yield
     except gone:
@@ -187,9 +187,9 @@ def disk_errors(doing: str, root: Path, gone: type[OSError] | tuple[()] = ()) ->
 
 
 def check_folder(folder: Path, need_bytes: int) -> None:
-    """Raises ConfigError unless files can be made in `folder`, which may not exist yet, with `need_bytes` to spare.
+    """Raise ConfigError unless files can be made in `folder`, which may not exist yet, with `need_bytes` to spare.
 
-    Creates nothing that stays.
+    Nothing that is created stays.
     """
     ancestor = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     remedy = "Choose another result folder"

@@ -39,12 +39,12 @@ class StoreFolder:
         self._checksums = False
 
     def check_writable(self, need_bytes: int = 64 << 20) -> None:
-        """Raises ConfigError unless rows can be written here; StoreError if the store is of another schema version."""
+        """Raise ConfigError unless rows can be written here, StoreError if the store is of another schema version."""
         check_folder(self.root, need_bytes)
         self.check_version()
 
     def prepare(self) -> None:
-        """Makes the folders and the version mark before the first write; refuses a store of another version."""
+        """Make the folders and the version mark before the first write; refuses a store of another version."""
         with disk_errors("preparing the result folder", self.root):
             for folder in ("journal", *SCHEMAS):
                 (self.root / folder).mkdir(parents=True, exist_ok=True)
@@ -54,11 +54,11 @@ class StoreFolder:
         self.check_version()
 
     def locked(self) -> AbstractContextManager[None]:
-        """Waits until nobody else replaces files of this store: for what reads files and removes them by what it read."""
+        """Wait until nobody else replaces files of this store: for what reads files and removes them by what it read."""
         return lock_held(self.root / MARK)
 
     def publish_journal(self, path: Path) -> int:
-        """Turns a journal that this process holds into a part and removes it; returns its number of samples."""
+        """Turn a journal that this process holds into a part and removes it; return its number of samples."""
         content = journal.read(path)
         records = _of_this_version(path, content.records)
         if records:
@@ -85,7 +85,7 @@ class StoreFolder:
         return now
 
     def rows_in_files(self, table: str) -> int:
-        """How many rows the files of a table hold, by their footers alone; those in journals are few."""
+        """Number of rows in the files of a table, by their footers alone; those in journals are few."""
         return sum(map(number_of_rows, self.files(table)))
 
     def check_version(self) -> None:
@@ -93,7 +93,7 @@ class StoreFolder:
         path = self.root / MARK
         try:
             mark = json.loads(path.read_bytes())
-            found, self._checksums = mark["schema_version"], mark.get("checksums") is True
+            version, self._checksums = mark["schema_version"], mark.get("checksums") is True
         except FileNotFoundError:
             if any(next((self.root / table).glob("*.parquet"), None) for table in SCHEMAS):
                 raise StoreError(
@@ -105,8 +105,8 @@ class StoreFolder:
             raise StoreError(
                 f"{path} is not the mark of a result store ({problem}). Use another result folder."
             ) from None
-        if found != SCHEMA_VERSION:
-            parts.refuse_version(self.root, found)
+        if version != SCHEMA_VERSION:
+            parts.refuse_version(self.root, version)
 
     def file(self, table: str, cell: str) -> Path:
         """The file of a cell's own rows."""
@@ -173,12 +173,12 @@ class StoreFolder:
     ) -> pa.Table:
         """Rows of `cells`, `samples` or `metrics` that count (see `score_files.py`), of all cells and all columns unless given.
         coded: texts as dictionaries."""
-        asked = SCHEMAS[table].names if columns is None else known_columns(table, columns)
-        names = list(dict.fromkeys([*asked, "cell"]))
+        selected = SCHEMAS[table].names if columns is None else known_columns(table, columns)
+        names = list(dict.fromkeys([*selected, "cell"]))
         wanted = None if cells is None else set(cells)
         return score_files.current_rows(
             self.root, table, names, wanted, partial(self.read, coded=coded), metrics
-        ).select(asked)
+        ).select(selected)
 
     def remove_stale_files(self) -> None:
         """Remove what killed writers left behind."""

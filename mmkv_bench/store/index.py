@@ -1,8 +1,8 @@
-"""What was made of each file of a store's folder, kept beside the files, so that only files that are new are read again.
+"""An index of the rows made of each file of a store's folder, so that only new files are read again.
 
-A cache and nothing else: `.index/` may be deleted at any time. What it says of a file counts only for the very state of the
-file (see `file_state`); one that is damaged, of another version or of other files is made anew without a word, and where it
-cannot be written everything is read each time. It appears whole by a rename, so any number of processes may use it.
+It is a cache: `.index/` may be deleted at any time. An entry counts only for the same state of its file (see `file_state`). An
+index that is damaged, or of another version, is made again without a message; where it cannot be written, all files are read each
+time. It appears whole by a rename, so any number of processes may use it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mmkv_bench.store.sealed import Damaged, opened, sealed
 
 FOLDER = ".index"
 FILE = pa.field("file", pa.int32())
-"""Column of what is made: which file, a place in `Indexed.files`."""
+"""Column of the rows: the file, a place in `Indexed.files`."""
 _META, _VERSION = b"mmkv_index", 1
 WORTH = 64
 """Files of a folder below which nothing is kept, unless they are large."""
@@ -35,10 +35,10 @@ _RETRIES = 20
 
 
 class Indexed:
-    """What was made of the files of a folder.
+    """Rows made of the files of a folder.
 
     Attributes:
-        files: their names; rows: what was made of each, with the column `file`.
+        files: their names; rows: those made of them, with the column `file`.
     """
 
     def __init__(self, files: list[str], rows: pa.Table) -> None:
@@ -53,7 +53,7 @@ class Indexed:
 
 
 def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa.Table]) -> Indexed:
-    """What `make` gives for each parquet file of a table's folder now, rows of `schema`.
+    """Rows of `schema` that `make` gives for each parquet file of a table's folder, as the files are now.
 
     Raises:
         StoreError: of `make`; files that keep vanishing.
@@ -76,11 +76,11 @@ def remembered(store: StoreFolder, table: str, columns: Sequence[str]) -> pa.Tab
     def read(
         table: str, list_files: Callable[[], list[Path]], columns: Sequence[str], cells: Collection[str] | None
     ) -> pa.Table:
-        return known.of({path.name for path in list_files()}).select(columns)
+        return current.of({path.name for path in list_files()}).select(columns)
 
     schema = of_columns(table, columns, coded=True)
     for _ in range(_RETRIES):
-        known = indexed(store.root, table, schema, lambda path: store.read_file(table, path, columns, coded=True))
+        current = indexed(store.root, table, schema, lambda path: store.read_file(table, path, columns, coded=True))
         try:
             return score_files.current_rows(store.root, table, columns, None, read)
         except FileNotFoundError:
@@ -107,8 +107,8 @@ def _completed(
         return Indexed(list(kept), old)
     stays = np.array([name in lasting for name in kept], bool)
     place = np.cumsum(stays) - 1
-    own = numbers_of(old["file"])
-    tables = [_numbered(_where(old, stays[own]), place[own[stays[own]]])] if len(own) else []
+    numbers = numbers_of(old["file"])
+    tables = [_numbered(_where(old, stays[numbers]), place[numbers[stays[numbers]]])] if len(numbers) else []
     files = [name for name in kept if name in lasting]
     for name in fresh:
         made = make(root / table / name)
@@ -120,7 +120,7 @@ def _completed(
 
 
 def _keep(root: Path, index: Path, states: Mapping[str, State], rows: pa.Table) -> None:
-    """Write the index, of files that a further change would show of; or leave it."""
+    """Write the index of those files whose further changes would show."""
     if len(states) < WORTH and sum(state.size for state in states.values()) < LARGE:
         return
     # A file system that is mounted read-only may show times that tell nothing (see file_state).
@@ -130,35 +130,37 @@ def _keep(root: Path, index: Path, states: Mapping[str, State], rows: pa.Table) 
         settled = {name: state for name, state in states.items() if state.settled}
         if len(settled) < len(states):
             lasts = np.array([name in settled for name in states], bool)
-            own = numbers_of(rows["file"])
-            rows = _numbered(_where(rows, lasts[own]).drop_columns(["file"]), (np.cumsum(lasts) - 1)[own[lasts[own]]])
-        told = json.dumps({"version": _VERSION, "files": settled}).encode()
-        write_bytes(index, sealed(rows.replace_schema_metadata({_META: told}), compression="zstd"))
+            numbers = numbers_of(rows["file"])
+            rows = _numbered(
+                _where(rows, lasts[numbers]).drop_columns(["file"]), (np.cumsum(lasts) - 1)[numbers[lasts[numbers]]]
+            )
+        metadata = json.dumps({"version": _VERSION, "files": settled}).encode()
+        write_bytes(index, sealed(rows.replace_schema_metadata({_META: metadata}), compression="zstd"))
 
 
 def _opened(index: Path, schema: pa.Schema) -> tuple[dict[str, State], pa.Table]:
-    """What an index says, nothing where it cannot be used."""
+    """Read an index; empty where it cannot be used."""
     empty = no_rows(_schema(schema))
     try:
         with opened(index) as (file, _):
             rows = file.read()
-        told = json.loads(rows.schema.metadata[_META])
-        if told["version"] != _VERSION or not rows.schema.equals(_schema(schema)):
+        metadata = json.loads(rows.schema.metadata[_META])
+        if metadata["version"] != _VERSION or not rows.schema.equals(_schema(schema)):
             return {}, empty
-        return {name: State(*state) for name, state in told["files"].items()}, rows.replace_schema_metadata(None)
+        return {name: State(*state) for name, state in metadata["files"].items()}, rows.replace_schema_metadata(None)
     except (OSError, Damaged, pa.ArrowException, ValueError, KeyError, TypeError, StoreError):
         return {}, empty
 
 
 def _states(folder: Path) -> dict[str, State]:
     """Parquet files of a folder that readers count, by name."""
-    found = {}
+    states = {}
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(".parquet") and not entry.name.startswith("."):
                 with suppress(FileNotFoundError):
-                    found[entry.name] = State.of(os.stat(entry.path))
-    return found
+                    states[entry.name] = State.of(os.stat(entry.path))
+    return states
 
 
 def _schema(schema: pa.Schema) -> pa.Schema:

@@ -29,7 +29,7 @@ SILENT_S = 900.0
 
 @dataclass(frozen=True)
 class Content:
-    """What a journal holds: its records, the bytes of its good lines, and how many bytes of a torn last line follow."""
+    """Content of a journal: its records, the bytes of its good lines, and the length of a torn last line behind them."""
 
     records: list[dict[str, Any]]
     data: bytes
@@ -75,7 +75,7 @@ class Journal:
     """A journal this process writes. Not for several threads at once."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Creates `<folder>/<name>-<random>.jsonl`, locked before it is visible under that name. Raises OSError."""
+        """Create `<folder>/<name>-<random>.jsonl`, locked before it is visible under that name. Raises OSError."""
         self.path = folder / f"{name}-{uuid.uuid4().hex[:12]}.jsonl"
         hidden = folder / f".{self.path.name}.tmp"
         self._file = new_locked(hidden)
@@ -90,7 +90,7 @@ class Journal:
         self.size = 0
 
     def append(self, record: dict[str, Any]) -> None:
-        """Appends one record and returns when it is on the disk under the journal's name.
+        """Append one record; it is on the disk when this returns, under the journal's name.
 
         On any exception the journal is as it was before. FileNotFoundError: it has no name any more, somebody removed it.
         """
@@ -108,19 +108,19 @@ class Journal:
         self.size += len(line)
 
     def check(self) -> None:
-        """Raises FileNotFoundError when the journal, or a folder above it, was removed, renamed or replaced."""
+        """Raise FileNotFoundError when the journal, or a folder above it, was removed, renamed or replaced."""
         if not os.path.samestat(os.fstat(self._file), os.stat(self.path)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
 
     def close(self) -> None:
-        """Releases the lock; the file stays and counts as abandoned. Safe to call twice."""
+        """Release the lock; the file stays and counts as abandoned. Safe to call twice."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def claim(path: Path) -> int | None:
-    """Takes over an abandoned journal: an open, locked file descriptor, which the caller closes.
+    """Take over an abandoned journal: an open, locked file descriptor, which the caller closes.
 
     None when its writer lives, another process has claimed it, it is gone, or the file system has no locks.
     """
@@ -163,7 +163,7 @@ def take_over(path: Path) -> Path | None:
 
 
 def in_use(path: Path) -> bool:
-    """Whether a living process holds the journal, so that a torn last line is one being written right now."""
+    """True where a living process holds the journal, so that a torn last line is being written right now."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

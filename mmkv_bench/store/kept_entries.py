@@ -1,4 +1,4 @@
-"""Which entries stay, as a text of a row: `<layers>x<KV heads>x<tokens>:`, then base64 of zlib of a bit per layer, head,
+"""The entries that stay, as a text of a row: `<layers>x<KV heads>x<tokens>:`, then base64 of zlib of a bit per layer, head,
 token.
 
 The bits of a head are those of the prompt's tokens in order, filled to whole bytes, the first in the highest bit. A merging
@@ -32,8 +32,8 @@ def unpacked(text: str) -> np.ndarray:
     try:
         shape, _, data = text.partition(":")
         layers, heads, tokens = map(int, shape.split("x"))
-        found = np.frombuffer(zlib.decompress(base64.b64decode(data, validate=True)), np.uint8)
-        bits = np.unpackbits(found.reshape(layers, heads, -(-tokens // 8)), axis=-1, count=tokens)
+        packed_bits = np.frombuffer(zlib.decompress(base64.b64decode(data, validate=True)), np.uint8)
+        bits = np.unpackbits(packed_bits.reshape(layers, heads, -(-tokens // 8)), axis=-1, count=tokens)
     except (ValueError, zlib.error) as problem:
         raise StoreError(
             f"kept_indices {text[:40]!r} is no packed choice of entries ({problem}); see store/kept_entries.py"

@@ -55,12 +55,12 @@ def load_warning(loads: Iterable[float], threads: Iterable[float]) -> str | None
     Args:
         loads: load average of the last minute at the end of each pass; threads: of each pass. NaN where they are not known.
     """
-    known = [load for load in loads if not isnan(load)]
+    measured = [load for load in loads if not isnan(load)]
     most = max((count for count in threads if not isnan(count)), default=None)
-    if not known or most is None or median(known) < most + 1:
+    if not measured or most is None or median(measured) < most + 1:
         return None
     return (
-        f"other work on the machine, whose load was {median(known):.1f} (median) beside passes of "
+        f"other work on the machine, whose load was {median(measured):.1f} (median) beside passes of "
         f"{'1 thread' if most == 1 else f'{most:.0f} threads'}: times are longer than when it is idle"
     )
 

@@ -38,7 +38,7 @@ def slim(rows: pa.Table) -> pa.Table:
 
 
 def chosen(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> np.ndarray:
-    """Which rows [n] keep their digest, bool [n]: a function of the names of cell and sample, whatever else there is."""
+    """bool [n]: the rows that keep their digest. It depends on the names of cell and sample alone."""
     of_cell = cells.indices.to_numpy()
     with np.errstate(over="ignore"):
         mixed = _hashes(cells)[of_cell] * np.uint64(0x9E3779B97F4A7C15) + _hashes(samples)[samples.indices.to_numpy()]
@@ -95,8 +95,8 @@ def alike(cells: pa.Table) -> list[str]:
 def arranged(names: Iterable[str], order: Iterable[str]) -> list[str]:
     """Cells in that order, and those that are not in it last."""
     wanted = set(names)
-    known = [name for name in order if name in wanted]
-    return known + sorted(wanted.difference(known))
+    ordered_names = [name for name in order if name in wanted]
+    return ordered_names + sorted(wanted.difference(ordered_names))
 
 
 def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:

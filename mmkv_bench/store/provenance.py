@@ -1,4 +1,4 @@
-"""Under which code, versions and device a row was made. Never host names, user names, paths or environment values."""
+"""Code, versions and device under which a row was made. Never host names, user names, paths or environment values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def collect(device: str = "cpu") -> dict[str, Any]:
 
 
 def version(package: str) -> str | None:
-    """Of an installed package; None where there is none."""
+    """Version of an installed package; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -86,22 +86,22 @@ def _run_git(checkout: Path, *arguments: str) -> str:
 
 
 def device_name(device: str) -> str:
-    """Of the GPU, or of the processor."""
+    """Name of the GPU, or of the processor."""
     return _cpu() or device if device == "cpu" else devices.at(device).name()
 
 
 def _driver(report: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     """Version of the NVIDIA kernel driver, as the kernel reports it."""
     try:
-        found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", report.read_text(), re.MULTILINE)
+        match = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", report.read_text(), re.MULTILINE)
     except OSError:
         return None
-    return found.group(1) if found else None
+    return match.group(1) if match else None
 
 
 def _cpu() -> str | None:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.machine() or None
+        match = None
+    return match.group(1).strip() if match else platform.machine() or None

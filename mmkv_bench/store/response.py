@@ -1,4 +1,4 @@
-"""What generation says of one answer: the columns of a `responses` row that it fills, each declared here and nowhere else.
+"""The columns of a `responses` row that generation fills, each declared here and nowhere else.
 
 A further column is a field with its default, its meaning and its unit; the schema, `docs/rows.md`, rows and their checks
 take it from here. A column that comes later may be null (`None`), as it is in older rows.

@@ -197,8 +197,8 @@ _REMEDY = {"cells": "which writes it", "metrics": "with stage=score, which makes
 
 def digest_of_row(table: str, row: Mapping[str, Any]) -> str:
     """Digest of a row's columns but the stamped ones. Nulls are left out, so that a column that is newer changes none."""
-    known = [[name, _short(row[name])] for name in _DIGESTED[table] if row[name] is not None]
-    return checksum(canonical_json(known).encode())
+    values = [[name, _short(row[name])] for name in _DIGESTED[table] if row[name] is not None]
+    return checksum(canonical_json(values).encode())
 
 
 def digested(table: str, rows: pa.Table) -> pa.Table:
@@ -210,7 +210,7 @@ def digested(table: str, rows: pa.Table) -> pa.Table:
 
 
 def refuse_rewritten(table: str, rows: pa.Table, root: Path) -> None:
-    """Raises StoreError when a row (all columns) is another than was written, though its file's checksum is right."""
+    """Raise StoreError when a row (all columns) is not as it was written, though its file's checksum is right."""
     for batch in rows.to_batches(max_chunksize=256):
         for row in batch.to_pylist():
             if row[ROW_DIGEST] is not None and row[ROW_DIGEST] != digest_of_row(table, row):

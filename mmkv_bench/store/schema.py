@@ -119,10 +119,10 @@ def _generated() -> list[Column]:
     """The columns that generation fills, in the order of `Response`'s fields, without the cell's name."""
     hints, made = get_type_hints(Response), []
     for one in fields(Response)[1:]:
-        told = {key: value for key, value in one.metadata.items() if key != "counted"}
+        flags = {key: value for key, value in one.metadata.items() if key != "counted"}
         kinds = set(get_args(hints[one.name]))
         kind = next(iter(kinds - {NoneType})) if NoneType in kinds else hints[one.name]
-        made.append(Column(one.name, _TYPES[kind], **told))
+        made.append(Column(one.name, _TYPES[kind], **flags))
     return made
 
 

@@ -57,7 +57,7 @@ def is_batch(path: Path) -> bool:
 
 
 def batch_files(root: Path, table: str) -> list[Path]:
-    """Those that count, the newest first."""
+    """The files of batches that count, the newest first."""
     folder = root / table
     try:
         names = sorted(name for name in os.listdir(folder) if name.startswith(_PREFIX) and name.endswith(".parquet"))
@@ -76,18 +76,18 @@ def cells_of_batch(root: Path, name: str) -> set[str]:
         state = state_of(path)
     if state not in _known_batches:
         with parts.readable(path), opened(path, ["cell"]) as (file, _):
-            found = set(json.loads((file.schema_arrow.metadata or {}).get(_EMPTY, b"[]")))
+            cells = set(json.loads((file.schema_arrow.metadata or {}).get(_EMPTY, b"[]")))
             for group in range(file.num_row_groups):
                 for chunk in file.read_row_group(group, ["cell"])["cell"].chunks:
-                    found.update(chunk.dictionary.to_pylist())
+                    cells.update(chunk.dictionary.to_pylist())
         if not state.settled:
-            return found
-        _known_batches[state] = frozenset(found)
+            return cells
+        _known_batches[state] = frozenset(cells)
     return set(_known_batches[state])
 
 
 def write_batch(root: Path, tables: Mapping[str, pa.Table], cells: set[str]) -> None:
-    """Replaces the scores of `cells` by `tables` (checked `samples` and `metrics`), in one step."""
+    """Replace the scores of `cells` by `tables` (checked `samples` and `metrics`), in one step."""
     empty = sorted(cells.difference(tables["samples"]["cell"].unique().to_pylist()))
     samples = tables["samples"].replace_schema_metadata({_EMPTY: json.dumps(empty)} if empty else None)
     staged: dict[str, Staged] = {}
@@ -101,7 +101,7 @@ def write_batch(root: Path, tables: Mapping[str, pa.Table], cells: set[str]) -> 
 
 
 def place_batch(root: Path, staged: Mapping[str, Staged], cells: set[str]) -> None:
-    """The files of both tables, written whole, in the place of all scores of `cells`."""
+    """Place the files of both tables, written whole, instead of all scores of `cells`."""
     older = batch_files(root, "samples")
     # Newer than all that is there also where the clocks of two machines disagree.
     countdown = min([10**20 - time.time_ns(), *(int(path.name.split("-")[1]) - 1 for path in older[:1])])
@@ -152,8 +152,8 @@ class Growing:
                     rows = [file.read_row_groups([at for number in piece for at in groups[number].places], names)]
                     for number in numbers:
                         if number not in piece and (beside := groups[number].cells & self._beside):
-                            found = file.read_row_groups([*groups[number].places], names)
-                            rows.append(found.filter(parts.is_in(found["cell"], parts.texts_of(sorted(beside)))))
+                            others = file.read_row_groups([*groups[number].places], names)
+                            rows.append(others.filter(parts.is_in(others["cell"], parts.texts_of(sorted(beside)))))
                     yield pa.concat_tables(rows), set().union(*(groups[number].cells for number in piece))
 
 
@@ -166,7 +166,7 @@ class _Group(NamedTuple):
 
 
 def _clear(root: Path, name: str, cells: set[str]) -> None:
-    """Files that count no more: the cells' own, and older ones together of which no other cell is left."""
+    """Remove files that no longer count: the cells' own, and older batches of which no other cell is left."""
     for table in ("samples", "metrics"):
         for path in (root / table).glob("*.parquet"):
             if path.stem in cells:
@@ -208,7 +208,7 @@ def current_rows(
     read: Read,
     metrics: Collection[str] | None = None,
 ) -> pa.Table:
-    """The rows that count, `cell` among `columns`; of all cells and metrics unless given."""
+    """Read the rows that count, `cell` among `columns`; of all cells and metrics unless given."""
     whole = read  # what hides others is told by all rows of a file, whatever is asked for
 
     def named(rows: pa.Table, list_files: Callable[[], list[Path]], of: Collection[str] | None) -> set[str]:
@@ -219,31 +219,31 @@ def current_rows(
     while True:
         newer, packed = batch_files(root, table), packed_files(root, table)
         try:
-            found = [
+            layers = [
                 (_rows_of_file(read, table, path, columns, cells), cells_of_batch(root, path.name)) for path in newer
             ]
         except FileNotFoundError:
             continue
         own_files = partial(_own_files, root, table, cells)
-        own = pa.concat_tables(
+        own_rows = pa.concat_tables(
             [read(table, list, columns, None), *(_own(read, table, path, columns) for path in sorted(own_files()))]
         )
-        found.append((own, named(own, own_files, None)))
+        layers.append((own_rows, named(own_rows, own_files, None)))
         for path in packed:
             rows = _rows_of_file(read, table, path, columns, cells)
-            found.append((rows, named(rows, partial(_there, path), cells) if path != packed[-1] else set()))
+            layers.append((rows, named(rows, partial(_there, path), cells) if path != packed[-1] else set()))
         if (batch_files(root, table), packed_files(root, table)) == (newer, packed):
             break  # otherwise somebody packed or wrote meanwhile
     hidden: set[str] = set()
     counting = []
-    for rows, held in found:
+    for rows, held in layers:
         counting.append(rows.filter(pc.invert(_is_of(rows, hidden))) if hidden else rows)
         hidden |= held
     return pa.concat_tables(counting)
 
 
 def among_others(root: Path, cells: Collection[str], read: Read) -> bool:
-    """Whether a file of many cells holds scores of one of these: a file of its own would not replace them in one step."""
+    """True where a file of many cells holds scores of one of these: a file of its own would not replace them in one step."""
     if any(not cells_of_batch(root, path.name).isdisjoint(cells) for path in batch_files(root, "samples")):
         return True
     held = (

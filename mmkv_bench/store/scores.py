@@ -22,11 +22,10 @@ from mmkv_bench.store.schema import COLUMNS, SCHEMA_VERSION, SCHEMAS
 Tables = Mapping[str, pa.Table]
 """`samples` and `metrics`, checked."""
 _KEYS = {"samples": ("cell", "sample_id", "metric"), "metrics": ("cell", "metric")}
-_PAIR = ["cell", "sample_id"]
 
 
 def replace(store: StoreFolder, tables: Tables, cells: Collection[str]) -> None:
-    """`cells` have the scores of `tables` from now on, those that are in neither have none."""
+    """Replace the scores of `cells` by those of `tables`; a cell that is in neither table has none from then on."""
     store.prepare()
     with disk_errors("writing scores", store.root), store.locked():
         if len(cells) > score_files.APART or score_files.among_others(store.root, cells, store.read):
@@ -42,9 +41,11 @@ def replace_by(
     metrics_of: Callable[[pa.Table], pa.Table],
     beside: Collection[str] = (),
 ) -> None:
-    """The same of cells whose samples rows come block by block (checked, no cell in two); metrics_of gives the `metrics` rows
-    of rows of some metrics, with which those of the cells `beside` always come. Nobody waits while they come; one block is held
-    in memory, and not more."""
+    """Replace the scores of cells whose samples rows come block by block (checked, no cell in two).
+
+    metrics_of gives the `metrics` rows of rows of some metrics, with which those of the cells `beside` always come. Nobody waits
+    while blocks come; one block is held in memory, and not more.
+    """
     coming = iter(blocks)
     first, second = next(coming), next(coming, None)
     if second is None:
@@ -76,28 +77,25 @@ def _of(rows: pa.Table, cells: Collection[str]) -> pa.Table:
 
 def _metrics(metrics: pa.Table, samples: pa.Table) -> pa.Table:
     rows = checked("metrics", metrics)
-    known = samples["cell"].unique().to_pylist()
-    if not pc.all(pc.is_in(rows["cell"], value_set=pa.array(known, pa.string())), min_count=0).as_py():
+    cells = samples["cell"].unique().to_pylist()
+    if not pc.all(pc.is_in(rows["cell"], value_set=pa.array(cells, pa.string())), min_count=0).as_py():
         raise StoreError("metrics: rows of a cell that has no samples")
     return rows
 
 
 def forget(store: StoreFolder, samples: Mapping[str, Collection[str]]) -> None:
-    """Drops the rows of these samples (cell -> ids) in `samples`; the cells' metrics stay."""
+    """Drop the rows of these samples (cell -> ids) in `samples`; the cells' metrics stay."""
     stored = store.load("samples", samples)
-    asked = [(cell, sample) for cell, ids in samples.items() for sample in ids]
-    answers = stored.select(_PAIR)
-    pairs = pa.Table.from_pylist([dict(zip(_PAIR, pair, strict=True)) for pair in asked], answers.schema)
-    key = parts.keys(pa.concat_tables([answers, pairs]), _PAIR)
-    dropped = np.isin(key[: stored.num_rows], key[stored.num_rows :])
-    cells = stored["cell"].filter(pa.array(dropped)).unique().to_pylist()
+    pairs = [f"{cell}\0{sample}" for cell, ids in samples.items() for sample in ids]
+    joined = pc.binary_join_element_wise(stored["cell"], stored["sample_id"], "\0")
+    dropped = pc.is_in(joined, value_set=pa.array(pairs, pa.string()))
+    cells = stored["cell"].filter(dropped).unique().to_pylist()
     if not cells:
         return
-    kept = stored.filter(pa.array(~dropped))
-    kept = kept.filter(pc.is_in(kept["cell"], pa.array(cells, pa.string())))
+    kept = stored.filter(pc.invert(dropped))
     metrics = store.load("metrics", cells)
     refuse_rewritten("metrics", metrics, store.root)
-    replace(store, {"samples": kept, "metrics": metrics}, cells)
+    replace(store, {"samples": _of(kept, cells), "metrics": metrics}, cells)
 
 
 def _write_own(store: StoreFolder, cell: str, tables: Tables) -> None:
@@ -124,18 +122,18 @@ def checked(table: str, rows: pa.Table) -> pa.Table:
     arrays = []
     for column in COLUMNS[table]:
         if column.stamped:
-            found = pa.chunked_array([pa.repeat(pa.scalar(SCHEMA_VERSION, column.type), rows.num_rows)])
+            values = pa.chunked_array([pa.repeat(pa.scalar(SCHEMA_VERSION, column.type), rows.num_rows)])
         elif column.name in rows.column_names:
-            found = rows[column.name].cast(column.type)
+            values = rows[column.name].cast(column.type)
         else:
-            found = pa.chunked_array([pa.nulls(rows.num_rows, column.type)])
-        if column.required == "always" and found.null_count:
+            values = pa.chunked_array([pa.nulls(rows.num_rows, column.type)])
+        if column.required == "always" and values.null_count:
             raise StoreError(f"{table}: column {column.name!r} is missing or null; it is required ({column.doc})")
-        if column.allowed and not set(found.drop_null().unique().to_pylist()) <= set(column.allowed):
+        if column.allowed and not set(values.drop_null().unique().to_pylist()) <= set(column.allowed):
             raise StoreError(f"{table}: column {column.name!r} holds other values than {', '.join(column.allowed)}")
-        if pa.types.is_floating(column.type) and pc.any(pc.invert(pc.is_finite(found))).as_py():
+        if pa.types.is_floating(column.type) and pc.any(pc.invert(pc.is_finite(values))).as_py():
             raise StoreError(f"{table}: column {column.name!r} holds numbers that are not finite ({column.doc})")
-        arrays.append(found)
+        arrays.append(values)
     made = pa.Table.from_arrays(arrays, schema=schema)
     _check_rules(table, made)
     if len(np.unique(parts.keys(made, _KEYS[table]))) < made.num_rows:

@@ -124,7 +124,7 @@ def number_of_rows(path: Path) -> int:
 
 
 def _check(stream: BinaryIO) -> bool:
-    """Whether there is a digest; Damaged when it is not that of the bytes."""
+    """True where there is a digest. Raises Damaged when it is not that of the bytes."""
     mark = _last(stream, _MARK)
     if mark is None:
         return False
@@ -151,7 +151,7 @@ def _pieces(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _last(stream: BinaryIO, text: bytes) -> int | None:
-    """Where a text stands last in a file, None where it does not: looked for from the end, near which a footer is."""
+    """The last place of a text in a file, None without one: searched from the end, near which a footer is."""
     end, after = stream.seek(0, os.SEEK_END), b""
     while end:
         start = max(end - _TAIL, 0)

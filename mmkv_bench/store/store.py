@@ -49,7 +49,7 @@ class Store(StoreFolder):
     # Before work
 
     def recover(self) -> int:
-        """Publishes the journals of processes that are gone; returns how many samples they held.
+        """Publish the journals of processes that are gone; return how many samples they held.
 
         Optional housekeeping at the start of a run: unpublished journals are read by everybody anyway. Safe while other
         processes write, publish or recover.
@@ -98,8 +98,8 @@ class Store(StoreFolder):
         """Response rows, one per cell and sample (the newest), sorted by both; all cells and columns unless given. coded:
         texts as dictionaries."""
         cells = None if cells is None else set(cells)
-        asked = RESPONSES.names if columns is None else known_columns("responses", columns)
-        needed = list(dict.fromkeys([*asked, "cell", "sample_id", "committed_at"]))
+        selected = RESPONSES.names if columns is None else known_columns("responses", columns)
+        needed = list(dict.fromkeys([*selected, "cell", "sample_id", "committed_at"]))
         # Journals first: one that is published between the two reads is then seen twice, not never.
         pending = [row for row in self.pending_rows() if cells is None or row["cell"] in cells]
         rows = self._in_files("responses", cells, needed, coded)
@@ -109,24 +109,24 @@ class Store(StoreFolder):
         if rows.num_rows:
             newest = pc.max(rows["committed_at"]).as_py()
             self._latest = max(self._latest or newest, newest)
-        return rows.select(asked)
+        return rows.select(selected)
 
     def counts(self, table: str) -> dict[str, int]:
         """Cell -> how many rows of `responses` or `samples` the files hold: at most what counts, since newer rows stand beside
         those that they replace. One column of one row group at a time is in memory."""
         self.check_version()
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         if table == "responses":
-            found.update(row["cell"] for row in self.pending_rows())
+            counts.update(row["cell"] for row in self.pending_rows())
         for path in self.files(table):
             with suppress(FileNotFoundError):
-                found.update(counted(path))
-        return dict(found)
+                counts.update(counted(path))
+        return dict(counts)
 
     # Cells and scores
 
     def write_cells(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Stores cells that are not stored yet; a cell that is keeps its first row.
+        """Store cells that are new; a stored cell keeps its first row.
 
         Secrets in `config`, `model`, `parameters` and `generation` are redacted; the cell's hash, which the caller made,
         covers what they are. Raises StoreError when a stored cell of the same hash differs in a column
@@ -134,14 +134,14 @@ class Store(StoreFolder):
         """
         stamps = {"schema_version": SCHEMA_VERSION, "created_at": datetime.now(UTC)}
         checked = [check("cells", row, stamps) for row in rows]
-        known = {row["cell"]: row for row in self.load("cells", [row["cell"] for row in checked]).to_pylist()}
+        stored = {row["cell"]: row for row in self.load("cells", [row["cell"] for row in checked]).to_pylist()}
         for row in checked:
             row |= shown(row)
             row["row_digest"] = digest_of_row("cells", row)
-            if row["cell"] in known:
-                refuse_other(known[row["cell"]], row, self.root)
+            if row["cell"] in stored:
+                refuse_other(stored[row["cell"]], row, self.root)
                 continue
-            known[row["cell"]] = row
+            stored[row["cell"]] = row
             self.prepare()
             with disk_errors("writing a cell", self.root):
                 write_whole(self.file("cells", row["cell"]), parts.parquet(to_table("cells", [row])))
@@ -161,7 +161,7 @@ class Store(StoreFolder):
         return rows
 
     def forget_scores(self, samples: Mapping[str, Collection[str]]) -> None:
-        """Drops the scores of samples (cell -> ids) whose answers are about to be made again, so that the new ones are
+        """Drop the scores of samples (cell -> ids) whose answers are about to be made again, so that the new ones are
         scored wherever a run ends before. What the cells' metrics say stands until then."""
         scores.forget(self, samples)
 
@@ -205,7 +205,7 @@ class Store(StoreFolder):
         return rows
 
     def write_timings(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Stores the rows of one pass, in the place of an earlier one of the same cell, shape and repeat."""
+        """Store the rows of one pass, instead of an earlier one of the same cell, shape and repeat."""
         stamps = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
         checked = [check("timings", row, stamps) for row in rows]
         self.prepare()
@@ -217,7 +217,7 @@ class Store(StoreFolder):
         return newest_passes(self._in_files("timings", None if cells is None else set(cells)))
 
     def write_diagnostics(self, rows: pa.Table) -> Path:
-        """Stores what an analysis measured of one sample, durable when it returns; returns the file.
+        """Store the measurements of one sample, durable when this returns; return the file.
 
         Args:
             rows: its columns but those that the store stamps; of several measurements where several were made together.

@@ -1,4 +1,4 @@
-"""What a study notes beside its rows: its primary endpoint, and the cells that submitted jobs will answer.
+"""Notes of a study beside its rows: its primary endpoint, and the cells that submitted jobs will answer.
 
 The primary endpoint is named before it is looked at; it stands in `store.json` beside the version. A cell's row is written
 by the process that answers it first, which alone knows its device; until then `status` counts the cell from `planned.json`.
@@ -85,12 +85,12 @@ def name_primary(root: Path, words: str) -> None:
     """
     endpoint = Endpoint.parse(words)
     with disk_errors("naming the primary endpoint", root), lock_held(root / MARK):
-        known = primary_of(root)
-        if known == endpoint:
+        stored = primary_of(root)
+        if stored == endpoint:
             return
-        if known is not None:
+        if stored is not None:
             raise StoreError(
-                f"{root} was begun with the primary endpoint {known}, and primary={words!r} is another; leave it out, or use "
+                f"{root} was begun with the primary endpoint {stored}, and primary={words!r} is another; leave it out, or use "
                 "another folder (out=<folder>)"
             )
         mark = json.loads((root / MARK).read_bytes()) | {_KEY: words}
@@ -104,18 +104,18 @@ log = logging.getLogger(__name__)
 
 
 def note_planned(store: StoreFolder, cells: Mapping[str, tuple[str, int]]) -> None:
-    """Adds cells, hash -> (dataset, samples). Raises StoreError where the folder cannot be written."""
+    """Note cells, hash -> (dataset, samples). Raises StoreError where the folder cannot be written."""
     store.prepare()
     with store.locked():
         _write_planned(store.root, {**planned_cells(store.root), **cells})
 
 
 def forget_planned(store: StoreFolder, cells: Collection[str]) -> None:
-    """Takes them out again. Raises StoreError where the folder cannot be written."""
+    """Remove notes of cells. Raises StoreError where the folder cannot be written."""
     if (store.root / _PLANNED).exists():
         with store.locked():
             _write_planned(
-                store.root, {name: told for name, told in planned_cells(store.root).items() if name not in cells}
+                store.root, {name: plan for name, plan in planned_cells(store.root).items() if name not in cells}
             )
 
 

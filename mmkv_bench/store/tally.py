@@ -94,18 +94,18 @@ def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
 
 
 def tally(store: Store) -> Tally:
-    """Count. Raises StoreError for damaged files."""
+    """Count the answers of a store. Raises StoreError for damaged files."""
     # Journals first: one that is published between the two looks is then left out, since its part has its name.
     pending, alive = {}, set()
     for path in store.journals():
         if journal.in_use(path):
             alive.add(path.stem)
         pending[path.stem] = to_table("responses", store.journal_rows(path), _COLUMNS)
-    found = indexed(store.root, "responses", COUNTS.append(_SETS), lambda path: counted(_rows_of(store, path)))
-    published = {name.removesuffix(".parquet") for name in found.files}
+    index = indexed(store.root, "responses", COUNTS.append(_SETS), lambda path: counted(_rows_of(store, path)))
+    published = {name.removesuffix(".parquet") for name in index.files}
     running: set[str] = set()
-    tables, files = [found.rows.drop_columns(["file"])], [numbers_of(found.rows["file"])]
-    for number, (name, rows) in enumerate(pending.items(), len(found.files)):
+    tables, files = [index.rows.drop_columns(["file"])], [numbers_of(index.rows["file"])]
+    for number, (name, rows) in enumerate(pending.items(), len(index.files)):
         if name in alive:
             running.update(rows["cell"].unique().to_pylist())
         if name not in published and rows.num_rows:
@@ -198,12 +198,12 @@ def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
 
 def _chosen(texts: list[str], places: np.ndarray) -> pa.Array:
     """The texts at some places, null where there is none."""
-    found = texts_of([*texts, ""]).take(column_of(places))
+    values = texts_of([*texts, ""]).take(column_of(places))
     missing = places == len(texts)
     if not missing.any():
-        return found
+        return values
     valid = pa.py_buffer(np.packbits(~missing, bitorder="little"))
-    return pa.StringArray.from_buffers(len(found), found.buffers()[1], found.buffers()[2], valid)
+    return pa.StringArray.from_buffers(len(values), values.buffers()[1], values.buffers()[2], valid)
 
 
 def _lists(ids: list[list[str]], own_set: np.ndarray, shown: np.ndarray) -> pa.Array:
@@ -222,18 +222,20 @@ def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[st
     if not counts.num_rows:
         return set()
     cells, digests = coded(counts["cell"]), coded(counts["samples"])
-    known = [set(sets[name]) for name in digests.dictionary.to_pylist()]
+    ids = [set(sets[name]) for name in digests.dictionary.to_pylist()]
     cell, samples = numbers_of(cells.indices).astype(np.int64), numbers_of(digests.indices)
     _, first = np.unique(cell * (files.max() + 1) + files, return_index=True)  # by cell, then file
     cuts = np.flatnonzero(np.diff(cell[first])) + 1
-    found, disjoint = set(), {}
-    for own, of_cell in zip(np.split(samples[first], cuts), cell[first][np.append(0, cuts)], strict=True):
-        key = own.tobytes()  # most cells have the same samples in the same files
+    repeated, disjoint = set(), {}
+    for digests_of_cell, of_cell in zip(np.split(samples[first], cuts), cell[first][np.append(0, cuts)], strict=True):
+        key = digests_of_cell.tobytes()  # most cells have the same samples in the same files
         if key not in disjoint:
-            disjoint[key] = len(set().union(*(known[one] for one in own))) == sum(len(known[one]) for one in own)
+            disjoint[key] = len(set().union(*(ids[one] for one in digests_of_cell))) == sum(
+                len(ids[one]) for one in digests_of_cell
+            )
         if not disjoint[key]:
-            found.add(cells.dictionary[int(of_cell)].as_py())
-    return found
+            repeated.add(cells.dictionary[int(of_cell)].as_py())
+    return repeated
 
 
 def answer_digests(rows: pa.Table) -> np.ndarray:

@@ -127,7 +127,7 @@ class RunningMeans:
         self._sums: dict[str, tuple[float, int]] = {}
 
     def add(self, values: Mapping[str, float | None]) -> dict[str, float]:
-        """Takes one sample's values in (None: not measured, skipped) and returns the mean of every name seen so far."""
+        """Add one sample's values (None: not measured, skipped) and return the mean of every name so far."""
         for name, value in values.items():
             if value is not None:
                 total, count = self._sums.get(name, (0.0, 0))
@@ -269,7 +269,7 @@ class WandbTracker(Tracker):
             self._left_out += 1
 
     def _work(self, process: subprocess.Popen[str]) -> None:
-        """In a thread of its own: hands messages over. Where nobody takes them any more they are dropped."""
+        """Hand messages over, in a thread of its own. Where nobody takes them any more they are dropped."""
         assert process.stdin is not None
         broken = False
         while (message := self._mail.get()) is not None:
@@ -330,13 +330,14 @@ def show_summary(
     cells: Sequence[Mapping[str, Any]],
     each: bool = False,
 ) -> bool:
-    """One run that shows what all rows of a folder came to. It is written once: where the same was shown before nothing is done,
-    and other numbers take its place under the same id.
+    """Show the results of all rows of a folder in one run.
+
+    It is written once: where the same was shown before nothing is done, and other numbers replace it under the same id.
 
     Args:
         config: as for `tracker`; root: the folder; about: the run's configuration; cells: a row per cell and metric, keys that
-            are the same in each; each: one more run for each of these, whose configuration is what it is and whose summary
-            is what it came to.
+            are the same in each; each: one more run for each row, with its description as configuration and its
+            numbers as summary.
 
     Returns:
         Whether it was written now.
@@ -355,7 +356,7 @@ def show_summary(
 
 
 def _show(shown: WandbTracker, about: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], each: bool) -> bool:
-    """What `show_summary` does."""
+    """Write the summary under a lock; False where the same was written before."""
     digest = hashlib.sha256(json.dumps([about, cells, each], sort_keys=True, default=str).encode()).hexdigest()[:16]
     marks = shown.folder / ".attempts"
     marks.mkdir(parents=True, exist_ok=True)
@@ -381,7 +382,7 @@ def _show(shown: WandbTracker, about: Mapping[str, Any], cells: Sequence[Mapping
 
 
 def _of_row(row: Mapping[str, Any]) -> str:
-    """What tells a cell's run from others: the cell, its metric and the shape of its prompts."""
+    """Name of a cell's run: the cell, its metric and the shape of its prompts."""
     return "-".join(str(row[key]) for key in ("cell", "metric", "prompt_tokens", "batch") if row[key] is not None)
 
 

@@ -41,7 +41,7 @@ _QUIET = {
 
 
 class Viewer:
-    """Does what messages say, with wandb."""
+    """Does messages with wandb."""
 
     def __init__(self, folder: Path) -> None:
         import wandb
@@ -119,7 +119,7 @@ class Kept:
 
 
 def begin_anew(folder: Path, name: str) -> None:
-    """Take away what an earlier run of this id left and nobody has sent yet: `wandb sync` then sends one."""
+    """Remove an earlier run of this id that nobody has sent yet: `wandb sync` then sends one."""
     for old in folder.glob(f"offline-run-*-{name}"):
         if not next(old.glob("*.synced"), None):
             shutil.rmtree(old, ignore_errors=True)
@@ -144,7 +144,7 @@ def work(lines: Iterable[str], folder: Path) -> None:
 
 
 def do(viewer: Viewer, message: dict[str, Any]) -> None:
-    """What one message says."""
+    """Do one message."""
     if "open" in message:
         viewer.open(message["open"], message["config"])
     elif "log" in message:

@@ -1,4 +1,4 @@
-"""One process's way of adding response rows: a sample at a time, durable when `commit` returns."""
+"""The writer of response rows: a sample at a time, durable when `commit` returns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Writer:
         self._folder: os.stat_result | None = None  # the store's, as it was at the first commit
 
     def commit(self, rows: Sequence[Mapping[str, Any]], prompt: Mapping[str, Any] | None = None) -> None:
-        """Stores ONE sample with all its cells, or nothing; when this returns, it survives kill -9 and power failure.
+        """Store ONE sample with all its cells, or nothing; when this returns, it survives kill -9 and power failure.
 
         prompt: the sample's row of the table `prompts`, stored with them. Columns that may be null can be left out;
         schema_version, worker and committed_at are filled in here.
@@ -56,12 +56,12 @@ class Writer:
             if row["error"]:
                 row["error"] = without_secrets(row["error"])
             row["committed_at"] = time.isoformat(timespec="microseconds")
-        asked = None
+        question = None
         if prompt is not None:
-            asked = check("prompts", prompt, {"schema_version": SCHEMA_VERSION, "committed_at": time})
-            asked["committed_at"] = time.isoformat(timespec="microseconds")
+            question = check("prompts", prompt, {"schema_version": SCHEMA_VERSION, "committed_at": time})
+            question["committed_at"] = time.isoformat(timespec="microseconds")
         try:
-            self._add(checked, asked)
+            self._add(checked, question)
         except FileNotFoundError as problem:
             raise self._vanished(1) from problem
         if self._samples >= self._every:
@@ -84,7 +84,7 @@ class Writer:
         self._samples += 1
 
     def publish(self) -> None:
-        """Turns the journal into a parquet part. Without unpublished samples it does nothing.
+        """Turn the journal into a parquet part. Without unpublished samples it does nothing.
 
         Raises StoreError when the disk refuses; the samples then stay in the journal. Its message says so when the journal
         itself is gone.

@@ -16,7 +16,7 @@ from mmkv_bench.config.schema import options as config_options
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from mmkv_bench.evaluation.data_check import Found
+    from mmkv_bench.evaluation.data_check import DataReport
 
 SUMMARY = "which datasets there are, and whether the data of one are there; downloads nothing"
 
@@ -130,7 +130,7 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
     return 0 if all(document["ready"] for document in documents) else 2
 
 
-def _report(document: Mapping[str, Any], found: Found) -> list[str]:
+def _report(document: Mapping[str, Any], found: DataReport) -> list[str]:
     expected = document["expected_samples"]
     lines = [
         f"{document['dataset']}: {document['title'] or document['task']}",
@@ -156,7 +156,7 @@ def _report(document: Mapping[str, Any], found: Found) -> list[str]:
     return [*lines, f"  {'ready' if found.ready else 'not ready'}"]
 
 
-def _amount(found: Found) -> str:
+def _amount(found: DataReport) -> str:
     parts = []
     if found.files is not None:
         parts.append(f"{found.files} file{'s' * (found.files != 1)}")
