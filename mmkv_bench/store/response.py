@@ -33,18 +33,16 @@ class Response:
     """One cell's answer to one sample. Types of columns are those of the fields."""
 
     cell: str = _must("", "hash of the cell: model, data, prompt, method, budget, protocol, seed, numerics")
-    status: str = _must("ok", "how generation ended; only ok rows have an answer", allowed=STATUSES)
+    status: str = _must("ok", "status of generation; only ok rows have an answer", allowed=STATUSES)
     error: str | None = _column(None, "message of the failure; null exactly when ok")
-    fallback: list[str] = _must(
-        [], "reasons why less was done than asked, by the names listed under Fallbacks; may be empty"
-    )
+    fallback: list[str] = _must([], "reasons why less was done than configured, see Fallbacks; may be empty")
     answer: str | None = _when_ok(None, "decoded answer; null unless ok")
     token_ids: list[int] = _when_ok([], "generated token ids, with the end token when it was generated", "token ids")
     n_tokens: int = _when_ok(0, "generated tokens", "tokens")
     tokens_from_compressed: int = _when_ok(
         0, "generated tokens that were decoded from the compressed cache", "tokens", counted=True
     )
-    finish_reason: str | None = _when_ok(None, "why decoding stopped", allowed=("eos", "stop", "length"))
+    finish_reason: str | None = _when_ok(None, "reason why decoding stopped", allowed=("eos", "stop", "length"))
     prompt_tokens: int = _when_ok(0, "tokens of the whole prompt", "tokens", counted=True)
     context_tokens: int = _when_ok(0, "tokens that C counts (T): the prompt, or its context", "tokens", counted=True)
     visual_tokens: int = _when_ok(0, "image and video tokens of the prompt", "tokens", counted=True)
@@ -55,7 +53,7 @@ class Response:
     entries_asked: int | None = _column(None, "C x layers x KV heads; null for full", "entries")
     entries_planned: int = _column(
         0,
-        "entries selected to stay, the re-fed token of strict included, summed over layers and KV heads",
+        "entries selected to be kept, the re-fed token of strict included, summed over layers and KV heads",
         "entries",
         counted=True,
     )
@@ -85,7 +83,7 @@ class Response:
     )
     kept_indices: str | None = _column(
         None,
-        "keep=indices: places in the prompt of what stays, by layer and KV head, packed as `store/kept_entries.py` says",
+        "keep=indices: places in the prompt of the kept entries, by layer and KV head, packed (`store/kept_entries.py`)",
     )
     bytes_device: int = _column(
         0,
@@ -138,7 +136,7 @@ class Response:
     peak_device_bytes: int | None = _column(None, "peak device memory (CUDA); null on CPU", "bytes")
     peak_resident_bytes: int | None = _column(None, "peak resident set of the process (CPU); null on CUDA", "bytes")
     measured: str = _must(
-        "group", "whose times and peaks these are: the fork group's or the cell's own", allowed=("group", "own")
+        "group", "owner of the times and peaks: the fork group, or the cell alone", allowed=("group", "own")
     )
     forced_kl: list[float] | None = _column(
         None,

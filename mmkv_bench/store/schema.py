@@ -24,46 +24,50 @@ change of one method's numbers raises the version of its part instead (`Scorer.m
 FAILURES = STATUSES[1:]
 
 FALLBACKS = {
-    "prompt_within_budget": "the prompt has no more tokens than the budget; nothing was evicted, the answer is that of full",
-    "window_reduced": "fewer queries were observed than asked: min(window, C // 2) or the prompt allows no more; see "
+    "prompt_within_budget": "the prompt fits into the budget: nothing was evicted, and the answer is that of full",
+    "window_reduced": "the observation window is shorter than configured: min(window, C // 2), or the prompt, allows no more; "
+    "see "
     "window_effective",
-    "protected_reduced": "the sinks and recents that the method keeps are more than the budget; the last of them stay",
-    "within_residual": "KIVI: fewer entries stay than its residual holds; the prompt's entries are in full precision",
+    "protected_reduced": "the method's sinks and recent tokens exceed the budget; the last of them are kept",
+    "within_residual": "KIVI: fewer entries are kept than its residual holds, so the prompt's entries are in full precision",
     "statistics_undefined": "expected_attention: too few queries for a covariance; entries were ranked by position",
-    "single_modality": "a prompt of text alone or visual tokens alone, where the method divides between the two",
-    "no_visual_tokens": "a prompt without visual tokens, where the method ranks text before them or compares the two",
-    "nothing_merged": "look_m, meda: a prompt without visual tokens; what was evicted is gone, where the releases leave such "
+    "single_modality": "the method divides the budget between text and visual tokens, and the prompt has only one of them",
+    "no_visual_tokens": "the method ranks or compares text and visual tokens, and the prompt has no visual ones",
+    "nothing_merged": "look_m, meda: the prompt has no visual tokens; evicted entries are dropped, where the releases keep such "
     "prompts whole",
     "no_text_tokens": "hybridkv: a prompt of visual tokens alone; sparsity was measured on all its rows",
-    "text_over_budget": "there is more text than a method that puts text first has entries for",
+    "text_over_budget": "a method that keeps text first has fewer entries than there is text",
     "chunk_reduced": "hybridkv: the budget of a dynamic head is smaller than one chunk",
-    "infeasible_allocation": "hybridkv: r asks for more than the budget; dynamic heads got less",
-    "budget_unused": "hybridkv: less than the budget is kept, because no static head can take what rounding the dynamic heads' "
+    "infeasible_allocation": "hybridkv: r needs more than the budget; dynamic heads got less",
+    "budget_unused": "hybridkv: less than the budget is kept: no static head can take the entries that rounding the dynamic "
+    "heads' "
     "share leaves",
     "press_reduced": "kvpress: the press gives its highest score to more entries (its window, its sinks) than the budget "
     "holds; the last token and the latest of them stay",
-    "context_end": "the answer was stopped where the model's context ends, before max_new_tokens",
+    "context_end": "the answer ended at the model's context length, before max_new_tokens",
     "control_token_in_text": "a message's own text spells a control token of the model's (`<|im_end|>`), which its tokenizer "
     "reads as that token, as stock transformers does",
-    "row_by_row": "scenario=efficiency: the sequences of a batch have states of a decode policy, and are attended to one after "
-    "the other in every step",
-    "eager_decode": "decode=compiled: what the method's decode policy holds changes in number from step to step, so the answer "
-    "was decoded eagerly",
+    "row_by_row": "scenario=efficiency: the sequences of a batch have their own decode-policy states, so each step attends "
+    "to them one "
+    "by one",
+    "eager_decode": "decode=compiled: the method's decode policy holds a different number of entries in each step, so the "
+    "answer was "
+    "decoded eagerly",
     "pixels_over_budget": "pixels: the prompt with the smallest pictures, or the fewest frames, has more entries than the budget",
-    "oracle_no_answer_step": "oracle: the answer has no token that is decoded from the cache, so it knows nothing",
+    "oracle_no_answer_step": "oracle: no token of the answer is decoded from the cache, so there is nothing to look ahead to",
 }
 """Names in the column `fallback` that built-in methods give, and what they mean. Parts of a user's may give others."""
 
 SLIM = {
     "encode_s, vision_s, prefill_s, compress_s, decode_s, ttft_s, tpot_s, peak_device_bytes, peak_resident_bytes": "null "
     "where `measured` is group: times of a machine that others used; rows measured on their own keep theirs",
-    "kept_digest": "null but for a tenth of each cell's samples, three at least, chosen by a hash of cell and sample",
-    "forced_kl, forced_agree, reference_nll": "null; what was made of them stands in `samples` and stays when cells are "
+    "kept_digest": "null, except for a tenth of each cell's samples (at least three), chosen by a hash of cell and sample",
+    "forced_kl, forced_agree, reference_nll": "null; the measures made of them are in `samples` and stay when cells are "
     "added",
     "fork_group": "null",
-    "committed_at": "of the cell's newest row",
+    "committed_at": "that of the cell's newest row",
 }
-"""What `pack --slim` leaves out of response rows; running the cells again makes it again."""
+"""Values that `pack --slim` removes from response rows; running the cells again makes them again."""
 TEXT, INT, FLOAT, BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 TIME = pa.timestamp("us", tz="UTC")
 FLOATS, BOOLS = pa.list_(FLOAT), pa.list_(BOOL)
@@ -142,7 +146,7 @@ RESPONSE_COLUMNS = (
     ),
     _must("worker", TEXT, "writer that committed the row", stamped=True),
     Column("shard", TEXT, "i/n when the dataset was split"),
-    Column("chosen", BOOL, "asked for by its id (`samples=[...]`), not as one of the first N; null otherwise"),
+    Column("chosen", BOOL, "selected by its id (`samples=[...]`), not as one of the first N; null otherwise"),
     _must("committed_at", TIME, "commit time; later than every row the writer had seen", stamped=True),
 )
 
@@ -161,12 +165,12 @@ CELL_COLUMNS = (
     _must("method", TEXT, "display name (a method may appear as several variants)"),
     _must("base", TEXT, "method family", identity=True),
     Column("reading", TEXT, "paper or released code; null for full", allowed=("paper", "released"), identity=True),
-    _must("protocol", TEXT, "where the first token comes from (docs/protocols.md)", identity=True),
+    _must("protocol", TEXT, "source of the first token (docs/protocols.md)", identity=True),
     _must(
         "budget_kind", TEXT, "unit of the budget; none for full", allowed=("entries", "fraction", "none"), identity=True
     ),
-    Column("budget_entries", INT, "budget as entries per KV head; null unless asked so", "entries", identity=True),
-    Column("budget_fraction", TEXT, "budget as exact decimal fraction kept; null unless asked so", identity=True),
+    Column("budget_entries", INT, "budget in entries per KV head; null for other kinds", "entries", identity=True),
+    Column("budget_fraction", TEXT, "budget as an exact decimal fraction; null for other kinds", identity=True),
     Column("seed", INT, "seed; null for deterministic methods", identity=True),
     _must("parameters", TEXT, "method parameters", json=True, identity=True),
     _must("tuned", BOOL, "whether a parameter differs from the method's documented default"),
@@ -174,7 +178,7 @@ CELL_COLUMNS = (
     _must("dtype", TEXT, "floating point type of weights and cache", identity=True),
     _must("attention", TEXT, "attention implementation", identity=True),
     _must("generation", TEXT, "generation settings", json=True, identity=True),
-    _must("numerics_version", INT, "bumped by hand when our numbers change", identity=True),
+    _must("numerics_version", INT, "raised by hand when the numbers of all methods change", identity=True),
     Column(
         "method_version",
         INT,
@@ -238,17 +242,19 @@ METRIC_COLUMNS = (
     ),
     Column("low", FLOAT, "lower end of the interval", "metric's own"),
     Column("high", FLOAT, "upper end of the interval", "metric's own"),
-    _must("interval", TEXT, "how the interval was made", allowed=("wilson", "bootstrap", "none")),
+    _must("interval", TEXT, "method of the interval", allowed=("wilson", "bootstrap", "none")),
     Column("difference", FLOAT, "paired difference to full of the same protocol", "metric's own"),
     Column("difference_low", FLOAT, "lower end of its 95 % interval (docs/statistics.md)", "metric's own"),
     Column("difference_high", FLOAT, "upper end of its interval", "metric's own"),
     Column("lmms_eval", FLOAT, "lmms-eval's own aggregate of the same answers", "metric's own"),
-    Column("lmms_eval_reason", TEXT, "why that is missing; begins with `not judged` where a judge gave no answer"),
+    Column(
+        "lmms_eval_reason", TEXT, "why `lmms_eval` is missing; begins with `not judged` where a judge gave no answer"
+    ),
     Column("judge", TEXT, "id of the judge model, where one answered"),
     Column(
         "judge_prompts",
         TEXT,
-        "hash of the judge's prompts: of its questions about the first two samples, with one text for every answer",
+        "hash of the judge's prompts: its questions about the first two samples, with one text in place of every answer",
     ),
     Column("judge_temperature", FLOAT, "temperature the judge answered at; null where several"),
     Column(
@@ -258,7 +264,7 @@ METRIC_COLUMNS = (
     Column(
         "scorer_files",
         TEXT,
-        "files that a task of the user's own opened to score, by their place beside its YAML, with their digests; null for none",
+        "files that a user's task opened while it scored: path from its YAML, and digest; null for none",
         json=True,
     ),
     Column("row_digest", TEXT, "digest of the row's other columns but the stamped ones; null in older rows"),
@@ -292,7 +298,7 @@ TIMING_COLUMNS = (
     Column(
         "prompts",
         TEXT,
-        "what fills the prompt beside its template; null in older rows, whose prompts are text",
+        "content of the prompt beside its template; null in older rows, whose prompts are text",
         allowed=("text", "image", "video"),
     ),
     Column(
@@ -305,7 +311,7 @@ TIMING_COLUMNS = (
     Column(
         "batch_prefill",
         TEXT,
-        "how they were prefilled: each alone, compressed and joined, or in one forward pass; null where there is one",
+        "how the batch was prefilled: one by one, compressed and joined, or together in one pass; null for a batch of one",
         allowed=("one_by_one", "together"),
     ),
     Column("copied", BOOL, "(searched) only a few prompts were prefilled, the others are copies; null otherwise"),
@@ -313,14 +319,14 @@ TIMING_COLUMNS = (
     Column(
         "memory_limit",
         INT,
-        "most bytes that the pass was allowed to hold; null where the device's own limit held",
+        "memory limit of the pass; null for the device's own limit",
         "bytes",
     ),
     _must("new_tokens", INT, "tokens of the answer, the first included", "tokens"),
     Column("repeat", INT, "number of the timed pass; null in the pass that counts memory, whose times are not kept"),
     _must("phase", TEXT, "see Phases", allowed=tuple(PHASES)),
-    _must("status", TEXT, "how the pass ended; a pass that failed has one row, of phase total", allowed=STATUSES),
-    Column("error", TEXT, "what went wrong; null when ok"),
+    _must("status", TEXT, "status of the pass; a failed pass has one row, of phase total", allowed=STATUSES),
+    Column("error", TEXT, "message of the failure; null when ok"),
     Column("seconds", FLOAT, "time of the phase; null in the pass that counts memory", "seconds"),
     Column("steps_s", FLOATS, "(decode) time of each step, one new token of every sequence", "seconds"),
     Column("peak_allocated", INT, "most bytes of live storages within the phase, weights included", "bytes"),
@@ -339,14 +345,14 @@ TIMING_COLUMNS = (
         "bytes",
     ),
     Column("bytes_read_step", INT, "(decode) the same as it lies in memory, padding included", "bytes"),
-    Column("fallback", TEXTS, "(total) what could not be done as asked, see Fallbacks"),
+    Column("fallback", TEXTS, "(total) reasons why less was done than configured, see Fallbacks"),
     Column(
         "disturbed",
         TEXTS,
-        "(total) what disturbs a measurement: others on the device, a clock held down, too few threads",
+        "(total) disturbances: other processes on the device, a throttled clock, too few threads",
     ),
     Column(
-        "load", FLOAT, "(total) load average of the host's last minute when the pass ended; null where it is not told"
+        "load", FLOAT, "(total) the host's load average of the last minute at the end of the pass; null where unknown"
     ),
     Column("threads", INT, "(total) threads of the host that torch's operations had"),
     _must("place", INT, "number of the pass in the order of its run, from 0"),
@@ -360,7 +366,7 @@ DIAGNOSTIC_COLUMNS = (
     _must(
         "measurement",
         TEXT,
-        "hash of what its numbers depend on beside the sample: name, settings, model, data, versions",
+        "hash of name, settings, model, data and versions: all that its numbers depend on but the sample",
     ),
     _must("name", TEXT, "the analysis, as `mmkv-bench diagnose` names it"),
     _must("model", TEXT, "model name or folder name"),
@@ -371,14 +377,14 @@ DIAGNOSTIC_COLUMNS = (
     _SAMPLE,
     Column("layer", INT, "decoder layer, from 0; null of the whole model"),
     Column("head", INT, "KV head, from 0; null of all heads together"),
-    _must("quantity", TEXT, "which number of the analysis"),
+    _must("quantity", TEXT, "name of the number within the analysis"),
     _must(
         "part",
         TEXT,
-        "what it is of: tokens (prompt, text, visual, answer), tensors (keys, values) or a method at a budget (snapkv@64); "
+        "the part measured: tokens (prompt, text, visual, answer), tensors (keys, values) or a method at a budget (snapkv@64); "
         "empty for all",
     ),
-    Column("x", FLOAT, "place on the curve that the number is a point of; null where there is no curve"),
+    Column("x", FLOAT, "x value, where the number is a point of a curve; null otherwise"),
     _must("value", FLOAT, "the number", "quantity's own"),
     _must("settings", TEXT, "weights, prompts, tokens of the answer, the method that part names", json=True),
     _must("versions", TEXT, "versions of the packages that touch numbers", json=True),
@@ -388,7 +394,7 @@ DIAGNOSTIC_COLUMNS = (
 PROMPT_COLUMNS = (
     _VERSION,
     _must("prompt_hash", TEXT, "hash of the prompt, as in responses"),
-    _must("model_fingerprint", TEXT, "checksum of the model that it was made for: `visual` is this model's"),
+    _must("model_fingerprint", TEXT, "checksum of the model: `visual` holds for this model"),
     _DATASET,
     _SAMPLE,
     _must("doc_id", INT, "index of the sample in its dataset"),

@@ -1,4 +1,4 @@
-"""Which files of `cells`, `samples` and `metrics` count: rows of a cell stand in several while newer ones replace older
+"""The files of `cells`, `samples` and `metrics` that count: rows of a cell stand in several while newer ones replace older
 ones.
 
 Files written for many cells together come first, the newest before the others, then a cell's own, then packed ones. The
