@@ -14,7 +14,7 @@ papers print for the full cache is in `gates` of conf/model/<name>.yaml; below a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -89,18 +89,18 @@ def groups_of(rows: Rows) -> list[DatasetGroup]:
     for dataset, config in rows.cells[["dataset", "config"]].drop_duplicates().itertuples(index=False):
         node = (config_of(config).get("datasets") or {}).get(dataset) or {}
         nodes[dataset] = ((node.get("about") or {}).get("groups") or {}, node.get("metrics") or [])
-    found: dict[tuple[str, str], tuple[dict[str, str], int]] = {}
+    groups: dict[tuple[str, str], tuple[dict[str, str], int]] = {}
     for dataset, (benchmarks, metrics) in sorted(nodes.items()):
         for benchmark, sizes in benchmarks.items():
             for name, size in sizes.items():
-                members, _ = found.setdefault((benchmark, name), ({}, int(size)))
+                members, _ = groups.setdefault((benchmark, name), ({}, int(size)))
                 members |= {dataset: metrics[0]} if metrics else {}
-    if not found:
+    if not groups:
         raise ConfigError(
             "None of these datasets belongs to a group (about.groups of conf/dataset/<name>.yaml), so there is no mean over "
             "datasets; leave out --groups"
         )
-    return [DatasetGroup(*key, *value) for key, value in sorted(found.items())]
+    return [DatasetGroup(*key, *value) for key, value in sorted(groups.items())]
 
 
 def gate_configs(rows: Rows) -> dict[str, str]:
@@ -122,17 +122,18 @@ def group_tables(
     """
     made = []
     for benchmark in dict.fromkeys(group.benchmark for group in groups):
-        own = [group for group in groups if group.benchmark == benchmark]
-        wanted = {pair for group in own for pair in group.metrics.items()}
+        columns = [group for group in groups if group.benchmark == benchmark]
+        wanted = {pair for group in columns for pair in group.metrics.items()}
         chosen = [table for table in tables if (table.dataset, table.metric) in wanted]
         for context in sorted({_context(table) for table in chosen}):
             alike = [table for table in chosen if _context(table) == context]
             for axis in sorted({table.axis for table in alike} - {"none"}) or ["none"]:
-                of_axis = _by_dataset([table for table in alike if table.axis in (axis, "none")], axis)
-                for budget in _budgets(of_axis.values()):
-                    table = _group_table(dict(context), axis, budget, of_axis, own)
-                    known = (configs or {}).get(table.context["model"])
-                    made.append(table if known is None else replace(table, gates=_gates(known, table, of_axis, own)))
+                by_dataset = _by_dataset([table for table in alike if table.axis in (axis, "none")], axis)
+                budgets = sorted({budget for table in by_dataset.values() for budget in table.budgets}, key=float)
+                for budget in budgets or [""]:
+                    table = _group_table(dict(context), axis, budget, by_dataset, columns)
+                    config = (configs or {}).get(table.context["model"])
+                    made.append(replace(table, gates=_gates(config, table, by_dataset, columns)) if config else table)
     return made
 
 
@@ -150,8 +151,8 @@ def _gates(
         mean = table.means.get((BASELINE, group.name))
         entries = _entries(tables, list(group.metrics), BASELINE, "") if mean else None
         n = sum(entry.scores.n for entry in entries or ())
-        told = verdict(gate, mean.value if mean else None, n, table.context["transformers"])
-        sentences.append(f"{group.name}: {told}")
+        sentence = verdict(gate, mean.value if mean else None, n, table.context["transformers"])
+        sentences.append(f"{group.name}: {sentence}")
     return tuple(sentences)
 
 
@@ -161,22 +162,17 @@ def _context(table: ScoreTable) -> tuple[tuple[str, str], ...]:
 
 def _by_dataset(tables: Sequence[ScoreTable], axis: str) -> dict[str, ScoreTable]:
     """Dataset -> its table of that kind of budget, or the one without budgets where it has no other."""
-    found: dict[str, ScoreTable] = {}
+    by_dataset: dict[str, ScoreTable] = {}
     for table in sorted(tables, key=lambda table: table.axis == axis):
-        other = found.get(table.dataset)
+        other = by_dataset.get(table.dataset)
         if other is not None and other.axis == table.axis:
             keys = ", ".join(key for key in OF_ONE_DATASET if other.context[key] != table.context[key])
             raise StoreError(
                 f"{table.dataset} has two tables that differ in {keys}, so a mean over datasets is not defined; keep such "
                 "rows in folders of their own"
             )
-        found[table.dataset] = table
-    return found
-
-
-def _budgets(tables: Iterable[ScoreTable]) -> list[str]:
-    found = {budget for table in tables for budget in table.budgets}
-    return sorted(found, key=float) or [""]
+        by_dataset[table.dataset] = table
+    return by_dataset
 
 
 def _group_table(
@@ -193,44 +189,46 @@ def _group_table(
             continue
         full = _entries(tables, names, BASELINE, budget)
         for label in labels:
-            own = _entries(tables, names, label, budget)
-            if own is None:
+            entries = _entries(tables, names, label, budget)
+            if entries is None:
                 continue
-            means[label, group.name] = mean([Mean(entry.headline, entry.low, entry.high) for entry in own])
+            means[label, group.name] = mean([Mean(entry.headline, entry.low, entry.high) for entry in entries])
             if full is not None and label != BASELINE:
-                against[label, group.name] = mean(
-                    [_difference(tables[name], a, b) for name, a, b in zip(names, own, full, strict=True)]
-                )
+                cells = zip(names, entries, full, strict=True)
+                against[label, group.name] = mean([_difference(tables[name], a, b) for name, a, b in cells])
     shown = tuple(group.name for group in groups if group.name not in absent)
-    made = any(name.endswith(FIXTURE) for name in tables)
+    fixture = any(name.endswith(FIXTURE) for name in tables)
     marked = {method.label for table in tables.values() for method in table.methods if method.calibrated}
-    known = tuple(label for label in labels if label in marked)
-    return GroupTable(groups[0].benchmark, context, axis, budget, shown, labels, means, against, absent, made, known)
+    calibrated = tuple(label for label in labels if label in marked)
+    return GroupTable(
+        groups[0].benchmark, context, axis, budget, shown, labels, means, against, absent, fixture, calibrated
+    )
 
 
 def _entries(tables: Mapping[str, ScoreTable], names: Sequence[str], label: str, budget: str) -> list[Entry] | None:
     """The method's table cells on every dataset; None unless all of them have a headline."""
-    found = [tables[name].entry(label, budget) for name in names]
-    whole = [entry for entry in found if entry is not None and entry.value is not None]
-    return whole if len(whole) == len(found) else None
+    entries = [tables[name].entry(label, budget) for name in names]
+    whole = [entry for entry in entries if entry is not None and entry.value is not None]
+    return whole if len(whole) == len(entries) else None
 
 
 def _difference(table: ScoreTable, a: Entry, b: Entry) -> Mean:
-    (found,) = against([a.scores], b.scores, table.metric, table.aggregator)
-    assert found.value is not None, "two complete cells of a dataset share its samples"
-    return Mean(found.value, found.low, found.high)
+    (difference,) = against([a.scores], b.scores, table.metric, table.aggregator)
+    assert difference.value is not None, "two complete cells of a dataset share its samples"
+    return Mean(difference.value, difference.low, difference.high)
 
 
 def mean(parts: Sequence[Mean]) -> Mean:
     """Of independent scores, each counting once."""
     value = float(np.mean([part.value for part in parts]))
-    below_of = [part.value - part.low for part in parts if part.low is not None]
-    above_of = [part.high - part.value for part in parts if part.high is not None]
-    if min(len(below_of), len(above_of)) < len(parts):
+    ends = [
+        (part.value - part.low, part.high - part.value)
+        for part in parts
+        if part.low is not None and part.high is not None
+    ]
+    if len(ends) < len(parts):
         return Mean(value, None, None)
-    below, above = (
-        float(np.sqrt(sum(distance**2 for distance in distances))) / len(parts) for distances in (below_of, above_of)
-    )
+    below, above = (float(np.sqrt(sum(end**2 for end in side))) / len(parts) for side in zip(*ends, strict=True))
     return Mean(value, value - below, value + above)
 
 
@@ -256,10 +254,10 @@ def _table(table: GroupTable, intervals: bool) -> Table:
 
 
 def _rows(
-    table: GroupTable, found: Mapping[tuple[str, str], Mean], number: Callable[[float], str], intervals: bool
+    table: GroupTable, means: Mapping[tuple[str, str], Mean], number: Callable[[float], str], intervals: bool
 ) -> list[list[Cell | str]]:
-    lines = [label for label in table.methods if any((label, name) in found for name in table.groups)]
-    return [[label, *(_cell(found.get((label, name)), number, intervals) for name in table.groups)] for label in lines]
+    lines = [label for label in table.methods if any((label, name) in means for name in table.groups)]
+    return [[label, *(_cell(means.get((label, name)), number, intervals) for name in table.groups)] for label in lines]
 
 
 def _cell(mean: Mean | None, number: Callable[[float], str], intervals: bool) -> Cell:

@@ -1,4 +1,4 @@
-"""A line of a table: which method, and what its stored parameters say of it."""
+"""Lines of a table: a method with its stored parameters, the family of lines that compete, and calibrations."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Line:
     @property
     def cheats(self) -> bool:
         """It was given the full cache's own answer: a ceiling, which neither is marked best nor competes."""
-        return bool(self._told.get("reads_answer"))
+        return bool(self._values.get("reads_answer"))
 
     @cached_property
     def calibrated(self) -> bool:
         """It was built with a calibration: numbers measured on data before the first prompt."""
-        return bool(artefacts(self.parameters))
+        return bool(calibrations(self.parameters))
 
     @property
     def may_exceed(self) -> bool:
         """More entries than the budget are no defect: a released code's, or the paper's own formula."""
-        return self.reading == "released" or bool(self._told.get("over_budget"))
+        return self.reading == "released" or bool(self._values.get("over_budget"))
 
     @property
     def renamed(self) -> bool:
@@ -51,7 +51,7 @@ class Line:
         return self.base == "pixels"
 
     @cached_property
-    def _told(self) -> dict[str, Any]:
+    def _values(self) -> dict[str, Any]:
         return json.loads(self.parameters)
 
     @property
@@ -93,22 +93,21 @@ def family(methods: Sequence[Line]) -> ComparisonFamily:
     for line in lines:
         groups.setdefault(_method(line), []).append(line)
     presets: dict[str, str] = {}
-    for name, own in groups.items():
-        if len(own) > 1 and len(own) >= _NEARLY_ALL * len(lines):
+    for name, group in groups.items():
+        if len(group) > 1 and len(group) >= _NEARLY_ALL * len(lines):
             return ComparisonFamily(tuple(lines), {}, str(name[0]))
-        declared = _declared(own)
+        declared = _declared(group)
         if declared:
-            presets |= {line.label: declared[0].label for line in own if line not in declared}
+            presets |= {line.label: declared[0].label for line in group if line not in declared}
     return ComparisonFamily(tuple(line for line in lines if line.label not in presets), presets)
 
 
 @cache
 def _method(line: Line) -> tuple[Hashable, ...]:
-    """What a line is a preset of."""
-    name = PRESETS.get(line.base, line.base)
-    told = _LOADED.get(line.base, ())
-    parameters = json.loads(line.parameters) if told else {}
-    return name, *(json.dumps(parameters.get(key)) for key in told)
+    """The method that a line is a preset of."""
+    keys = _LOADED.get(line.base, ())
+    parameters = json.loads(line.parameters) if keys else {}
+    return PRESETS.get(line.base, line.base), *(json.dumps(parameters.get(key)) for key in keys)
 
 
 def _declared(lines: Sequence[Line]) -> list[Line]:
@@ -116,7 +115,7 @@ def _declared(lines: Sequence[Line]) -> list[Line]:
     return [line for line in plain if line.reading == "paper"] or plain
 
 
-def artefacts(parameters: str) -> dict[str, str]:
+def calibrations(parameters: str) -> dict[str, str]:
     """Method -> checksum of the calibrations that a line's parameters (JSON) name; empty for a method that read none.
 
     A word instead (`auto`, a path) or null was never looked up: that variant works without one.
@@ -125,72 +124,32 @@ def artefacts(parameters: str) -> dict[str, str]:
     return dict(named) if isinstance(named, Mapping) else {}
 
 
-def seen(configs: Iterable[str], found: Mapping[str, str]) -> tuple[str, ...]:
-    """A phrase per artefact of `found` (see `artefacts`): its name, its checksum, and the samples it was made of.
+def calibration_words(configs: Iterable[str], checksums: Mapping[str, str]) -> tuple[str, ...]:
+    """Name, checksum and samples of each of `calibrations`, as a phrase.
 
-    Rows say it in their configuration (`calibrations`: checksum -> dataset in words, number of samples). Of those that
-    are older, the checksum, which covers the samples too, finds the artefact in `conf/calibration`.
+    Rows have the samples in their configuration (`calibrations`: checksum -> dataset in words, number of samples). For
+    older rows the checksum, which covers the samples too, finds the artefact in `conf/calibration`.
 
     Args:
         configs: of the cells that read them (JSON).
     """
-    told: dict[str, Any] = {}
+    samples: dict[str, Any] = {}
     for config in configs:
-        told |= config_of(config).get("calibrations") or {}
-    committed = {} if set(found.values()) <= set(told) else _committed(conf_dir())
+        samples |= config_of(config).get("calibrations") or {}
+    committed = {} if set(checksums.values()) <= set(samples) else _committed(conf_dir())
     phrases = []
-    for name, checksum in sorted(found.items()):
-        what = told.get(checksum) or committed.get(checksum)
-        words = "unknown samples"
-        if what:
-            words = (f"{what['samples']} samples: " if what["samples"] else "") + what["dataset"]
-        phrases.append(f"{name} {checksum} ({words})")
+    for name, checksum in sorted(checksums.items()):
+        data = samples.get(checksum) or committed.get(checksum)
+        count = f"{data['samples']} samples: " if data and data["samples"] else ""
+        phrases.append(f"{name} {checksum} ({count + data['dataset'] if data else 'unknown samples'})")
     return tuple(phrases)
 
 
 @cache
 def _committed(folder: Path) -> dict[str, dict[str, Any]]:
-    """First 16 digits of the checksum -> what was read, of every artefact below the configuration folder."""
-    known = {}
-    for path in sorted(folder.glob("calibration/*/*.json")):
-        artefact = json.loads(path.read_text())
-        known[artefact["checksum"][:16]] = {"samples": len(artefact["samples"]), "dataset": artefact["dataset"]}
-    return known
-
-
-Versions = dict[str, tuple[int, ...]]  # budget -> versions, the newest first
-
-
-def several(found: Mapping[str, Iterable[tuple[str, int]]]) -> dict[str, Versions]:
-    """Label -> versions by budget, of the lines that have more than one.
-
-    found: label -> (budget, version) of each of its cells.
-    """
-    kept = {}
-    for label, cells in found.items():
-        versions: dict[str, set[int]] = {}
-        for budget, version in cells:
-            versions.setdefault(budget, set()).add(version)
-        if len(set().union(*versions.values())) > 1:
-            kept[label] = {budget: tuple(sorted(own, reverse=True)) for budget, own in versions.items()}
-    return kept
-
-
-def version_notes(versions: Mapping[str, Versions]) -> list[str]:
-    """What a table leaves out because its numbers were mended, and lines whose budgets show different versions."""
-    lines = []
-    for label, budgets in versions.items():
-        older = [
-            f"{budget or 'all budgets'} (version {', '.join(map(str, own[1:]))}, shown: {own[0]})"
-            for budget, own in budgets.items()
-            if len(own) > 1
-        ]
-        if older:
-            lines.append(f"{label}: older versions of its numbers are left out at {', '.join(older)}.")
-        shown: dict[int, list[str]] = {}
-        for budget, own in budgets.items():
-            shown.setdefault(own[0], []).append(budget or "all budgets")
-        if len(shown) > 1:
-            words = " and ".join(f"{version} at {', '.join(of)}" for version, of in sorted(shown.items()))
-            lines.append(f"{label}: its budgets show different versions of its numbers: {words}.")
-    return lines
+    """First 16 digits of the checksum -> samples and dataset of every artefact below the configuration folder."""
+    artefacts = [json.loads(path.read_text()) for path in sorted(folder.glob("calibration/*/*.json"))]
+    return {
+        artefact["checksum"][:16]: {"samples": len(artefact["samples"]), "dataset": artefact["dataset"]}
+        for artefact in artefacts
+    }

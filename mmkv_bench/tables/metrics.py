@@ -50,13 +50,16 @@ def metrics_rows(
     cells = with_limits(cells)
     sheet = Sheet.of(samples, list(cells["cell"]))
     scores = {(sheet.cells[cell], metric): sheet.scores([cell], metric) for cell, metric, _ in sheet.every()}
+    metrics_of: dict[str, list[str]] = {}
+    for cell, metric in scores:
+        metrics_of.setdefault(cell, []).append(metric)
     described = cells.to_dict("records")
-    full_of = _full_of(described)
-    differences = _differences(described, scores, full_of, aggregators)
+    differences = _differences(described, scores, aggregators)
     numbers = _headlines(described, scores, aggregators)
     rows = []
-    for cell, own in zip(described, _metrics_of(sheet), strict=True):
-        for key in ((cell["cell"], metric) for metric in own):
+    for cell in described:
+        for metric in metrics_of.get(cell["cell"], ()):
+            key = cell["cell"], metric
             difference = differences.get(key, _NO_DIFFERENCE)
             aggregate = lmms_eval.get(key)
             reason = None if aggregate is not None else reasons.get(key, reasons.get(cell["cell"]))
@@ -64,7 +67,7 @@ def metrics_rows(
                 {
                     "cell": cell["cell"],
                     "dataset": cell["dataset"],
-                    "metric": key[1],
+                    "metric": metric,
                     **numbers[key],
                     "difference": difference.value,
                     "difference_low": difference.low,
@@ -80,20 +83,12 @@ def metrics_rows(
 
 def _full_of(cells: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...], str]:
     """Context -> its cell of `full`."""
-    found: dict[tuple[str, ...], str] = {}
+    full: dict[tuple[str, ...], str] = {}
     for row in cells:
-        if row["base"] == BASELINE and found.setdefault(context_key(row), row["cell"]) != row["cell"]:
-            other = found[context_key(row)]
+        if row["base"] == BASELINE and full.setdefault(context_key(row), row["cell"]) != row["cell"]:
+            other = full[context_key(row)]
             raise StoreError(f"Cells {other} and {row['cell']} are both `full` of the same context: one must go.")
-    return found
-
-
-def _metrics_of(sheet: Sheet) -> list[list[str]]:
-    """The metrics of each cell, by name."""
-    found: list[list[str]] = [[] for _ in sheet.cells]
-    for cell, metric, _ in sheet.every():
-        found[cell].append(metric)
-    return found
+    return full
 
 
 def _headlines(
@@ -106,22 +101,22 @@ def _headlines(
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for cell, metric in scores:
         groups.setdefault((dataset_of[cell], metric), []).append((cell, metric))
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    numbers: dict[tuple[str, str], dict[str, Any]] = {}
     for (dataset, metric), keys in groups.items():
         aggregator = aggregator_of(metric, aggregators)
-        found |= dict(zip(keys, headlines([scores[key] for key in keys], dataset, aggregator, metric), strict=True))
-    return found
+        numbers |= dict(zip(keys, headlines([scores[key] for key in keys], dataset, aggregator, metric), strict=True))
+    return numbers
 
 
 def headlines(
     scores: Sequence[Scores], dataset: str, aggregator: Aggregator | None = None, metric: str = ""
 ) -> list[dict[str, Any]]:
     """`headline` of each of a table's cells."""
-    for own in scores:
-        _require_parts(own, dataset, aggregator)
-    whole = [(_aggregated(own, aggregator), own.clusters) for own in scores if own.complete]
-    found = iter(intervals(whole, dataset, aggregator, is_share(metric)))
-    return [_headline(own, aggregator, metric, next(found) if own.complete else NO_INTERVAL) for own in scores]
+    for cell in scores:
+        _require_parts(cell, dataset, aggregator)
+    whole = [(_aggregated(cell, aggregator), cell.clusters) for cell in scores if cell.complete]
+    ends = iter(intervals(whole, dataset, aggregator, is_share(metric)))
+    return [_headline(cell, aggregator, metric, next(ends) if cell.complete else NO_INTERVAL) for cell in scores]
 
 
 def headline(scores: Scores, dataset: str, aggregator: Aggregator | None = None, metric: str = "") -> dict[str, Any]:
@@ -130,20 +125,19 @@ def headline(scores: Scores, dataset: str, aggregator: Aggregator | None = None,
     Where less is better, 0 would flatter a failure, and nothing is counted in its place; nor is an answer 0 that no judge
     has judged, nor a failure of which the metric's parts are not known.
     """
-    (found,) = headlines([scores], dataset, aggregator, metric)
-    return found
+    return headlines([scores], dataset, aggregator, metric)[0]
 
 
-def _headline(scores: Scores, aggregator: Aggregator | None, metric: str, found: Interval) -> dict[str, Any]:
+def _headline(scores: Scores, aggregator: Aggregator | None, metric: str, interval: Interval) -> dict[str, Any]:
     value = aggregate(scores, aggregator) if scores.complete else None
     return {
         "n": scores.n,
         "n_ok": scores.n_ok,
         "value": value,
         "value_failures_zero": value if scores.complete else _with_failures(scores, aggregator, metric),
-        "low": found.low,
-        "high": found.high,
-        "interval": found.kind,
+        "low": interval.low,
+        "high": interval.high,
+        "interval": interval.kind,
     }
 
 
@@ -160,7 +154,7 @@ def aggregate(scores: Scores, aggregator: Aggregator | None = None) -> float:
 
 
 def _aggregated(scores: Scores, aggregator: Aggregator | None) -> np.ndarray:
-    """What the aggregate is made of: float64 [n], or the parts [n, k]."""
+    """The values that are aggregated: float64 [n], or the parts [n, k]."""
     if not isinstance(aggregator, Pooled):
         return scores.values
     assert scores.parts is not None, "whoever asks for an aggregate of parts has made sure that there are any"
@@ -190,22 +184,22 @@ def _require_parts(scores: Scores, dataset: str, aggregator: Aggregator | None) 
 def _differences(
     cells: Sequence[Mapping[str, Any]],
     scores: Mapping[tuple[str, str], Scores],
-    full_of: Mapping[tuple[str, ...], str],
     aggregators: Mapping[str, Aggregator] | None,
 ) -> dict[tuple[str, str], Difference]:
     """(cell, metric) -> the cell minus `full` of its context; all cells that have the same `full` at once."""
+    full_of = _full_of(cells)
     full = {cell["cell"]: full_of.get(context_key(cell)) for cell in cells}
     groups: dict[tuple[str, str], list[str]] = {}
     for cell, metric in scores:
         baseline = full[cell]
         if baseline is not None and baseline != cell and (baseline, metric) in scores:
             groups.setdefault((baseline, metric), []).append(cell)
-    found: dict[tuple[str, str], Difference] = {}
-    for (baseline, metric), own in groups.items():
+    differences: dict[tuple[str, str], Difference] = {}
+    for (baseline, metric), names in groups.items():
         aggregator = aggregator_of(metric, aggregators)
-        values = against([scores[cell, metric] for cell in own], scores[baseline, metric], metric, aggregator)
-        found |= {(cell, metric): value for cell, value in zip(own, values, strict=True)}
-    return found
+        values = against([scores[cell, metric] for cell in names], scores[baseline, metric], metric, aggregator)
+        differences |= {(cell, metric): value for cell, value in zip(names, values, strict=True)}
+    return differences
 
 
 _NO_DIFFERENCE = Difference(0, None, None, None)

@@ -17,7 +17,7 @@ from mmkv_bench.statistics.intervals import Aggregator
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.study import Endpoint
 from mmkv_bench.tables.audit import MOSTLY, Audit
-from mmkv_bench.tables.line import ComparisonFamily, Line, Versions, family
+from mmkv_bench.tables.line import ComparisonFamily, Line, family
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.scores import Scores, common_samples
 
@@ -83,7 +83,7 @@ class ScoreTable:
     gate: str | None = None
     free: float | None = None
     calibrations: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    versions: dict[str, Versions] = field(default_factory=dict)
+    versions: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     primary: Endpoint | None = None
     cpus: dict[str, int] = field(default_factory=dict)
     _comparable_at: dict[str, bool] = field(default_factory=dict, repr=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.tables.gates import gates_of
-from mmkv_bench.tables.line import Line, Versions, artefacts, seen, several
+from mmkv_bench.tables.line import Line, calibration_words, calibrations
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, context_key, missing
 
 if TYPE_CHECKING:
@@ -58,47 +58,42 @@ class Sweep:
     config: str | None
     full: tuple[str, ...]
     calibrations: dict[str, tuple[str, ...]]
-    versions: dict[str, Versions]
+    versions: dict[str, dict[str, tuple[int, ...]]]
     cpus: dict[str, int]
 
     @classmethod
     def of(cls, cells: pd.DataFrame, axis: str) -> Sweep:
+        """The sweep of the rows of these cells."""
         every = cells[[name for name in _READ if name in cells]].to_dict("records")
         rows = [row for row in every if row["latest"]]
         methods = _methods(rows)
-        found: dict[tuple[Any, str], list[dict[str, Any]]] = {}
+        label_of = {method.variant: method.label for method in methods}
+        by_key: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for row in rows:
-            found.setdefault((_variant(row), _budget(row)), []).append(row)
+            by_key.setdefault((label_of[_variant(row)], _budget(row)), []).append(row)
         groups = {}
         for method in methods:
-            for budget in sorted(budget for variant, budget in found if variant == method.variant):
-                own = found[method.variant, budget]
-                seeds = tuple(None if missing(row["seed"]) else int(row["seed"]) for row in own)
-                groups[method.label, budget] = SeedGroup(
-                    tuple(row["place"] for row in own), tuple(row["cell"] for row in own), seeds
-                )
+            for key in sorted(key for key in by_key if key[0] == method.label):
+                seeds = tuple(None if missing(row["seed"]) else int(row["seed"]) for row in by_key[key])
+                places, names = (tuple(row[name] for row in by_key[key]) for name in ("place", "cell"))
+                groups[key] = SeedGroup(places, names, seeds)
         configs = [row["config"] for row in sorted(rows, key=lambda row: row["base"] != BASELINE)]
-        known = next((config for config in dict.fromkeys(configs) if gates_of(config)), None)
-        versions_of: dict[Any, list[tuple[str, int]]] = {}
-        for row in every:
-            version = row.get("method_version")
-            versions_of.setdefault(_variant(row), []).append((_budget(row), 1 if missing(version) else int(version)))
         configs_of: dict[str, dict[str, None]] = {}
         for row in rows:
             configs_of.setdefault(row["parameters"], {})[row["config"]] = None
+        calibrated = [line for line in methods if line.calibrated]
         return cls(
             context=dict(zip(CONTEXT, context_key(cells.iloc[0]), strict=True)),
             axis=axis,
             methods=methods,
             groups=groups,
-            config=known,
+            config=next((config for config in dict.fromkeys(configs) if gates_of(config)), None),
             full=tuple(row["cell"] for row in rows if row["base"] == BASELINE),
             calibrations={
-                line.label: seen(configs_of[line.parameters], artefacts(line.parameters))
-                for line in methods
-                if line.calibrated
+                line.label: calibration_words(configs_of[line.parameters], calibrations(line.parameters))
+                for line in calibrated
             },
-            versions=several({method.label: versions_of[method.variant] for method in methods}),
+            versions=_versions(every, label_of),
             cpus=dict(Counter(row["cpu"] for row in rows if not missing(row.get("cpu")))),
         )
 
@@ -125,6 +120,23 @@ def _variant(cell: Mapping[str, Any]) -> tuple[str, str, str | None, str]:
     )
 
 
+def _versions(
+    cells: Sequence[Mapping[str, Any]], label_of: Mapping[tuple[str, str, str | None, str], str]
+) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Label -> budget -> versions of the method's numbers, the newest first, of lines that have more than one."""
+    versions: dict[str, dict[str, set[int]]] = {}
+    for row in cells:
+        version: Any = row.get("method_version")
+        if (label := label_of.get(_variant(row))) is not None:
+            by_budget = versions.setdefault(label, {}).setdefault(_budget(row), set())
+            by_budget.add(1 if missing(version) else int(version))
+    return {
+        label: {budget: tuple(sorted(numbers, reverse=True)) for budget, numbers in versions[label].items()}
+        for label in label_of.values()
+        if label in versions and len(set().union(*versions[label].values())) > 1
+    }
+
+
 def _methods(cells: Sequence[Mapping[str, Any]]) -> tuple[Line, ...]:
     """The table's lines: `full`, `random`, then the others by name.
 
@@ -132,17 +144,16 @@ def _methods(cells: Sequence[Mapping[str, Any]]) -> tuple[Line, ...]:
     ones are told.
     """
     variants = {_variant(row): row for row in cells}
-    told = {variant: {"base": variant[1], **json.loads(variant[3])} for variant in variants}
+    values = {variant: {"base": variant[1], **json.loads(variant[3])} for variant in variants}
     mixed = len({reading for _, _, reading, _ in variants if reading}) > 1
     lines = []
     for variant, row in variants.items():
         name, base, reading, parameters = variant
-        own = told[variant]
-        namesakes = [told[other] for other in variants if (other[0], other[2]) == (name, reading)]
-        differing = sorted({key for other in namesakes for key in other | own if other.get(key) != own.get(key)})
-        words = [f"{key}={own.get(key)}" for key in differing] + (
-            ["released"] if mixed and reading == "released" else []
-        )
+        mine = values[variant]
+        namesakes = [values[other] for other in variants if (other[0], other[2]) == (name, reading)]
+        differing = sorted({key for other in namesakes for key in other | mine if other.get(key) != mine.get(key)})
+        words = [f"{key}={mine.get(key)}" for key in differing]
+        words += ["released"] * (mixed and reading == "released")
         label = name + (f" ({', '.join(words)})" if words else "")
         lines.append(Line(label, name, base, bool(row["tuned"]), reading, parameters, row["budget_kind"] != "none"))
     return tuple(sorted(lines, key=lambda line: (line.base != BASELINE, line.base != "random", line.label)))

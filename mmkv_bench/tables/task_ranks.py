@@ -44,28 +44,26 @@ class TaskRanks:
 
 
 def task_ranks(tables: Sequence[ScoreTable]) -> list[TaskRanks]:
-    """For every budget at which two methods compete on two tasks or more, of every family of tasks."""
-    found = []
-    for own in families(tables):
-        found += [one for one in ranks_over(headlines(own)) if len(one.tables) > 1]
-    return found
+    """Ranks at every budget at which two methods compete on two tasks or more, of every family of tasks."""
+    every = [ranks for family in families(tables) for ranks in ranks_over(headlines(family))]
+    return [ranks for ranks in every if len(ranks.tables) > 1]
 
 
 def families(tables: Sequence[ScoreTable]) -> list[list[ScoreTable]]:
     """Tables that belong together: of tasks that differ in nothing but the dataset."""
-    found: dict[tuple[str, ...], list[ScoreTable]] = {}
+    groups: dict[tuple[str, ...], list[ScoreTable]] = {}
     for table in tables:
         key = (table.axis, *(table.context[name] for name in CONTEXT if name not in _OF_A_TASK))
-        found.setdefault(key, []).append(table)
-    return list(found.values())
+        groups.setdefault(key, []).append(table)
+    return list(groups.values())
 
 
 def headlines(family: Sequence[ScoreTable]) -> list[ScoreTable]:
     """One table of each dataset: that of its first metric."""
-    found: dict[str, ScoreTable] = {}
+    by_dataset: dict[str, ScoreTable] = {}
     for table in family:
-        found.setdefault(table.dataset, table)
-    return list(found.values())
+        by_dataset.setdefault(table.dataset, table)
+    return list(by_dataset.values())
 
 
 def ranks_over(tasks: Sequence[ScoreTable]) -> list[TaskRanks]:
@@ -89,26 +87,26 @@ def tables_of_ranks(tables: Sequence[ScoreTable]) -> list[Table]:
 
     Raises ConfigError where no two tasks have the same methods at a budget.
     """
-    found = task_ranks(tables)
-    if not found:
+    every = task_ranks(tables)
+    if not every:
         raise ConfigError(
             "No two tasks have two methods at the same budget that compete and are ok on the same samples: no ranks over tasks."
         )
-    return [_table(one, [each.tables[0].context for each in found]) for one in found]
+    return [_table(ranks, [other.tables[0].context for other in every]) for ranks in every]
 
 
-def _table(found: TaskRanks, contexts: Sequence[dict[str, str]]) -> Table:
-    first = found.tables[0]
-    order = np.lexsort((found.means[:, 1], found.means.sum(axis=1)))
-    header = ["method", *(f"{table.dataset}, {table.metric}" for table in found.tables), "mean"]
+def _table(ranks: TaskRanks, contexts: Sequence[dict[str, str]]) -> Table:
+    first = ranks.tables[0]
+    order = np.lexsort((ranks.means[:, 1], ranks.means.sum(axis=1)))
+    header = ["method", *(f"{table.dataset}, {table.metric}" for table in ranks.tables), "mean"]
     rows = [
         [
-            found.methods[at],
-            *("-".join(map(str, dict.fromkeys(ends))) for ends in found.ranks[:, at].tolist()),
-            "-".join(dict.fromkeys(f"{end:.1f}" for end in found.means[at])),
+            ranks.methods[at],
+            *("-".join(map(str, dict.fromkeys(ends))) for ends in ranks.ranks[:, at].tolist()),
+            "-".join(dict.fromkeys(f"{end:.1f}" for end in ranks.means[at])),
         ]
         for at in order.tolist()
     ]
-    notes = task_rank_notes(len(found.methods), len(found.tables), first.context["model"], found.apart)
+    notes = task_rank_notes(len(ranks.methods), len(ranks.tables), first.context["model"], ranks.apart)
     words = "; ".join([axis_words(first.axis), *context_words(first.context, first.readings, contexts)])
-    return Table(f"Ranks over tasks at {found.budget}", words, [Grid(header, rows)], notes)
+    return Table(f"Ranks over tasks at {ranks.budget}", words, [Grid(header, rows)], notes)
