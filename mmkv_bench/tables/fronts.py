@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.metric_kinds import lower_is_better
-from mmkv_bench.tables.captions import caption, line_label
+from mmkv_bench.tables.captions import caption, cell_words, line_label
 from mmkv_bench.tables.cost_names import Cost
 from mmkv_bench.tables.costs import CostEntry, CostTable, known_tables
 from mmkv_bench.tables.figure import canvas, legend_below, looks, small_print
@@ -82,31 +82,32 @@ def fronts(
     return [_front(table, cost, answers, passes) for table in tables for cost in costs]
 
 
-def _of_shape(tables: Sequence[CostTable], asked: Mapping[tuple[str, str], int | str | None]) -> list[CostTable]:
-    """The passes of one shape. asked: (flag, name of a shape's part) -> its value, None where nothing was said."""
-    found = list(tables)
-    for (flag, name), wanted in asked.items():
-        held = sorted({table.shape[name] for table in found}, key=lambda value: (str(type(value)), value))
+def _of_shape(tables: Sequence[CostTable], wanted: Mapping[tuple[str, str], int | str | None]) -> list[CostTable]:
+    """The passes of one shape. wanted: (flag, part of a shape) -> its value, None where nothing was asked for."""
+    passes = list(tables)
+    for (flag, name), value in wanted.items():
+        held = sorted({table.shape[name] for table in passes}, key=lambda value: (str(type(value)), value))
         words = [str(value).removeprefix("made_up_") for value in held]
-        if wanted is None and len(held) > 1:
+        if value is None and len(held) > 1:
             raise ConfigError(f"The passes have {name} {', '.join(words)}; choose one with {flag} {words[-1]}")
-        if wanted is not None and found and wanted not in held:
-            said = str(wanted).removeprefix("made_up_")
-            raise ConfigError(f"{flag} {said}: the passes have {name} {', '.join(words)}; choose one of them")
-        found = [table for table in found if wanted is None or table.shape[name] == wanted]
-    return found
+        if value is not None and passes and value not in held:
+            got = str(value).removeprefix("made_up_")
+            raise ConfigError(f"{flag} {got}: the passes have {name} {', '.join(words)}; choose one of them")
+        passes = [table for table in passes if value is None or table.shape[name] == value]
+    return passes
 
 
 def _front(table: ScoreTable, cost: Cost, answers: Sequence[CostTable], passes: Sequence[CostTable]) -> Front:
-    own = [other for other in answers if other.context["dataset"] == table.dataset]
-    for source, among in (("these answers", own), ("passes", passes)):
+    shapes = {f"{each.shape['prompt_tokens']} prompt tokens, batch {each.shape['batch']}" for each in passes}
+    same_data = [other for other in answers if other.context["dataset"] == table.dataset]
+    for source, tables in (("these answers", same_data), (f"passes of {'; '.join(sorted(shapes))}", passes)):
         entries = {
             _key(other.context, method, other.axis, budget): entry
-            for other in among
+            for other in tables
             for method, budget in other.lines()
             if (entry := other.entries[method.label, budget].get(cost.key)) is not None and entry.value is not None
         }
-        front = _joined(table, cost, entries, source if among is own else _shape_words(passes))
+        front = _joined(table, cost, entries, source)
         if front.points:
             return front
     raise ConfigError(
@@ -115,24 +116,13 @@ def _front(table: ScoreTable, cost: Cost, answers: Sequence[CostTable], passes: 
     )
 
 
-def _shape_words(passes: Sequence[CostTable]) -> str:
-    shapes = {f"{table.shape['prompt_tokens']} prompt tokens, batch {table.shape['batch']}" for table in passes}
-    return f"passes of {'; '.join(sorted(shapes))}"
-
-
-def _key(context: dict[str, str], method: Line, axis: str, budget: str) -> Key:
+def _key(context: Mapping[str, str], method: Line, axis: str, budget: str) -> Key:
     kind = axis if budget else "none"
-    return (
-        context["model"],
-        context["protocol"],
-        method.base,
-        method.reading or "",
-        method.parameters,
-        f"{kind} {budget}",
-    )
+    names = context["model"], context["protocol"], method.base, method.reading or "", method.parameters
+    return *names, f"{kind} {budget}"
 
 
-def _joined(table: ScoreTable, cost: Cost, entries: dict[Key, CostEntry], source: str) -> Front:
+def _joined(table: ScoreTable, cost: Cost, entries: Mapping[Key, CostEntry], source: str) -> Front:
     points, alone = [], []
     for method in table.methods:
         for budget in ("", *table.budgets):
@@ -141,7 +131,7 @@ def _joined(table: ScoreTable, cost: Cost, entries: dict[Key, CostEntry], source
                 continue
             took = entries.get(_key(table.context, method, table.axis, budget))
             if took is None or took.value is None:
-                alone.append(line_label(method) + (f" at {budget}" if budget else ""))
+                alone.append(cell_words(line_label(method), budget))
                 continue
             points.append(Point(method, budget, took.value, took.low, took.high, score.value, score.low, score.high))
     return Front(table, cost, source, _marked(points, lower_is_better(table.metric), cost), tuple(alone))
@@ -195,20 +185,20 @@ def _draw(axes: Axes, front: Front, styles: dict[str, tuple[str, str]]) -> None:
     rate = front.cost.unit == "tokens/s"
     axes.step(x, y, where="post", color=_FRONT, linewidth=1.4, zorder=1, label="Pareto front")
     for label in dict.fromkeys(point.method.label for point in front.points):
-        own = [point for point in front.points if point.method.label == label]
+        points = [point for point in front.points if point.method.label == label]
         colour, shape = styles[label]
-        for point in own:
+        for point in points:
             _bars(axes, point, size, colour)
         axes.plot(
-            [point.x / size for point in own],
-            [point.y for point in own],
+            [point.x / size for point in points],
+            [point.y for point in points],
             linestyle="none",
             color=colour,
             marker=shape,
             markersize=11 if shape == "*" else 8,
             markeredgecolor=colour if shape == "x" else "white",
             markeredgewidth=1.6 if shape == "x" else 0.8,
-            label=line_label(own[0].method),
+            label=line_label(points[0].method),
             zorder=3,
         )
     for point in best if len(front.points) > _NAMED else front.points:

@@ -23,7 +23,7 @@ KINDS = ("budget", "length", "front", "removal", *DIAGNOSED)
 
 
 def options(parser: Parser) -> None:
-    """Which picture, of which rows, where to."""
+    """Add the kind of picture, rows, filters and the file."""
     parser.add_argument(
         "kind",
         choices=KINDS,
@@ -73,35 +73,33 @@ def options(parser: Parser) -> None:
 
 
 def answer(given: argparse.Namespace) -> int:
-    """Draw it and print the files' names; what is left out of the picture is said."""
+    """Draw the picture, print the files' names and what is left out of it."""
     from mmkv_bench.tables.figure import save
 
-    own = {"budget": _budget, "length": _length, "front": _front, "removal": _removal}
     if given.kind not in ("budget", "front", "removal"):
-        for flag, chosen in (("methods", given.methods), ("budgets", _numbers(given))):
-            if chosen:
+        for flag, names in (("methods", given.methods), ("budgets", _numbers(given))):
+            if names:
                 raise ConfigError(
-                    f"--{flag} {','.join(chosen)} chooses among scores, and plot {given.kind} draws none; leave it out"
+                    f"--{flag} {','.join(names)} chooses among scores, and plot {given.kind} draws none; leave it out"
                 )
-    figure, said = own.get(given.kind, _diagnostic)(given)
-    for path in save(figure, given.out):
-        print(path)
-    for sentence in said:
-        print(sentence)
+    drawers = {"budget": _budget, "length": _length, "front": _front, "removal": _removal}
+    figure, left_out = drawers.get(given.kind, _diagnostic)(given)
+    for line in [*save(figure, given.out), *left_out]:
+        print(line)
     return 0
 
 
 def _budget(given: argparse.Namespace) -> tuple[Figure, list[str]]:
     from mmkv_bench.tables.figure import accuracy_figure
 
-    return accuracy_figure(_chosen(given)), []
+    return accuracy_figure(_score_tables(given)), []
 
 
 def _removal(given: argparse.Namespace) -> tuple[Figure, list[str]]:
     from mmkv_bench.tables.figure import removal_figure
 
     given.budgets = [*(given.budgets or []), *_axes(given, "fraction")]
-    return removal_figure(_chosen(given)), []
+    return removal_figure(_score_tables(given)), []
 
 
 def _diagnostic(given: argparse.Namespace) -> tuple[Figure, list[str]]:
@@ -118,9 +116,8 @@ def _length(given: argparse.Namespace) -> tuple[Figure, list[str]]:
 
     costs = _costs(given, ["tpot_s"])
     if len(costs) > 1:
-        raise ConfigError(
-            f"plot length draws one cost, got {', '.join(cost.name for cost in costs)}; name one with --cost"
-        )
+        names = ", ".join(cost.name for cost in costs)
+        raise ConfigError(f"plot length draws one cost, got {names}; name one with --cost")
     rows = rows_folder(given.rows)
     tables = [
         table
@@ -136,13 +133,14 @@ def _front(given: argparse.Namespace) -> tuple[Figure, list[str]]:
     from mmkv_bench.tables.fronts import front_figure, fronts
 
     roots = [rows_folder(root) for root in dict.fromkeys([given.rows, given.costs or given.rows])]
-    found = fronts(_chosen(given), _costs(given, ["bytes", "tpot_s"]), roots, given.tokens, given.batch, given.prompts)
-    said = [
+    costs = _costs(given, ["bytes", "tpot_s"])
+    drawn = fronts(_score_tables(given), costs, roots, given.tokens, given.batch, given.prompts)
+    left_out = [
         f"not drawn against {front.cost.name}, which is not known of them ({front.table.dataset}): {', '.join(front.alone)}"
-        for front in found
+        for front in drawn
         if front.alone
     ]
-    return front_figure(found), said
+    return front_figure(drawn), left_out
 
 
 def _costs(given: argparse.Namespace, usual: Sequence[str]) -> list[Cost]:
@@ -154,16 +152,16 @@ def _costs(given: argparse.Namespace, usual: Sequence[str]) -> list[Cost]:
 
 
 def _axes(given: argparse.Namespace, default: str) -> list[str]:
-    """The kinds of budgets that were asked for, or this one."""
+    """The kinds of budgets that are asked for, or this one."""
     return [name for name in given.budgets or () if name in AXES] or [default]
 
 
 def _numbers(given: argparse.Namespace) -> list[str]:
-    """The single budgets that were asked for."""
+    """The single budgets that are asked for."""
     return [name for name in given.budgets or () if name not in AXES]
 
 
-def _chosen(given: argparse.Namespace) -> list[ScoreTable]:
+def _score_tables(given: argparse.Namespace) -> list[ScoreTable]:
     """The tables of scores: one of each dataset.
 
     Raises:
@@ -183,17 +181,15 @@ def _chosen(given: argparse.Namespace) -> list[ScoreTable]:
     tables = [table for table in tables if table.budgets and table.axis in _axes(given, table.axis)]
     if given.methods or _numbers(given):
         tables = [table for table in narrowed(tables, given.methods, _numbers(given) or None) if table.budgets]
-    found: dict[str, list[ScoreTable]] = {}
-    for table in tables:
-        found.setdefault(table.dataset, []).append(table)
-    for dataset, own in found.items():
-        if len(own) > 1:
+    for dataset in dict.fromkeys(table.dataset for table in tables):
+        several = [table for table in tables if table.dataset == dataset]
+        if len(several) > 1:
             kinds = "; ".join(
-                f"{t.metric}, {t.axis}, reading={' and '.join(t.readings)}, model={t.context['model']}" for t in own
+                f"{t.metric}, {t.axis}, reading={' and '.join(t.readings)}, model={t.context['model']}" for t in several
             )
             raise ConfigError(
-                f"The rows hold {len(own)} tables of {dataset} ({kinds}), and one is drawn: name --metric, --protocol, --reading "
-                "or --budgets"
+                f"The rows hold {len(several)} tables of {dataset} ({kinds}), and one is drawn: name --metric, --protocol, "
+                "--reading or --budgets"
             )
     if not tables:
         raise ConfigError("The rows hold no table of scores with a budget of that kind, so there is nothing to draw")

@@ -27,7 +27,7 @@ _HEADS = ("dataset", "cells", "samples", "answers", "complete", "failed", "score
 
 
 def options(parser: Parser) -> None:
-    """Which rows."""
+    """Add rows folders, failures, watching and the form."""
     parser.add_argument("rows", type=Path, nargs="*", help=f"rows folders; all below {RUNS} by default")
     parser.add_argument("--failed", action="store_true", help="list the samples that failed, with the reason of each")
     parser.add_argument(
@@ -43,7 +43,7 @@ def options(parser: Parser) -> None:
 
 
 def answer(given: argparse.Namespace) -> int:
-    """Print what there is; 0 whatever it is."""
+    """Print the state of the stores; the exit code is 0 whatever it is."""
     from mmkv_bench.store.store import Store
 
     if given.watch is not None and (given.json or not given.watch > 0):
@@ -53,56 +53,56 @@ def answer(given: argparse.Namespace) -> int:
         raise ConfigError(f"there are no result rows below {RUNS}; name the rows folder that a run printed")
     stores = [Store(rows_folder(folder)) for folder in folders]
     while True:
-        missing = _say(stores, given)
+        missing = _print(stores, given)
         if given.watch is None or not missing:
             return 0
         time.sleep(given.watch)
 
 
-def _say(stores: Sequence[Store], given: argparse.Namespace) -> int:
-    """Print it once; how many answers are missing."""
+def _print(stores: Sequence[Store], given: argparse.Namespace) -> int:
+    """Print the state once and return the number of missing answers."""
     from mmkv_bench.tables.status import failed_rows, status
 
-    found = [(status(store), failed_rows(store) if given.failed else []) for store in stores]
+    states = [(status(store), failed_rows(store) if given.failed else []) for store in stores]
     queue = jobs()
-    gone = {} if queue is None else ended()
+    ended_jobs = {} if queue is None else ended()
     if given.json:
-        slurm = {"jobs": queue, "jobs_ended": gone}
-        print(json.dumps([_document(one, failed, given.failed) | slurm for one, failed in found]))
+        slurm = {"jobs": queue, "jobs_ended": ended_jobs}
+        print(json.dumps([_document(one, failed, given.failed) | slurm for one, failed in states]))
     else:
         if given.watch is not None and sys.stdout.isatty():
             clear_screen()
-        print("\n\n".join("\n".join(lines(one, failed)) for one, failed in found))
-        if said := _queued(queue, gone):
-            print(said, file=sys.stderr if isinstance(queue, str) else sys.stdout)
+        print("\n\n".join("\n".join(lines(one, failed)) for one, failed in states))
+        if line := _slurm_line(queue, ended_jobs):
+            print(line, file=sys.stderr if isinstance(queue, str) else sys.stdout)
         sys.stdout.flush()
-    return sum(one.missing for one, _ in found)
+    return sum(one.missing for one, _ in states)
 
 
-def _queued(queue: Mapping[str, int] | str | None, gone: Mapping[str, int]) -> str:
+def _slurm_line(queue: Mapping[str, int] | str | None, ended_jobs: Mapping[str, int]) -> str:
     if isinstance(queue, str):
         return queue
-    said = [_states(queue or {}), f"ended within a day: {_states(gone)}" if gone else ""]
-    return f"Slurm: {'; '.join(filter(None, said))}" if any(said) else ""
+    parts = [_counts(queue or {}), f"ended within a day: {_counts(ended_jobs)}" if ended_jobs else ""]
+    return f"Slurm: {'; '.join(filter(None, parts))}" if any(parts) else ""
 
 
-def _states(jobs: Mapping[str, int]) -> str:
+def _counts(jobs: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {state.lower()}" for state, number in sorted(jobs.items()))
 
 
 def _pace(status: Status) -> list[str]:
-    """Who is at work, how fast, and how long it takes."""
-    said = []
+    """The writing processes, their rate, and the time left."""
+    parts = []
     if status.writers:
         processes = f"{status.writers} process{'es' * (status.writers > 1)}"
-        said.append(f"{processes} writing, {status.running} cells running")
+        parts.append(f"{processes} writing, {status.running} cells running")
     if status.rate and (status.writers or status.missing):
-        said.append(f"{60 * status.rate:,.0f} answers a minute")
+        parts.append(f"{60 * status.rate:,.0f} answers a minute")
     if status.left:
-        said.append(f"about {_span(status.left)} left at that")
+        parts.append(f"about {_span(status.left)} left at that")
     elif status.missing and status.last is not None and not status.writers:
-        said.append(f"newest answer {_span(max(time.time() - status.last, 0))} ago")
-    return [f"  {'; '.join(said)}"] if said else []
+        parts.append(f"newest answer {_span(max(time.time() - status.last, 0))} ago")
+    return [f"  {'; '.join(parts)}"] if parts else []
 
 
 def _span(seconds: float) -> str:
@@ -113,7 +113,7 @@ def _span(seconds: float) -> str:
 
 
 def lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One store: its folder, a line per dataset, how failures ended, and the failed samples asked for."""
+    """Lines of one store: its folder, its datasets, its failures by kind, and the failed samples if asked for."""
     rows = [
         (
             one.dataset,

@@ -21,7 +21,7 @@ SUMMARY = "print the tables of a run again, from its rows"
 
 
 def options(parser: Parser) -> None:
-    """Which rows, which tables, in which form."""
+    """Add rows, filters and forms."""
     parser.add_argument("rows", type=Path, help="rows folder that a run printed")
     parser.add_argument("--format", choices=("md", "csv", "latex", "html"), default="md", help="default: md")
     parser.add_argument("--dataset", action=Listed, metavar="NAMES", help="only these datasets")
@@ -63,7 +63,7 @@ def options(parser: Parser) -> None:
 
 
 def answer(given: argparse.Namespace) -> int:
-    """Print them."""
+    """Print the tables."""
     sys.stdout.write(text(given))
     return 0
 
@@ -74,17 +74,14 @@ def text(given: argparse.Namespace) -> str:
     from mmkv_bench.tables.formats import write
 
     names, costs = divided(given.metric or ())
-    _refuse_unheard(given, names, costs)
+    _refuse_conflicts(given, names, costs)
     tables = _score_tables(given, names) if names or not costs else []
     tables += _cost_tables(given, costs) if costs else []
     return write(tables, given.format, title=f"Tables of {given.rows}", notes=given.notes)
 
 
-def _refuse_unheard(given: argparse.Namespace, names: Sequence[str], costs: Sequence[Cost]) -> None:
-    """Options that would change nothing of what is printed, and what no format prints together.
-
-    Raises ConfigError.
-    """
+def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Sequence[Cost]) -> None:
+    """Raise ConfigError for options that would change nothing of what is printed, and for what no format prints together."""
     from mmkv_bench.tables.fidelity import GROUP, among
 
     if costs:
@@ -152,15 +149,15 @@ def _rows(given: argparse.Namespace, names: Sequence[str]) -> Rows:
     return load(given.rows, fidelity=among(names))
 
 
-def _tables(given: argparse.Namespace, asked: Sequence[str]) -> tuple[Rows, list[ScoreTable]]:
-    """The tables of scores that are asked for, and the rows that they are of."""
+def _tables(given: argparse.Namespace, metrics: Sequence[str]) -> tuple[Rows, list[ScoreTable]]:
+    """The rows, and the tables of scores that are wanted of them."""
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.compare import narrowed
     from mmkv_bench.tables.cost_names import refuse_unknown
     from mmkv_bench.tables.fidelity import names
 
-    rows = _rows(given, asked)
-    wanted = names(asked or None, rows)
+    rows = _rows(given, metrics)
+    wanted = names(metrics or None, rows)
     refuse_unknown(wanted or (), rows.names)
     tables = build(rows, datasets=given.dataset, protocols=given.protocol, readings=given.reading, metrics=wanted)
     if given.methods or given.against or given.budgets:
