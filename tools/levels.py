@@ -1,4 +1,4 @@
-"""How often equal methods are separated, and at what cost in power, on a grid fixed beforehand: `make simulate-levels`.
+"""False separations of equal methods, and their cost in power, on a grid fixed beforehand: `make simulate-levels`.
 
 methods  2, 3, 5, 8, 28; every two of them are a pair, corrected together
 pages    50, 100, 300 clusters of four shapes: single samples; 1 to 7; geometric with mean 4 and at most 25 (as DocVQA); one page

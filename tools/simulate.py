@@ -1,4 +1,4 @@
-"""How often what tables say is wrong, on made-up columns of which the truth is known: `make simulate`.
+"""Rates of wrong statements in tables, on made-up columns of which the truth is known: `make simulate`.
 
 false    columns of equal methods (skew: of equal means) in which Holm's procedure separates any two
 unbold   how often a method chosen beforehand among the truly best ones is not bold: all methods of a column of equal
@@ -64,7 +64,7 @@ def binary(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per
 
 
 def graded(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: int = 1) -> Samples:
-    """As ANLS: most answers the same as everybody's."""
+    """Scores like ANLS: most answers are the same as everybody's."""
     pages = _pages(rng, clusters, per)
     return Samples(redrawn(rng, pages, moved, 0.15, graded_scores), pages)
 
@@ -168,7 +168,7 @@ def column(make: Make, rng: np.random.Generator, moved: np.ndarray) -> Column:
 
 @dataclass(frozen=True)
 class Rates:
-    """Of `columns` simulated: see the module; `rank` is None where all methods are equal, `false` where none are."""
+    """Counts among `columns`: see the module; `rank` is None where all methods are equal, `false` where none are."""
 
     columns: int
     unbold: float
@@ -177,7 +177,7 @@ class Rates:
 
 
 def rates(make: Make, columns: int, seed: int, spread: float = 0.0, methods: int = METHODS) -> Rates:
-    """How often the statements are wrong in simulated columns. spread: how far the best method is above the worst."""
+    """Count wrong statements in simulated columns. spread: how far the best method is above the worst."""
     rng = np.random.default_rng(seed)
     moved = np.linspace(0, -spread, methods)
     false = unbold = outside = 0.0

@@ -18,7 +18,7 @@ _ROUNDING = 1e-12  # of the largest sum: what is smaller is a difference of the 
 
 @dataclass(frozen=True)
 class Samples:
-    """What the methods of a column scored.
+    """Scores of a column's methods.
 
     scores    float64 [m, n], seeds averaged within samples, NaN = not ok; for a `Pooled` aggregator the parts [m, n, k]
     clusters  any sortable labels [n]
@@ -42,12 +42,12 @@ class Samples:
 
     @cached_property
     def count(self) -> int:
-        """How many clusters there are."""
+        """Number of clusters."""
         return int(self.index.max(initial=-1)) + 1
 
     @cached_property
     def ok(self) -> np.ndarray:
-        """Which samples each method has, bool [m, n]."""
+        """Mask of the samples that each method has, bool [m, n]."""
         known = ~np.isnan(self.scores)
         return known.all(axis=2) if known.ndim == 3 else known
 
@@ -66,14 +66,14 @@ class Samples:
 
     @cached_property
     def bounded(self) -> np.ndarray:
-        """Whether a method's scores are from 0 to 1 on a scale of shares, bool [m]."""
+        """Mask of methods whose scores are from 0 to 1 on a scale of shares, bool [m]."""
         if self.rate is None:
             return np.zeros(len(self.scores), dtype=bool)
         return (np.isnan(self.scores) | ((self.scores >= 0) & (self.scores <= 1))).all(axis=1)
 
     @cached_property
     def binary(self) -> np.ndarray:
-        """Whether a method's scores are failures and successes of samples that are independent of each other, bool [m]."""
+        """Mask of methods whose scores are failures and successes of independent samples, bool [m]."""
         if not self.share or self.aggregator is not None or self.count < len(self.index):
             return np.zeros(len(self.scores), dtype=bool)
         return (np.isnan(self.scores) | (self.scores == 0) | (self.scores == 1)).all(axis=1)

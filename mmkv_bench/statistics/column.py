@@ -60,21 +60,21 @@ class Column:
 
     @property
     def separated(self) -> np.ndarray:
-        """Which pairs differ, by Holm's procedure over the column, bool [P]."""
+        """Mask of the pairs that differ, by Holm's procedure over the column, bool [P]."""
         return self.p <= self.level
 
     @property
     def a_better(self) -> np.ndarray:
-        """Whether `a` scored better than `b`, proven or not, bool [P]."""
+        """Mask of pairs in which `a` scored better than `b`, proven or not, bool [P]."""
         return (self.difference > 0) != self.falling
 
     @cached_property
     def beats(self) -> np.ndarray:
-        """Who beats whom: bool [m, m], line better than column."""
+        """Proven wins, bool [m, m]: the method of the row is better than that of the column."""
         return self._beats(np.arange(len(self.p)), ALPHA, len(self.names))
 
     def _beats(self, pairs: np.ndarray, alpha: float, m: int) -> np.ndarray:
-        """Who is proven better of m methods, of which these are all pairs; bool [names, names]."""
+        """Proven wins among m methods, of which these are all pairs; bool [names, names]."""
         a, b, p, a_better = self.a[pairs], self.b[pairs], self.p[pairs], self.a_better[pairs]
         proven = (p <= holm(p, alpha)[1]) | (p <= alpha / max(m - 1, 1))
         found = np.zeros((len(self.names), len(self.names)), dtype=bool)
@@ -171,7 +171,7 @@ def _test(samples: Samples, block: Block) -> PairedTest:
 
 
 def _binary(samples: Samples, a: np.ndarray, b: np.ndarray, block: Block) -> np.ndarray:
-    """Which pairs of a block are tested by exact McNemar, positions in the block."""
+    """Positions in a block of the pairs that are tested by exact McNemar."""
     return np.flatnonzero(samples.binary[a[block.at]] & samples.binary[b[block.at]])
 
 

@@ -53,7 +53,7 @@ def t_quantile(level: float, freedom: float) -> float:
 
 
 def is_binary(values: np.ndarray) -> bool:
-    """Whether every score is exactly 0 or 1."""
+    """True if every score is exactly 0 or 1."""
     return bool(((values == 0) | (values == 1)).all())
 
 
@@ -115,7 +115,7 @@ def clustered_n(sizes: np.ndarray, residuals: np.ndarray, means: Sequence[float]
 
 
 def equal_clusters(sizes: np.ndarray) -> float:
-    """How many clusters of one size say as much about a mean as these do: (sum of sizes)^2 / sum of their squares."""
+    """Number of clusters of one size that say as much about a mean as these do: (sum of sizes)^2 / sum of their squares."""
     return float(sizes.sum() ** 2 / np.sum(sizes.astype(np.float64) ** 2))
 
 

@@ -16,7 +16,7 @@ from mmkv_bench.statistics.intervals import ALPHA, LEVEL
 
 @dataclass(frozen=True)
 class Medians:
-    """Of each group, float64 [groups]; NaN where there is none.
+    """Medians of groups with their intervals, float64 [groups]; NaN where there is none.
 
     level: that of the interval from `low` to `high`: 0.95 at least, or, of fewer than six values, what the least and the largest
     have: 1 - 2^(1 - n). n: values, int [groups].
@@ -78,7 +78,7 @@ def _order_statistics(n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _clustered(n: np.ndarray, clusters: np.ndarray, between: np.ndarray, within: np.ndarray) -> np.ndarray:
-    """The same of values in fewer clusters. between, within: sums of squares of half the signs, of clusters and of values."""
+    """Values beyond each end, where values share clusters. between, within: sums of squares of half the signs over these."""
     from scipy.special import stdtrit
 
     skip = np.full(len(n), -1)

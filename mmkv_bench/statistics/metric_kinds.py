@@ -1,5 +1,5 @@
-"""What is known of a metric by its name: how it is aggregated where it is no mean, which way is better, and on what scale
-lmms-eval prints its own aggregate.
+"""Properties of a metric by its name: its aggregate where it is no mean, the better direction, and the scale of lmms-eval's own
+aggregate.
 
 Our headlines: scores of a sample are from 0 to 1 wherever the metric allows it, and the headline is their mean. Where it is
 not the mean (corpus BLEU), each sample has the parts that the aggregate is computed from (column `parts` of `samples`),
@@ -84,12 +84,12 @@ def upstream(metric: str) -> Upstream:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a smaller value is the better one."""
+    """True if a smaller value is the better one."""
     return metric in LOWER_IS_BETTER
 
 
 def is_share(metric: str) -> bool:
-    """Whether a sample's score is a share of 1, so that zeros and ones are failures and successes; else it is an amount, and
+    """True if a sample's score is a share of 1, so that zeros and ones are failures and successes; else it is an amount, and
     zeros and ones among its values are a coincidence."""
     return metric not in AMOUNTS and not AMOUNT_NAMES.fullmatch(metric.partition(",")[0])
 

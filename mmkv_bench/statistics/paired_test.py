@@ -52,7 +52,7 @@ class PairedTest:
 
     @cached_property
     def decidable(self) -> np.ndarray:
-        """Whether no cluster holds more than `LARGEST_SHARE` of a pair's samples, bool [P]."""
+        """Mask of pairs of which no cluster holds more than `LARGEST_SHARE` of the samples, bool [P]."""
         largest = self.sizes.max(axis=1, initial=0.0) * np.ones(len(self.sums))
         return (self._size > 0) & (largest <= LARGEST_SHARE * self._size * (1 + 1e-9))
 

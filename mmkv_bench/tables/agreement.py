@@ -1,4 +1,4 @@
-"""Whether stored scores are those of the stored answers, and metrics those of the stored scores."""
+"""Checks that stored scores belong to the stored answers, and metrics to the stored scores."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
 
 
 class Sums:
-    """How many scores a cell has of a metric, how many are ok and known, and the sums of their values or of their parts; of
+    """Counts of a cell's scores of a metric, of the ok and known ones, and the sums of their values or of their parts; of
     samples with their clusters, where these are read, too."""
 
     def __init__(self, samples: pa.Table) -> None:
@@ -136,7 +136,7 @@ class Sums:
         return beside | {names[number] for number in np.flatnonzero(differ)}
 
     def contradicts(self, row: Mapping[str, Any], clusters: int | None = None) -> str:
-        """What a row of metrics says against the scores that it was made of, or their clusters against those of the answers
+        """The contradiction between a row of metrics and its scores, or between their clusters and those of the answers
         (`Tally.clusters`); empty where neither does."""
         number = self._number(row)
         if number is None or not self._n[number]:

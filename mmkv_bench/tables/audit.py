@@ -62,12 +62,12 @@ class Audit:
 
     @property
     def entries_only(self) -> bool:
-        """Whether the number of entries says all about what the cells hold."""
+        """True if the number of entries describes the storage of the cells."""
         return not self.packed and not self.retrievable
 
     @property
     def comparable(self) -> bool:
-        """Whether the cells may be compared by entries: within the budget, and of samples that nobody chose."""
+        """True if the cells may be compared by entries: within the budget, and of samples that nobody chose."""
         return self.entries_only and not self.over and not self.chosen
 
 

@@ -84,7 +84,7 @@ _METRICS = ("cell", "metric", "lmms_eval", "judge", "judge_prompts", "judge_temp
 
 
 class _Parts:
-    """What tables are made of, coded once: scores, answers, and what the `metrics` rows know of a cell's metric."""
+    """Material of all tables, coded once: scores, audits, and the judges and lmms-eval's aggregates of the `metrics` rows."""
 
     def __init__(self, rows: Rows, aggregators: Mapping[str, Aggregator]):
         import pandas as pd

@@ -63,7 +63,7 @@ class Pair:
 
     @property
     def compete(self) -> bool:
-        """Whether the two are in the family that is corrected together."""
+        """True if both are in the family that is corrected together."""
         return self.level is not None
 
     @property
@@ -74,7 +74,7 @@ class Pair:
 
     @property
     def turned(self) -> Pair:
-        """The same pair with a and b exchanged."""
+        """This pair with a and b exchanged."""
         low, high = (None if end is None else -end for end in (self.high, self.low))
         return replace(self, a=self.b, b=self.a, difference=-self.difference, low=low, high=high)
 

@@ -22,7 +22,7 @@ _STROKES = ("-", "--", "-.", ":")
 _COLUMNS = 3
 _LETTERS = 13  # of the small print, in an inch
 _BANDS = 4
-"""Of so many lines in a panel intervals are bands; of more they are bars, each line's a little beside the others'."""
+"""Most lines in a panel whose intervals are bands; with more they are bars beside each other."""
 _BESIDE = 0.02  # between the bars of two lines, in doublings of the length
 
 

@@ -1,4 +1,4 @@
-"""What a table of costs can show: every column of numbers of `responses`, and every phase and number of `timings`."""
+"""Names of costs: every column of numbers of `responses`, and every phase and number of `timings`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OTHER_NAMES = {"peak": "peak_total", "bytes": "bytes_held", "tokens": "n_tokens
 _OF_RESPONSES = {"peak_total": ("peak_device_bytes", "peak_resident_bytes")}
 """Names that responses have under another one; the first column that is not null."""
 _DERIVED = {"tpot_s": "seconds", "compress_s": "seconds", "tokens_s": "tokens/s"}
-"""Of `timings`, what is computed from its rows."""
+"""Costs that are computed from the rows of `timings` -> unit."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ KNOWN = _known()
 
 
 def is_cost(name: str) -> bool:
-    """Whether it names a cost, in full or in short."""
+    """True for the full or the short name of a cost."""
     return _key(name) in KNOWN
 
 

@@ -54,7 +54,7 @@ class CostRows:
 
 
 def answer_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> CostRows:
-    """Of the table `responses`; cells: their names, which are the places."""
+    """Costs of the answers of a store; cells: their names, whose positions are the places."""
     columns = [name for cost in costs for name in cost.columns]
     table = frame(store.responses(None, dict.fromkeys([*_ANSWERS, *columns]), coded=True))
     unit, cluster = coded(table["sample_id"])[1], coded(table["cluster"])[1]
@@ -69,7 +69,7 @@ def answer_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> C
 
 
 def pass_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> CostRows:
-    """Of the table `timings`, as `answer_costs`."""
+    """Costs of the passes of a store, as `answer_costs`."""
     table = passes(store.timings())
     shapes = table[list(SHAPE)].drop_duplicates().sort_values(list(SHAPE)).to_dict("records")
     unit = (table["repeat"] - MEMORY).to_numpy()

@@ -39,11 +39,11 @@ TIMED = "tpot_s"
 LIMIT = "limit"
 """Header of the column of limits."""
 USEFUL = "bytes_useful_step"
-"""What a step reads of keys and values, from which its limit is computed."""
+"""Bytes of keys and values that a step reads, from which its limit is computed."""
 
 
 class Limit(Protocol):
-    """Of a model on a device: bandwidth of a read-only pass [bytes/s], the device's name, and the least seconds of a step whose
+    """A model on a device: bandwidth of a read-only pass [bytes/s], the device's name, and the least seconds of a step whose
     sequences, `batch` of them, read `useful` bytes of keys and values together."""
 
     @property
@@ -56,12 +56,12 @@ class Limit(Protocol):
 
 
 Known = Callable[[Mapping[str, str]], "Limit | None"]
-"""Of a table's context; None where the device was not measured, or the model's shape is not known."""
+"""The limit for a table's context; None where the device was not measured, or the model's shape is not known."""
 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Of the lines of a table: (label, budget) -> the least seconds of a step; and at what bandwidth, of which device."""
+    """Least seconds of a step by (label, budget) of a table's lines; bandwidth and name of the device."""
 
     least: Mapping[tuple[str, str], float]
     bandwidth: float
@@ -70,7 +70,7 @@ class StepLimits:
 
 @dataclass(frozen=True)
 class CostEntry:
-    """What one line of a table took.
+    """Median cost of one line of a table.
 
     Attributes:
         value: median over samples or repeats, None unless all of them are known; low, high: its interval, of this level.
@@ -153,7 +153,7 @@ def known_tables(root: Path | str, costs: Sequence[Cost]) -> list[CostTable]:
 
 
 def needed(costs: Sequence[Cost]) -> list[Cost]:
-    """What limits are computed from and is not among the costs, where a step's time is."""
+    """Costs that limits are computed from and that are not asked for, where a step's time is."""
     keys = {cost.key for cost in costs}
     return [KNOWN[USEFUL]] if TIMED in keys and USEFUL not in keys else []
 

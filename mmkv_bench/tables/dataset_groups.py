@@ -219,7 +219,7 @@ def _difference(table: ScoreTable, a: Entry, b: Entry) -> Mean:
 
 
 def mean(parts: Sequence[Mean]) -> Mean:
-    """Of independent scores, each counting once."""
+    """Mean of independent scores, each counting once."""
     value = float(np.mean([part.value for part in parts]))
     ends = [
         (part.value - part.low, part.high - part.value)

@@ -52,7 +52,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Drawing:
-    """How an analysis is drawn: axes beside each other for one panel, and the legend below."""
+    """Drawing function of an analysis: axes beside each other for one panel, and the legend below."""
 
     draw: Callable[[Sequence[Axes], Panel], None]
     legend: str

@@ -14,7 +14,7 @@ from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.table import Grid, Table
 
 GROUP = "fidelity"
-"""What stands for all of these metrics on a command line."""
+"""Name for all of these metrics on a command line."""
 
 COLUMNS = {
     "fidelity_kl": "KL [nats, <= 5]",

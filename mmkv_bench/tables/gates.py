@@ -12,7 +12,7 @@ from mmkv_bench.tables.rows import FIXTURE, config_of
 
 @dataclass(frozen=True)
 class Gate:
-    """What `full` is expected to score. `scale`: printed value = scale x ours; source: where it is printed."""
+    """Score that is expected of `full`. `scale`: printed value = scale x ours; source: where it is printed."""
 
     expected: float
     tolerance: float
@@ -20,12 +20,12 @@ class Gate:
     source: str
 
     def passes(self, value: float) -> bool:
-        """Whether the headline `value` is within the tolerance, both in the printed unit (rounding errors aside)."""
+        """True if the headline `value` is within the tolerance, both in the printed unit (rounding errors aside)."""
         return abs(self.scale * value - self.expected) <= self.tolerance + 1e-9
 
 
 def gates_of(config: str) -> bool:
-    """Whether a cell's configuration (JSON) knows of gates: the model's file has a list, or gate.expected is given."""
+    """True if a cell's configuration (JSON) has gates: the model's file has a list, or gate.expected is given."""
     values = config_of(config)
     return (values.get("model") or {}).get("gates") is not None or _asked(values).get("expected") is not None
 

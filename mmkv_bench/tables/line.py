@@ -27,27 +27,27 @@ class Line:
 
     @property
     def cheats(self) -> bool:
-        """It was given the full cache's own answer: a ceiling, which neither is marked best nor competes."""
+        """True for a ceiling: it was given the full cache's own answer, is not marked best and does not compete."""
         return bool(self._values.get("reads_answer"))
 
     @cached_property
     def calibrated(self) -> bool:
-        """It was built with a calibration: numbers measured on data before the first prompt."""
+        """True if built with a calibration: numbers measured on data before the first prompt."""
         return bool(calibrations(self.parameters))
 
     @property
     def may_exceed(self) -> bool:
-        """More entries than the budget are no defect: a released code's, or the paper's own formula."""
+        """True if more entries than the budget are no defect: a released code's, or the paper's own formula."""
         return self.reading == "released" or bool(self._values.get("over_budget"))
 
     @property
     def renamed(self) -> bool:
-        """It is another method as that one's file has it: a variant that changes nothing but the name."""
+        """True for a variant that changes nothing but the name."""
         return self.name != self.base and not self.tuned and self.base not in ("custom", "kvpress")
 
     @property
     def resamples(self) -> bool:
-        """It evicts nothing and shows smaller pictures: the control whose entries follow from sizes of pictures."""
+        """True for the control that evicts nothing and shows smaller pictures."""
         return self.base == "pixels"
 
     @cached_property
@@ -56,7 +56,7 @@ class Line:
 
     @property
     def variant(self) -> tuple[str, str, str | None, str]:
-        """What tells it from every other line, whatever its label says."""
+        """Identity of the line, whatever its label says."""
         return self.name, self.base, self.reading, self.parameters
 
 

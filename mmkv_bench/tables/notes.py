@@ -86,7 +86,7 @@ def _cells(table: ScoreTable) -> list[tuple[str, Line, Entry]]:
 
 
 def _mostly_prefill(method: Line, entry: Entry) -> bool:
-    """Whether most answers come from the full prefill, so that the cell cannot tell methods apart."""
+    """True if most answers come from the full prefill, so that the cell cannot tell methods apart."""
     return method.base != BASELINE and 2 * entry.audit.from_prefill > entry.audit.n
 
 

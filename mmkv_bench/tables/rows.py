@@ -100,14 +100,14 @@ class ReadOnce:
         self.store, self.names, self._further, self._fidelity = store, cells, further, fidelity
 
     def of_metrics(self, metrics: Collection[str]) -> ReadOnce:
-        """The same for tables of these metrics, or of all but those of fidelity: of a large store without the scores of other
+        """Rows for tables of these metrics, or of all but those of fidelity: of a large store without the scores of other
         metrics of fidelity, which are most."""
         wanted = set(FIDELITY).intersection(metrics)
         return ReadOnce(self.store, self.names, self._further, wanted) if self.large else self
 
     @cached_property
     def large(self) -> bool:
-        """Whether the answers of all cells are more than memory should hold in all columns."""
+        """True if the answers of all cells are more than memory should hold in all columns."""
         return self.store.rows_in_files("responses") > AT_ONCE
 
     @cached_property
@@ -135,7 +135,7 @@ class ReadOnce:
         return self.store.samples(self.names, SAMPLE_COLUMNS, coded=True, metrics=wanted or None)
 
     def full(self, cells: Collection[str]) -> pa.Table:
-        """What the cells of `full`, which these are, said."""
+        """Answers of these cells, which are of `full`."""
         return self.store.responses(cells, audit.FREE_COLUMNS)
 
     @cached_property
@@ -157,7 +157,7 @@ class AnswerBlocks:
         self._rows, self._cells = rows, cells
 
     def __len__(self) -> int:
-        """How many answers."""
+        """Number of answers."""
         return self._rows.responses.num_rows
 
     def __iter__(self) -> Iterator[pd.DataFrame]:
@@ -260,7 +260,7 @@ def choose(column: pd.Series, wanted: Sequence[str] | None, what: str) -> pd.Ser
 
 
 def missing(value: object) -> bool:
-    """Whether a scalar of a frame is null (None, NaN or NA)."""
+    """True for a null scalar of a frame (None, NaN or NA)."""
     import pandas as pd
 
     return bool(pd.isna(value))
@@ -319,5 +319,5 @@ def latest(cells: pd.DataFrame) -> pd.Series:
 
 
 def context_key(row: Mapping[str, Any] | pd.Series, columns: Sequence[str] = CONTEXT) -> tuple[str, ...]:
-    """What a cell shares with every cell that it may be compared with."""
+    """Values that a cell shares with every cell that it may be compared with."""
     return tuple("" if missing(row[column]) else str(row[column]) for column in columns)

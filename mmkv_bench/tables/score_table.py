@@ -1,4 +1,4 @@
-"""What a table is: methods by budgets of one model, dataset, protocol and metric, with its failure rules.
+"""Tables of scores: methods by budgets of one model, dataset, protocol and metric, with its failure rules.
 
 A table cell is a method at a budget; its seeds are averaged within each sample. It has a headline only if every sample
 is ok. Budgets in entries and in fractions make tables of their own; neither is ever turned into the other.
@@ -95,12 +95,12 @@ class ScoreTable:
 
     @property
     def compressed(self) -> bool:
-        """Whether any of its methods is not `full`."""
+        """True if any of its methods is not `full`."""
         return any(method.base != BASELINE for method in self.methods)
 
     @property
     def mostly_free(self) -> bool:
-        """Whether the full prefill gives at least half of what the answers say, whatever a method keeps."""
+        """True if the full prefill gives at least half of what the answers say, whatever a method keeps."""
         return self.free is not None and self.free >= MOSTLY and self.compressed
 
     def entry(self, label: str, budget: str) -> Entry | None:
@@ -130,7 +130,7 @@ class ScoreTable:
 
     @cached_property
     def comparable(self) -> bool:
-        """Whether all cells are ok on all of the same samples."""
+        """True if all cells are ok on all of the same samples."""
         return _comparable(list(self.entries.values()))
 
     def ranked(self, budget: str) -> Column | None:
@@ -154,7 +154,7 @@ class ScoreTable:
         return tuple(method for method in self.methods if (method.label, budget) in self.entries)
 
     def family(self, budget: str) -> ComparisonFamily:
-        """Which of them are asked to compete; those over their budget or stored otherwise do not, see `columns`."""
+        """The lines of this budget that compete, unless they are over it or stored otherwise (see `columns`)."""
         return family(self.lines(budget))
 
     def best(self, budget: str) -> tuple[str, ...]:

@@ -59,11 +59,11 @@ class Scores:
 
     @property
     def complete(self) -> bool:
-        """Whether every sample is ok: only then is there a headline."""
+        """True if every sample is ok: only then is there a headline."""
         return self.n > 0 and self.n_ok == self.n
 
     def among(self, samples: np.ndarray) -> Scores:
-        """The same scores over the samples that are in `samples`, int [m]."""
+        """Scores over the samples that are in `samples`, int [m]."""
         keep = np.isin(self.samples, samples)
         parts = None if self.parts is None else self.parts[keep]
         return Scores(self.samples[keep], self.clusters[keep], self.values[keep], parts, ids=self.ids)
@@ -266,7 +266,7 @@ def numbers(column: pd.Series) -> np.ndarray:
 
 
 def is_text(column: pd.Series, text: str) -> np.ndarray:
-    """Which rows hold the text, bool [n]; null does not."""
+    """Mask of the rows that hold the text, bool [n]; null does not."""
     return (column == text).to_numpy(bool, na_value=False)
 
 

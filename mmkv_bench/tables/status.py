@@ -1,4 +1,4 @@
-"""How far a store is: cells, samples, failures and scores of each dataset, from its rows alone.
+"""Progress of a store: cells, samples, failures and scores of each dataset, from its rows alone.
 
 Many processes may be writing meanwhile; what is counted is what they had committed.
 """

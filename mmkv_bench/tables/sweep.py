@@ -42,7 +42,7 @@ class SeedGroup:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What the tables of one context and kind of budget have in common, whatever the metric.
+    """Common part of the tables of one context and kind of budget, whatever the metric.
 
     groups: (label, budget) -> cells, method by method, budgets as texts in their own order.
     config: that of one of the cells that knows of gates, preferably full's; None where none does.
@@ -111,7 +111,7 @@ def _budget(cell: Mapping[str, Any]) -> str:
 
 
 def _variant(cell: Mapping[str, Any]) -> tuple[str, str, str | None, str]:
-    """What makes a line of a table: display name, family, reading, parameters (JSON)."""
+    """Identity of a table's line: display name, family, reading, parameters (JSON)."""
     return (
         cell["method"],
         cell["base"],

@@ -55,7 +55,7 @@ class Rank(IntEnum):
     MARK = 1
     """The meaning of bold, a mark or a column of the table."""
     READING = 2
-    """What else a reader of the numbers should know."""
+    """Context for reading the numbers."""
     DETAIL = 3
     """Lists of cells, samples and settings."""
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COSTS = {"ttft_s": "ttft_s", "tpot_s": "tpot_s", "peak_bytes": "peak_total"}
 """Key of a line -> the cost that it holds (`cost_names`)."""
 GROUP_COSTS = {"group_prefill_s": "prefill_s", "group_decode_s": "decode_s", "group_peak_bytes": "peak_total"}
-"""The same of runs that shared prefills, whose times and peak are a group's."""
+"""Keys and costs of runs that shared prefills, whose times and peak are a group's."""
 _IDENTITY = (
     "model",
     "dataset",

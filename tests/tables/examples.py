@@ -159,7 +159,7 @@ class Example:
         return Rows(*(pd.DataFrame(part) for part in (self.cells, self.samples, self.responses, self.metrics, full)))
 
     def write(self, root: Path) -> Path:
-        """The same rows as a store on disk, through the store's own interface."""
+        """Write the rows as a store on disk, through the store's own interface."""
         store = Store(root)
         store.write_cells(self.cells)
         by_sample: dict[tuple[str, str], list[dict]] = {}

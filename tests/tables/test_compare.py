@@ -1,4 +1,4 @@
-"""Who competes in a column, what is bold there, and every pair of a table."""
+"""Competing lines of a column, its bold ones, and every pair of a table."""
 
 from __future__ import annotations
 

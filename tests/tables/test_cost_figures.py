@@ -1,4 +1,4 @@
-"""What the pictures of costs draw, read back from their artists; and what cannot be drawn is named."""
+"""Pictures of costs, read back from their artists; what cannot be drawn is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the figure draws, read back from its artists and files."""
+"""Pictures of scores, read back from their artists and files."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def shown(root) -> tuple[str, str]:
 
 
 def read(monkeypatch) -> list[int]:
-    """How many cells each reading of answers was of, from now on."""
+    """Numbers of cells that answers are read of, from now on."""
     found: list[int] = []
     responses = Store.responses
 

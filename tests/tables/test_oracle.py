@@ -201,7 +201,7 @@ def cluster_differences(a: dict, b: dict) -> dict[str, list[float]]:
 
 
 def decidable(clusters: dict[str, list[float]]) -> bool:
-    """Whether no cluster holds more than a tenth of the samples."""
+    """True if no cluster holds more than a tenth of the samples."""
     return bool(clusters) and max(size for _, size in clusters.values()) * 10 <= sum(n for _, n in clusters.values())
 
 

@@ -1,4 +1,4 @@
-"""What a table says beside its scores: how much of the answers they test, and who knew data beforehand."""
+"""Notes on the share of answers that scores test, and on methods that knew data beforehand."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Se
 
 
 def _together(given: argparse.Namespace, names: Sequence[str]) -> bool:
-    """Whether all metrics of fidelity stand in one table."""
+    """True if all metrics of fidelity stand in one table."""
     from mmkv_bench.tables.fidelity import GROUP
 
     return list(names) == [GROUP] and given.format != "csv"
