@@ -11,8 +11,8 @@ from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.method_parts import expanded
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods.build import build_compressor, effective
-from mmkv_bench.methods.node import flat_parameters
+from mmkv_bench.methods.build import build_compressor
+from mmkv_bench.methods.node import flat_parameters, under_reading
 from tests.each import each
 from tools import methods_page
 
@@ -37,7 +37,7 @@ def test_every_method_says_what_it_is_about_and_explains_its_parameters(name):
 @each("name", NAMES)
 def test_about_is_no_parameter_and_changes_no_compressor(name):
     node = nodes()[name]
-    assert "about" not in flat_parameters(effective(name, node, "paper"))
+    assert "about" not in flat_parameters(under_reading(name, node, "paper"))
     if methods_page.is_open(node):
         assert name in ("custom", "kvpress"), "only these are built from what the user names"
         return
