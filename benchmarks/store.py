@@ -246,12 +246,11 @@ def measure(what: str, folder: Path, samples: int) -> None:
         if score_dataset(store, spec_of(samples), cells) != len(cells):
             raise SystemExit("error: cells are left to score")
         return
-    from mmkv_bench.plan.coverage import COLUMNS, Standing
-    from mmkv_bench.plan.parts import Part
+    from mmkv_bench.plan.plan import COLUMNS, Coverage, Part
 
     ids = store.responses([cells[0].cell], ["sample_id"])["sample_id"].to_pylist()
-    standing = Standing(store.responses([cell.cell for cell in cells], COLUMNS, coded=True))
-    if standing.missing(Part("pages", "pages", spec_of(samples), cells, ids)):
+    coverage = Coverage(store.responses([cell.cell for cell in cells], COLUMNS, coded=True))
+    if coverage.missing(Part("pages", "pages", spec_of(samples), cells, ids)):
         raise SystemExit("error: samples are missing")
 
 

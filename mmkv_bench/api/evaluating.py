@@ -46,7 +46,7 @@ def evaluate(
     """
     from mmkv_bench.api.stored import of_cells
     from mmkv_bench.config.compose import compose
-    from mmkv_bench.plan.plan import make_plan
+    from mmkv_bench.plan.planner import make_plan
     from mmkv_bench.plan.validate import validate
     from mmkv_bench.run.run import carry_out
 

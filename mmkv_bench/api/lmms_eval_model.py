@@ -67,7 +67,7 @@ class MMKV(Respondent):
         from mmkv_bench.models.threads import computing_with, threads_for
 
         request, answering = _request(instance, self.task_dict, self._dataset), self.answering
-        with computing_with(threads_for(answering.loaded, self.plan.config.model.threads)):
+        with computing_with(threads_for(answering.loaded, self.plan.model.threads)):
             answering(request)
         (row,) = self._rows
         if row["status"] != "ok":
@@ -80,13 +80,13 @@ class MMKV(Respondent):
         from mmkv_bench.models.source import Source
         from mmkv_bench.run.generate import Answering, compiled_step
 
-        plan, source = self.plan, Source.of(self.plan.config.model)
+        plan, source = self.plan, Source.of(self.plan.model)
         plan.check_device()
         loaded = source.load()
         source.confirm(plan.cells[0].model_fingerprint)
         done: dict[str, set[str]] = {cell: set() for cell in plan.names}
-        step = compiled_step(loaded, plan.config)
-        return Answering(loaded, plan.config, plan.cells, done, _Nowhere(), self._take, step=step)
+        step = compiled_step(loaded, plan.answering)
+        return Answering(loaded, plan.answering, plan.cells, done, _Nowhere(), self._take, step=step)
 
     def _take(self, rows: list[dict[str, Any]]) -> None:
         self._rows = list(rows)
@@ -102,7 +102,7 @@ class _Nowhere:
 def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[str, Any]) -> Plan:
     """The plan of a run of this one cell; its dataset is asked nothing."""
     from mmkv_bench.config.compose import compose
-    from mmkv_bench.plan.plan import make_plan
+    from mmkv_bench.plan.planner import make_plan
     from mmkv_bench.plan.validate import validate
 
     of_model = {name: value for name, value in settings.items() if name in keys(Model)}

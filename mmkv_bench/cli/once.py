@@ -20,8 +20,7 @@ def once(overrides: list[str]) -> int:
             raise ConfigError(f"{text} only matters to the jobs of a multirun; add -m, or leave it out")
     with waiting("reading the configuration"):
         from mmkv_bench.config.compose import compose
-        from mmkv_bench.plan.absent_inputs import refuse_absent
-        from mmkv_bench.plan.validate import validate
+        from mmkv_bench.plan.validate import refuse_absent, validate
 
         config = compose(overrides)
         validate(config)

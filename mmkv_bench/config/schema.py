@@ -177,6 +177,45 @@ class Slurm:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """Samples of each dataset that a process answers: the first `limit`, or those named, of one shard."""
+
+    limit: int | None = None
+    samples: tuple[str, ...] | None = None
+    shard: str = "0/1"
+
+
+@dataclass(frozen=True)
+class AnswerConfig:
+    """How a process answers samples, one part of a `RunConfig`.
+
+    Attributes:
+        shares_prefill: all cells answer from one prefill; keeps_indices: rows say which entries stay, not only how many.
+    """
+
+    model: Model
+    selection: Selection
+    shares_prefill: bool
+    decode: str
+    timeout_s: float | None
+    fidelity: bool
+    keeps_indices: bool
+    fork_batch: int
+    fork_memory: int | str | None
+
+
+@dataclass(frozen=True)
+class EfficiencyConfig:
+    """How passes of scenario=efficiency are made, one part of a `RunConfig`."""
+
+    batch_prefill: str
+    memory_limit: int | str | None
+    new_tokens: int
+    repeats: int
+    order_seed: int
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Configuration of one run. Keys that take a value or a list are tuples; `plan/validate.py` checks what they hold.
 
@@ -278,6 +317,31 @@ class RunConfig:
     json: bool = _key(False, "end stdout with one JSON document (same as --json)", ("true", "false"))
     folders: tuple[str, ...] = ()
     resolved: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def selection(self) -> Selection:
+        """The samples that this process answers."""
+        return Selection(self.limit, self.samples, str(self.shard))
+
+    @property
+    def answering(self) -> AnswerConfig:
+        """How this process answers them."""
+        return AnswerConfig(
+            model=self.model,
+            selection=self.selection,
+            shares_prefill=self.sharing == "on",
+            decode=self.decode,
+            timeout_s=self.timeout_s,
+            fidelity=self.fidelity == "on",
+            keeps_indices=self.keep == "indices",
+            fork_batch=self.fork_batch,
+            fork_memory=self.fork_memory,
+        )
+
+    @property
+    def efficiency(self) -> EfficiencyConfig:
+        """How passes of scenario=efficiency are made."""
+        return EfficiencyConfig(self.batch_prefill, self.memory_limit, self.new_tokens, self.repeats, self.order_seed)
 
     def updated(self, **values: Any) -> RunConfig:
         """The configuration with other values, in `resolved` too."""

@@ -76,13 +76,11 @@ def methods_of(config: RunConfig, fingerprint: str) -> list[ComparedMethod]:
     """
     from mmkv_bench.calibrate.artefact import Calibrations
     from mmkv_bench.compression.budget import Budget
-    from mmkv_bench.config.compose import method_defaults
     from mmkv_bench.methods.node import parameters_json
-    from mmkv_bench.plan.cells import bases, build_methods
+    from mmkv_bench.plan.cells import build_methods, method_entries
 
-    defaults = method_defaults(bases(config), config.folders)
     compared = []
-    for method in build_methods(config, defaults, Calibrations(config.model.name, fingerprint)):
+    for method in build_methods(method_entries(config), Calibrations(config.model.name, fingerprint)):
         if method.compressor.needs.answer:
             raise ConfigError(
                 f"{method.name} reads the answer beforehand, so that what it keeps is not decided by a prompt"

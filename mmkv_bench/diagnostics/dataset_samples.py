@@ -76,7 +76,7 @@ def of_dataset(
 def _spec(overrides: Sequence[str], calibrating: bool) -> TaskSpec:
     from mmkv_bench.config.compose import compose
     from mmkv_bench.datasets.sources import preflight
-    from mmkv_bench.plan.tasks import stay_offline, tasks_of
+    from mmkv_bench.plan.planner import stay_offline, tasks_of
 
     for text in overrides:
         if text.partition("=")[0].partition(".")[0].lstrip("+") not in KEYS:
@@ -92,7 +92,7 @@ def _spec(overrides: Sequence[str], calibrating: bool) -> TaskSpec:
         raise ConfigError(
             f"samples of one dataset are measured at a time, and {', '.join(specs)} are {len(specs)}; name one"
         )
-    stay_offline(config, specs)
+    stay_offline(config.model, specs)
     (spec,) = specs.values()
     preflight(spec)
     if calibrating and spec.is_pages and spec.split == "test":

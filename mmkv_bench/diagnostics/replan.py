@@ -13,7 +13,7 @@ from mmkv_bench.config.run_config import stored_config
 from mmkv_bench.config.schema import RunConfig
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.node import DECODING, flat_parameters, under_reading
-from mmkv_bench.plan.cells import Cell, Identity, bases, expand
+from mmkv_bench.plan.cells import Cell, Identity, bases, expand, method_entries
 from mmkv_bench.store.schema import CELL_COLUMNS
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
     """
     from mmkv_bench.datasets.sources import preflight
     from mmkv_bench.plan import identity
-    from mmkv_bench.plan.tasks import labelled, stay_offline, tasks_of
+    from mmkv_bench.plan.planner import labelled, stay_offline, tasks_of
 
     stored = json.loads(rows[0]["config"])
     for folder in stored.get("folders") or ():
@@ -63,9 +63,9 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
     specs = tasks_of(config)
     (spec,) = specs.values()
     config = labelled(config, specs)
-    stay_offline(config, specs)
+    stay_offline(config.model, specs)
     preflight(spec)
-    facts = replace(identity.gather(config, specs), **{name: rows[0][name] for name in VERSIONS})
+    facts = replace(identity.gather(config.model, specs), **{name: rows[0][name] for name in VERSIONS})
     found: dict[str, Cell] = {}
     refused: dict[str, str] = {}
     for method in dict.fromkeys(row["method"] for row in rows):
@@ -146,7 +146,7 @@ def cells_again(config: RunConfig, facts: Identity, defaults: Mapping[str, Mappi
         ConfigError: a method with a parameter that it does not have now.
     """
     config = config.updated(methods={name: _node(name, node, defaults[name]) for name, node in config.methods.items()})
-    cells, _ = expand(config, facts, defaults)
+    cells, _ = expand(config, facts, method_entries(config, defaults))
     return cells
 
 

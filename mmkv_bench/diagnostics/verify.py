@@ -218,10 +218,10 @@ def _answers(
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "rows")
         with store.writer("verify") as writer:
-            step = compiled_step(model[settings], planned.config)
+            step = compiled_step(model[settings], planned.config.answering)
             told = None if watch is None else partial(watch, model[settings])
             answering = Answering(
-                model[settings], planned.config, cells, done, writer, lambda rows: None, step=step, watch=told
+                model[settings], planned.config.answering, cells, done, writer, lambda rows: None, step=step, watch=told
             )
             try:
                 generate(planned.spec, answering, limit, answering.wants)

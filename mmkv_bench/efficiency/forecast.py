@@ -42,7 +42,7 @@ def document(plan: Planned, todo: Sequence[Unit]) -> dict[str, Any]:
     """The same as data."""
     return {
         "out": str(plan.out),
-        "model": plan.config.model.name,
+        "model": plan.model.name,
         "notes": list(plan.notes),
         "passes": len(plan.units),
         "missing": len(todo),
@@ -60,7 +60,7 @@ def prompts(plan: Planned) -> list[Prompt]:
     from mmkv_bench.efficiency.prompts import visual_prompt
     from mmkv_bench.forecast.memory import Prompt, without_weights
 
-    config, kinds = plan.config.model, plan.kinds
+    config, kinds = plan.model, plan.kinds
     loaded = without_weights(plan) if set(kinds) != {TEXT} else None
     found = []
     for kind, tokens in product(kinds, sorted(plan.lengths)):
@@ -73,7 +73,7 @@ def prompts(plan: Planned) -> list[Prompt]:
 
 
 def _workload(plan: Planned, todo: Sequence[Unit], kind: str, tokens: int, batch: int) -> Workload:
-    new, cells = int(plan.config.new_tokens), [cell for cell in plan.cells if kind_of(cell.dataset) == kind]
+    new, cells = int(plan.pass_config.new_tokens), [cell for cell in plan.cells if kind_of(cell.dataset) == kind]
     passes = {cell.cell: _passes(cell, tokens, batch, todo) for cell in cells}
     prefills: Counter[int] = Counter()
     for cell in cells:
@@ -88,7 +88,7 @@ def _workload(plan: Planned, todo: Sequence[Unit], kind: str, tokens: int, batch
         new * sum(passes.values()),
         new * entries,
         batch,
-        plan.config.batch_prefill == TOGETHER,
+        plan.pass_config.batch_prefill == TOGETHER,
     )
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mmkv_bench import protocols
 from mmkv_bench.compression.budget import LARGEST
-from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, RunConfig
+from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, EfficiencyConfig, RunConfig
 from mmkv_bench.efficiency.search import Search, searched
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.families.facts import model_facts
@@ -21,7 +20,7 @@ from mmkv_bench.methods.compatibility import visual_parts
 from mmkv_bench.models.quiet import quiet_libraries
 from mmkv_bench.models.source import RANDOM, Source
 from mmkv_bench.plan import identity as identities
-from mmkv_bench.plan.cells import Cell, DatasetIdentity, Identity, bases, expand
+from mmkv_bench.plan.cells import Cell, DatasetIdentity, Identity, MethodEntry, expand, method_entries
 from mmkv_bench.plan.plan import Plan
 from mmkv_bench.plan.validate import bytes_of, validate_combinations
 from mmkv_bench.store.store import Store
@@ -81,6 +80,7 @@ class Planned(Plan):
     """
 
     family: ModelFacts
+    pass_config: EfficiencyConfig
     lengths: Sequence[int]
     batches: Sequence[int]
     searches: bool
@@ -90,7 +90,7 @@ class Planned(Plan):
 
     def shape(self, cell: str, tokens: int, batch: int) -> Shape:
         """A batch as this run builds it."""
-        return Shape(cell, tokens, batch, self.config.batch_prefill if batch > 1 else None)
+        return Shape(cell, tokens, batch, self.pass_config.batch_prefill if batch > 1 else None)
 
     @property
     def kinds(self) -> list[str]:
@@ -125,12 +125,12 @@ class Planned(Plan):
     @property
     def units(self) -> list[Unit]:
         """All passes that were asked for by number; a search adds others."""
-        return order(self.shapes, self.config.repeats, self.config.order_seed)
+        return order(self.shapes, self.pass_config.repeats, self.pass_config.order_seed)
 
     def passes(self, found: Mapping[Unit, str]) -> list[Unit]:
         """All passes that are known of, in the order in which they run; none is timed while the largest batch of some cell is
         looked for."""
-        shapes, units = self.shapes, order(self.shapes, 0, self.config.order_seed)
+        shapes, units = self.shapes, order(self.shapes, 0, self.pass_config.order_seed)
         if self.searches:
             places = [*product([cell.cell for cell in self.cells], self.lengths)]
             searches = [self.search(found, *place) for place in places]
@@ -145,7 +145,7 @@ class Planned(Plan):
                 return [*dict.fromkeys(units)]
             most = [self.shape(*place, one.largest) for place, one in zip(places, searches, strict=True) if one.largest]
             shapes = [*dict.fromkeys([*shapes, *most])]
-        timed = order(shapes, self.config.repeats, self.config.order_seed)[len(shapes) :]
+        timed = order(shapes, self.pass_config.repeats, self.pass_config.order_seed)[len(shapes) :]
         return [*dict.fromkeys([*units, *timed])]
 
     def cell(self, name: str) -> Cell:
@@ -184,14 +184,15 @@ def planned(config: RunConfig, outline: bool = False) -> Planned:
     generation = {"max_new_tokens": int(config.new_tokens), "ends": "length"}
     own = {DATASETS[kind]: DatasetIdentity(f"scheme {SCHEMES[kind]}", {"prompt": kind}, generation) for kind in kinds}
     stored = Store(Path(config.out).expanduser()).cells() if outline else None
-    known = identities.gather(config, {}) if stored is None else identities.outline(config, {}, stored)
-    cells, notes = _expanded(config, replace(known, datasets=own), outline)
+    known = identities.gather(config.model, {}) if stored is None else identities.outline(config.model, {}, stored)
+    entries = method_entries(config)
+    cells, notes = _expanded(config, replace(known, datasets=own), entries, outline)
     for kind in kinds:
         if kind != TEXT and kind not in (takes := family.rules.media):
             raise UnsupportedError(
                 f"prompts={kind}: {family.name} takes no {kind}s; allowed for it: {', '.join((TEXT, *takes))}; choose one"
             )
-    validate_combinations(config, family, [cell.compressor for cell in cells])
+    validate_combinations(config.protocol, family, [cell.compressor for cell in cells])
     for cell in cells:
         _refuse_method(cell)
     cells, profiles = _profiled(config, cells, source.kind == RANDOM, family)
@@ -210,9 +211,11 @@ def planned(config: RunConfig, outline: bool = False) -> Planned:
         _refuse_limit(config, MAX in batches, limit)
         room = _room(config) if limit is None and MAX in batches else limit
     notes += [f"{cell.label} divides its budget as {profiles[cell.cell]}" for cell in cells if cell.cell in profiles]
-    return Planned(
-        config=config,
-        cells=cells,
+    return Planned.of(
+        config,
+        entries,
+        cells,
+        pass_config=config.efficiency,
         parts=(),
         notes=notes,
         family=family,
@@ -225,15 +228,16 @@ def planned(config: RunConfig, outline: bool = False) -> Planned:
     )
 
 
-def _expanded(config: RunConfig, identity: Identity, outline: bool) -> tuple[list[Cell], list[str]]:
+def _expanded(
+    config: RunConfig, identity: Identity, entries: Sequence[MethodEntry], outline: bool
+) -> tuple[list[Cell], list[str]]:
     """Cells and notes; of an outline also those of methods whose calibration is not here."""
-    defaults = method_defaults(bases(config), config.folders)
     try:
-        return expand(config, identity, defaults)
+        return expand(config, identity, entries)
     except CalibrationError as error:
         if not outline:
             raise
-        cells, notes = expand(config, identity, defaults, calibrated=False)
+        cells, notes = expand(config, identity, entries, calibrated=False)
         return cells, [*notes, str(error)]
 
 

@@ -41,11 +41,11 @@ def run(config: RunConfig) -> int:
     store = Store(plan.out)
     store.check_writable()
     rows = store.timings([cell.cell for cell in plan.cells])
-    todo, found = missing(plan, rows, list(config.retry)), outcomes(rows, plan.memory_limit, list(config.retry))
-    track, ran = tracker(settings(config), store.root), 0
+    todo, found = missing(plan, rows, plan.retry), outcomes(rows, plan.memory_limit, plan.retry)
+    track, ran = tracker(settings(plan.logger, plan.answering.selection.shard), store.root), 0
     print(card(plan, len(todo)), flush=True)
     if todo:
-        track.start(described(plan.config, plan.cells))
+        track.start(described(plan.resolved, plan.cells))
         ended = False
         try:
             ran = _measure(plan, store, found, track)
@@ -53,7 +53,7 @@ def run(config: RunConfig) -> int:
         finally:
             track.finish(failed=not ended)
     code = _close(plan, store, found, ran, time.perf_counter() - started)
-    summarise(config, store, ran > 0)
+    summarise(plan.logger, plan.answering.selection.shard, store, ran > 0)
     return code
 
 
@@ -96,16 +96,17 @@ def _unfinished(plan: Planned, units: Sequence[Unit], found: Mapping[Unit, str])
 # ---------------------------------------------------------------------- before work
 def card(plan: Planned, todo: int) -> str:
     """The passes in words, and the number of those to do."""
-    config = plan.config
     lengths, sizes = (", ".join(map(str, sorted(numbers))) for numbers in (plan.lengths, plan.batches))
     batches = " and ".join([sizes] * bool(sizes) + ["the largest that fits"] * plan.searches)
-    batches += "" if plan.memory_limit is None else f" into {config.memory_limit}"
-    batches += "" if plan.batches == [1] and not plan.searches else f", prefilled {config.batch_prefill}"
+    batches += "" if plan.memory_limit is None else f" into {plan.pass_config.memory_limit}"
+    batches += "" if plan.batches == [1] and not plan.searches else f", prefilled {plan.pass_config.batch_prefill}"
     search = ", and those of the search for the largest batch" if plan.searches else ""
-    counts = f"of every cell, length and batch one that counts memory and {config.repeats} timed; {todo} to do"
+    counts = (
+        f"of every cell, length and batch one that counts memory and {plan.pass_config.repeats} timed; {todo} to do"
+    )
     lines = [
-        f"efficiency of {config.model.name} ({plan.family.name}), {plan.cells[0].dtype}, decode={config.decode}",
-        f"prompts   made-up {' and '.join(plan.kinds)} of {lengths} tokens; {config.new_tokens} new tokens",
+        f"efficiency of {plan.model.name} ({plan.family.name}), {plan.cells[0].dtype}, decode={plan.answering.decode}",
+        f"prompts   made-up {' and '.join(plan.kinds)} of {lengths} tokens; {plan.pass_config.new_tokens} new tokens",
         f"batch     {batches}",
         f"cells     {', '.join(cell.label for cell in plan.cells)}",
         f"passes    {len(plan.units)}{search}: {counts}",
@@ -126,23 +127,23 @@ def _measure(plan: Planned, store: Store, found: dict[Unit, str], track: Tracker
     from mmkv_bench.plan.cells import stored_rows
     from mmkv_bench.run.resume_checks import refuse_other_machine
 
-    config = plan.config
-    if config.decode == COMPILED:
+    model, passes, compiled = plan.model, plan.pass_config, plan.answering.decode == COMPILED
+    if compiled:
         check_compiler()
-    place = devices.kind_of(config.model.device)
-    check_flash(config.model.attention, place, plan.cells[0].dtype, config.decode == COMPILED)
-    provenance = identity.provenance(config, plan.cells[0].dtype)
-    loaded = Source.of(config.model).load()
-    Source.of(config.model).confirm(plan.cells[0].model_fingerprint)
-    step = CompiledStep(loaded.model) if config.decode == COMPILED else None
-    bench = Bench(loaded, config.new_tokens, config.model.attention, step, config.batch_prefill == TOGETHER)
+    place = devices.kind_of(model.device)
+    check_flash(model.attention, place, plan.cells[0].dtype, compiled)
+    provenance = identity.provenance(model, plan.cells[0].dtype)
+    loaded = Source.of(model).load()
+    Source.of(model).confirm(plan.cells[0].model_fingerprint)
+    step = CompiledStep(loaded.model) if compiled else None
+    bench = Bench(loaded, passes.new_tokens, model.attention, step, passes.batch_prefill == TOGETHER)
     if bench.device.waits_for_launches():
         raise ConfigError(
             "CUDA_LAUNCH_BLOCKING is set, so every kernel is waited for and no time is that of a served model; unset it"
         )
-    store.write_cells(stored_rows(plan.cells, config, provenance))
+    store.write_cells(stored_rows(plan.cells, plan.resolved, provenance))
     refuse_other_machine(store, [cell.cell for cell in plan.cells], provenance, times=True)
-    with computing_with(threads_for(loaded, config.model.threads)):
+    with computing_with(threads_for(loaded, model.threads)):
         return _Passes(plan, store, bench, found, track).run()
 
 
@@ -216,7 +217,7 @@ class _Passes:
             "repeat": unit.repeat,
             "status": "ok",
             "place": self.places[unit],
-            "order_seed": self.plan.config.order_seed,
+            "order_seed": self.plan.pass_config.order_seed,
             "measured": "own",
         }
 
@@ -291,7 +292,7 @@ class _Passes:
         kind = kind_of(self.datasets[cell])
         drawn = number if kind == TEXT else number % DISTINCT
         if (kind, tokens, drawn) not in self.prompts:
-            loaded, model = self.bench.loaded, self.plan.config.model
+            loaded, model = self.bench.loaded, self.plan.model
             self.prompts[kind, tokens, drawn] = (
                 text_prompt(loaded, tokens, drawn)
                 if kind == TEXT
@@ -338,10 +339,10 @@ def _close(plan: Planned, store: Store, found: Mapping[Unit, str], ran: int, sec
     from mmkv_bench.efficiency.text import text
     from mmkv_bench.forecast.roofline import measured_roofline, stored_roofline
 
-    config, rows = plan.config, store.timings([cell.cell for cell in plan.cells])
+    rows = store.timings([cell.cell for cell in plan.cells])
     if not ran:
         print("every pass has its rows; nothing to do")
-    limits = measured_roofline(config.model, plan.cells[0].dtype, rows) if ran else stored_roofline(store, rows)
+    limits = measured_roofline(plan.model, plan.cells[0].dtype, rows) if ran else stored_roofline(store, rows)
     summary = summarised(rows, plan.baselines, limits, plan.memory_limit)
     if len(summary):  # a prompt of `pixels` is shorter than its line's, so its operations are not those of the line
         smaller = [cell.cell for cell in plan.cells if cell.compressor.resamples]
@@ -358,7 +359,7 @@ def _close(plan: Planned, store: Store, found: Mapping[Unit, str], ran: int, sec
     if failed:
         print(f"{failed} of {len(asked)} passes failed; retry=[oom,error] runs them again")
     print(f"{ran} passes in {seconds:.1f} s; raw times in the table timings of {plan.out}")
-    if plan.config.json:
+    if plan.json:
         print(
             json.dumps(
                 {"out": str(plan.out), "ran": ran, "failed": failed, "efficiency": document(summary, plan.cells)}

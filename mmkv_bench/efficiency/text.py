@@ -54,7 +54,7 @@ def text(plan: Planned, lines: pd.DataFrame, limits: Roofline | None) -> str:
     labels = {cell.cell: (place, cell.label) for place, cell in enumerate(plan.cells)}
     texts = []
     if len(lines):
-        lines = lines[lines["batch_prefill"].isna() | (lines["batch_prefill"] == plan.config.batch_prefill)]
+        lines = lines[lines["batch_prefill"].isna() | (lines["batch_prefill"] == plan.pass_config.batch_prefill)]
         lines = lines.sort_values("cell", key=lambda cells: cells.map(lambda cell: labels[cell][0]), kind="stable")
         lines = lines.assign(label=[labels[cell][1] for cell in lines["cell"]])
     for (tokens, kind, batch), group in lines.groupby(["prompt_tokens", "prompts", "batch"]) if len(lines) else ():

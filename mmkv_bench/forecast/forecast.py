@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.models.sizes import Sizes
     from mmkv_bench.plan.cells import Cell
-    from mmkv_bench.plan.coverage import Standing
-    from mmkv_bench.plan.parts import Part
-    from mmkv_bench.plan.plan import Plan
+    from mmkv_bench.plan.plan import Coverage, Part, Plan
     from mmkv_bench.store.store import Store
 
 HOUR = 3600.0
@@ -132,7 +130,7 @@ class Forecast:
 
 def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, notes: Sequence[str] = ()) -> Forecast:
     """The forecast of a plan's workloads (`workloads_of` for a run). notes: further sentences about what is not counted."""
-    sizes = model_sizes(plan.config.model)
+    sizes = model_sizes(plan.model)
     model = ModelBytes.of(sizes, plan.cells[0].dtype, plan.family)
     missing = [sizes.missing] if sizes.missing else []
     if model is None or plan.family is None:
@@ -141,14 +139,14 @@ def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, note
         )
     if given.bandwidth is None:
         missing.append("times need a device: --bandwidth GB/s, or --measure auto, which measures this machine's")
-    missing += _several_devices(plan.config.model.device_map, model.weights, given.memory) + _uncounted(plan.cells)
+    missing += _several_devices(plan.model.device_map, model.weights, given.memory) + _uncounted(plan.cells)
     missing += notes
     datasets = [_dataset(workload, model, given) for workload in workloads]
     facts = model.weights, model.step_weights, model.kv_per_token, plan.family.max_context
     return Forecast(given, sizes, *facts, datasets, missing)
 
 
-def workloads_of(plan: Plan, standing: Standing, store: Store, given: Assumptions) -> list[Workload]:
+def workloads_of(plan: Plan, coverage: Coverage, store: Store, given: Assumptions) -> list[Workload]:
     """What a run has left to do for each dataset, at each length that its prompts are planned with.
 
     Raises:
@@ -162,7 +160,7 @@ def workloads_of(plan: Plan, standing: Standing, store: Store, given: Assumption
     known = {} if lengths else prompt_length.stored_lengths(plan, store)
     workloads = []
     for part in plan.parts:
-        samples = standing.missing(part)
+        samples = coverage.missing(part)
         for length in lengths or [known.get(part.dataset) or prompt_length.expected_length(plan, part)]:
             visual = length.visual if given.visual_tokens is None else given.visual_tokens
             workloads.append(_workload(plan, part, replace(length, visual=visual), samples))
@@ -184,8 +182,8 @@ def _workload(plan: Plan, part: Part, length: PromptLength, samples: int) -> Wor
     passes = len({rule.cuts for rule in rules.values()}) + sum(
         rules[cell.protocol].prefills_again and cell.budget is not None for cell in part.cells
     )
-    forks = int(plan.config.fork_batch)
-    if str(plan.config.sharing) == "off":
+    forks = plan.answering.fork_batch
+    if not plan.answering.shares_prefill:
         passes, forks = len(part.cells), 1
     new = json.loads(part.cells[0].generation).get("max_new_tokens") or None
     entries = sum(kept_entries(cell, length.tokens) + (new or 0) / 2 for cell in part.cells)
@@ -202,7 +200,7 @@ def _workload(plan: Plan, part: Part, length: PromptLength, samples: int) -> Wor
 
 
 def _check(plan: Plan, given: Assumptions) -> None:
-    name, family, visual = plan.config.model.name, plan.family, given.visual_tokens
+    name, family, visual = plan.model.name, plan.family, given.visual_tokens
     context = None if family is None else family.max_context
     for tokens in given.prompt_tokens:
         if context is not None and tokens > context:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.columns import aligned
-from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import TOGETHER
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.families.facts import model_facts
@@ -22,7 +21,7 @@ from mmkv_bench.generation.one_pass import DECODE, LOAD, PHASES
 from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.quiet import quiet_transformers
 from mmkv_bench.models.source import HUB, Source
-from mmkv_bench.plan.cells import bases, build_methods
+from mmkv_bench.plan.cells import build_methods
 from mmkv_bench.plan.stand_ins import StandIns
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def count_peaks(
         ConfigError: a model whose shape is not here.
     """
     quiet_transformers()
-    config, model = _transformers_config(plan), plan.config.model
+    config, model = _transformers_config(plan), plan.model
     assert plan.family is not None, "a model with a shape has a family"
     stand_ins = StandIns(plan.cells[0].model, plan.cells[0].model_fingerprint, plan.family)
     cells, kind = _distinct(plan, stand_ins), "cpu" if model.device == "cpu" else "cuda"
@@ -99,7 +98,7 @@ def count_peaks(
                 one = replace(one, peaks={phase: peaks[phase] for phase in PHASES if phase in peaks})
             except MMKVError as error:
                 one = replace(one, error=str(error))
-            slots, together = reserve * (forecast.kv_per_token or 0), plan.config.batch_prefill == TOGETHER
+            slots, together = reserve * (forecast.kv_per_token or 0), plan.batch_prefill == TOGETHER
             counted += [_of_batch(one, size, slots, together, plan.family.num_layers) for size in batches]
     memory = forecast.given.memory
     if memory is not None:
@@ -119,7 +118,7 @@ def without_weights(plan: Plan) -> LoadedModel:
 
     from mmkv_bench.models.load import LoadedModel, device_of
 
-    model, source, config = plan.config.model, Source.of(plan.config.model), _transformers_config(plan)
+    model, source, config = plan.model, Source.of(plan.model), _transformers_config(plan)
     if model.processor:
         processor = build_processor(config, model.processor)
     elif source.kind == HUB:
@@ -207,7 +206,7 @@ def _of_batch(one: CellPeaks, batch: int, slots: int, together: bool, layers: in
 
 def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[Prompt]:
     """A prompt for each length of a forecast, of images where their sizes are given."""
-    model = plan.config.model
+    model = plan.model
     if forecast.given.images:
         limits = {"min_pixels": model.min_pixels, "max_pixels": model.max_pixels}
         return [blank_prompt(config, model.processor or {}, forecast.given.images, limits)]
@@ -227,7 +226,7 @@ def _transformers_config(plan: Plan) -> Any:
     from mmkv_bench.models.load import load_config
     from mmkv_bench.models.shape import config_of
 
-    model, source = plan.config.model, Source.of(plan.config.model)
+    model, source = plan.model, Source.of(plan.model)
     if source.kind != HUB:
         return source.hf_config()
     if model.shape:
@@ -243,10 +242,9 @@ def _transformers_config(plan: Plan) -> Any:
 
 def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Budget | None]]:
     """Label -> each method, reading and budget once: dataset, protocol and seed change no peak here."""
-    names = method_defaults(bases(plan.config), plan.config.folders)
     built = {
         (method.name, method.compressor.reading): method.compressor
-        for method in build_methods(plan.config, names, stand_ins)  # type: ignore[arg-type]
+        for method in build_methods(plan.entries, stand_ins)  # type: ignore[arg-type]
     }
     cells: dict[str, tuple[Compressor, Budget | None]] = {}
     for cell in plan.cells:

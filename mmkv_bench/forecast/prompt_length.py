@@ -20,8 +20,7 @@ from mmkv_bench.models.source import FOLDER, Source
 
 if TYPE_CHECKING:
     from mmkv_bench.datasets.task_spec import TaskSpec
-    from mmkv_bench.plan.parts import Part
-    from mmkv_bench.plan.plan import Plan
+    from mmkv_bench.plan.plan import Part, Plan
     from mmkv_bench.store.store import Store
 
 ASSUMED = 2048
@@ -53,7 +52,7 @@ class PromptLength:
 
 def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
     """Median lengths of stored prompts by dataset, of the plan's model with the same image settings and any method."""
-    model = plan.config.model
+    model = plan.model
     shown = [getattr(model, name) for name in _SHOWN]
     columns = ("cell", "base", "model_fingerprint", "config")
     cells = store.cells(columns=columns)
@@ -82,7 +81,7 @@ def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
 def expected_length(plan: Plan, part: Part) -> PromptLength:
     """The length that a dataset's shape tells: its pages, or one image where a model scales all to one size; else assumed."""
     images, text = _images(part.spec), QUESTION
-    if images and part.spec.is_pages and str(plan.config.model.path).startswith(PACKAGE_SCHEME):
+    if images and part.spec.is_pages and str(plan.model.path).startswith(PACKAGE_SCHEME):
         text = _PAGE_TEXT + _PAGE_MARKERS * len(images)
     visual = None
     if images and plan.family is not None and plan.family.multimodal:
@@ -103,9 +102,9 @@ def of_images(plan: Plan, images: Sequence[tuple[int, int]]) -> PromptLength:
     Raises:
         ConfigError: a model whose processor is not known here; UnsupportedError: one without images.
     """
-    if not plan.config.model.processor:
+    if not plan.model.processor:
         raise ConfigError(
-            f"--image needs the settings of a processor, and {plan.config.model.name} has none in conf/model; give "
+            f"--image needs the settings of a processor, and {plan.model.name} has none in conf/model; give "
             "--prompt-tokens instead"
         )
     visual = visual_tokens(plan, images)
@@ -114,7 +113,7 @@ def of_images(plan: Plan, images: Sequence[tuple[int, int]]) -> PromptLength:
 
 def visual_tokens(plan: Plan, images: Sequence[tuple[int, int]]) -> int:
     """Visual tokens of a prompt's images, given as width and height in pixels. Raises ConfigError without a known processor."""
-    model = plan.config.model
+    model = plan.model
     settings = model.processor or _folder_processor(Source.of(model))
     assert plan.family is not None, "without a family nothing is counted"
     limits = PixelLimits(model.min_pixels, model.max_pixels)

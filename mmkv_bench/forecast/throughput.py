@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from mmkv_bench.forecast.text import duration
 
 if TYPE_CHECKING:
-    from mmkv_bench.plan.coverage import Standing
-    from mmkv_bench.plan.plan import Plan
+    from mmkv_bench.plan.plan import Coverage, Plan
     from mmkv_bench.store.store import Store
 
 _HOUR = 3600.0
@@ -38,7 +37,7 @@ class Rate:
         return None if self.seconds is None else self.missing * self.seconds / _HOUR
 
 
-def rates(plan: Plan, standing: Standing, store: Store) -> list[Rate]:
+def rates(plan: Plan, coverage: Coverage, store: Store) -> list[Rate]:
     """One rate per dataset of the plan, from what the store holds of the plan's model, whichever its cells."""
     cells = store.cells(columns=("cell", "model_fingerprint", "device"))
     mine = cells.filter(pc.equal(cells["model_fingerprint"], plan.cells[0].model_fingerprint))
@@ -50,7 +49,7 @@ def rates(plan: Plan, standing: Standing, store: Store) -> list[Rate]:
         own = seconds[dataset == part.dataset]
         taken = own if len(own) else seconds
         median = float(np.median(taken)) if len(taken) else None
-        missing = int((~standing.answered(part)).sum())
+        missing = int((~coverage.answered(part)).sum())
         told.append(Rate(part.dataset, missing, median, len(taken), len(own) > 0, devices))
     return told
 

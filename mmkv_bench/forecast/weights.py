@@ -71,7 +71,7 @@ def weights_text(plan: Plan, loaded: int | None = None) -> str:
 
     loaded: bytes of all parameters, where the model is loaded.
     """
-    model, sizes = plan.config.model, model_sizes(plan.config.model)
+    model, sizes = plan.model, model_sizes(plan.model)
     known = ModelBytes.of(sizes, plan.cells[0].dtype, plan.family)
     weights = known.weights if loaded is None and known is not None else loaded
     if Source.of(model).kind == RANDOM:

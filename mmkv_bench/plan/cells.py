@@ -4,7 +4,7 @@ its answers depend on and nothing else, so that a larger `limit`, another shard 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import protocols
 from mmkv_bench.calibrate.artefact import Calibrations
 from mmkv_bench.compression.budget import Budget
-from mmkv_bench.config.schema import RunConfig, as_list, merged
+from mmkv_bench.config.compose import method_defaults
+from mmkv_bench.config.schema import AnswerConfig, RunConfig, as_list, merged
 from mmkv_bench.errors import CalibrationError, ConfigError
 from mmkv_bench.methods.build import FULL, OUTSIDE, build_compressor, compressor_of, identity_form
 from mmkv_bench.methods.node import DECODING, parameters_json, under_reading, with_checksums
@@ -112,16 +113,13 @@ class Cell:
 
 
 def stored_rows(
-    cells: Iterable[Cell], config: RunConfig, provenance: Mapping[str, Any], prompt_format: str | None = None
+    cells: Iterable[Cell], resolved: Mapping[str, Any], provenance: Mapping[str, Any], prompt_format: str | None = None
 ) -> list[dict[str, Any]]:
     """Rows of the table `cells`: the cells, under what they are made (`identity.provenance`), and the run's configuration.
-    prompt_format: of the loaded model."""
+    resolved: `RunConfig.resolved`; prompt_format: of the loaded model."""
     origin = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights")
     common = {key: provenance[key] for key in origin} | {"prompt_format": prompt_format}
-    return [
-        cell.row() | common | {"config": json.dumps({**config.resolved, **cell.told()}, sort_keys=True)}
-        for cell in cells
-    ]
+    return [cell.row() | common | {"config": json.dumps({**resolved, **cell.told()}, sort_keys=True)} for cell in cells]
 
 
 @dataclass(frozen=True)
@@ -146,15 +144,60 @@ class Method:
         return bool(self.compressor.stochastic)
 
 
+@dataclass(frozen=True)
+class MethodEntry:
+    """One method of a configuration under one of its readings.
+
+    Attributes:
+        node: its parameters and parts with the run's overrides; default: without them.
+    """
+
+    name: str
+    node: Node
+    default: Node
+    reading: str
+
+
+def method_entries(config: RunConfig, defaults: Mapping[str, Node] | None = None) -> list[MethodEntry]:
+    """Methods and variants of a run, `full` first.
+
+    Args:
+        defaults: name -> node without overrides, for every chosen method, every variant's base and `full`; None: read.
+
+    Raises:
+        ConfigError: a variant that no base allows, or two methods of one name.
+    """
+    defaults = method_defaults(bases(config), config.folders) if defaults is None else defaults
+    validate_variants(config, defaults)
+    nodes = {name: (node, defaults[name]) for name, node in config.methods.items()}
+    for name, changes in config.variants.items():
+        if name in nodes:
+            raise ConfigError(
+                f"variants.{name} has the name of a method of this run; give the variant a name of its own"
+            )
+        base = str(changes["base"])
+        nodes[name] = (_variant(changes, config.methods.get(base, defaults[base])), defaults[base])
+    chosen_full = [name for name, (node, _) in nodes.items() if node["base"] == FULL]
+    if chosen_full:
+        nodes = {name: nodes[name] for name in (*chosen_full, *(n for n in nodes if n not in chosen_full))}
+    elif config.baseline == FULL:
+        nodes = {FULL: (defaults[FULL], defaults[FULL]), **nodes}
+    return [
+        MethodEntry(name, node, default, reading)
+        for name, (node, default) in nodes.items()
+        for reading in dict.fromkeys(config.reading if node.get("reading") is None else as_list(node["reading"]))
+    ]
+
+
 def expand(
-    config: RunConfig, identity: Identity, defaults: Mapping[str, Node], calibrated: bool = True
+    config: RunConfig, identity: Identity, entries: Sequence[MethodEntry], calibrated: bool = True
 ) -> tuple[list[Cell], list[str]]:
     """All cells of a run and notes about what was merged.
 
     Args:
         config: composed and validated configuration.
         identity: what the hash covers besides the configuration.
-        defaults: name -> node without overrides, for every chosen method, every variant's base and `full`.
+        entries: its methods.
         calibrated: with the artefacts of calibrated methods; without them their cells are those of no run.
 
     Returns:
@@ -166,9 +209,8 @@ def expand(
         ConfigError: two cells with one name, a method that cannot be built.
         CalibrationError: a calibrated method without an artefact of this model.
     """
-    validate_variants(config, defaults)
     artefacts = Calibrations(config.model.name, identity.model_fingerprint) if calibrated else None
-    methods = list(_methods(config, defaults, artefacts, identity.dtype))
+    methods = build_methods(entries, artefacts, identity.dtype)
     budgets = list(dict.fromkeys(map(Budget.parse, config.budget)))
     seeds = list(dict.fromkeys(config.seed))
     cells: dict[str, Cell] = {}
@@ -178,7 +220,7 @@ def expand(
             for budget, seed in product(
                 [None] if method.compressor.unbudgeted else budgets, seeds if method.stochastic else [None]
             ):
-                cell = _cell(config, identity, dataset, protocol, method, budget, seed)
+                cell = _cell(config.answering, identity, dataset, protocol, method, budget, seed)
                 first = cells.setdefault(cell.cell, cell)
                 if first.method != cell.method:
                     notes[f"{cell.label} is the same cell as {first.label}: it runs once, as {first.method}"] = None
@@ -196,11 +238,10 @@ def _without_release(method: Method) -> str | None:
 
 
 def build_methods(
-    config: RunConfig, defaults: Mapping[str, Node], calibrations: Calibrations | None = None
+    entries: Sequence[MethodEntry], calibrations: Calibrations | None = None, dtype: str | None = None
 ) -> list[Method]:
-    """Every method of a run under each of its readings, `full` first; see `expand` for arguments and errors. Without
-    `calibrations` the methods can be checked, and those that read one refuse to work."""
-    return list(_methods(config, defaults, calibrations))
+    """Build methods; errors as of `expand`. Without `calibrations` those that read one can be checked and refuse to work."""
+    return [_built(entry, calibrations, dtype) for entry in entries]
 
 
 def bases(config: RunConfig) -> list[str]:
@@ -209,94 +250,56 @@ def bases(config: RunConfig) -> list[str]:
     return list(dict.fromkeys([*map(str, config.methods), *variants, FULL]))
 
 
-def uncalibrated(config: RunConfig, identity: Identity, defaults: Mapping[str, Node]) -> list[str]:
-    """For each method of a run that lacks its calibration of this model, the sentence that says so."""
-    artefacts = Calibrations(config.model.name, identity.model_fingerprint)
-    found = []
-    for name, node, default, reading in _asked(config, defaults):
+def uncalibrated(model: str, fingerprint: str, entries: Sequence[MethodEntry]) -> list[str]:
+    """A sentence for each method that lacks its calibration of this model."""
+    artefacts = Calibrations(model, fingerprint)
+    sentences = []
+    for entry in entries:
+        plain = under_reading(entry.name, entry.node, entry.reading, entry.default)
         try:
-            compressor_of(name, under_reading(name, node, reading, default), reading, artefacts)
+            compressor_of(entry.name, plain, entry.reading, artefacts)
         except CalibrationError as error:
-            found.append(str(error))
-    return list(dict.fromkeys(found))
+            sentences.append(str(error))
+    return list(dict.fromkeys(sentences))
 
 
-def _asked(config: RunConfig, defaults: Mapping[str, Node]) -> Iterator[tuple[str, Node, Node, str]]:
-    """(name, node, node without overrides, reading) of the methods of a run, `full` first."""
-    nodes = {name: (node, defaults[name]) for name, node in config.methods.items()}
-    for name, changes in config.variants.items():
-        if name in nodes:
-            raise ConfigError(
-                f"variants.{name} has the name of a method of this run; give the variant a name of its own"
-            )
-        nodes[name] = (_variant(name, changes, config, defaults), defaults[changes["base"]])
-    chosen_full = [name for name, (node, _) in nodes.items() if node["base"] == FULL]
-    if chosen_full:
-        nodes = {name: nodes[name] for name in (*chosen_full, *(n for n in nodes if n not in chosen_full))}
-    elif config.baseline == FULL:
-        nodes = {FULL: (defaults[FULL], defaults[FULL]), **nodes}
-    for name, (node, default) in nodes.items():
-        own = node.get("reading")
-        for reading in dict.fromkeys(as_list(config.reading if own is None else own)):
-            yield name, node, default, reading
-
-
-def _methods(
-    config: RunConfig,
-    defaults: Mapping[str, Node],
-    calibrations: Calibrations | None = None,
-    dtype: str | None = None,
-) -> Iterator[Method]:
-    for name, node, default, reading in _asked(config, defaults):
-        as_it_runs = under_reading(name, node, reading, default)
-        compressor = compressor_of(name, as_it_runs, reading, calibrations)
-        plain = identity_form(as_it_runs, compressor, dtype)
-        tuned = node != default and _identity_of(plain) != _identity_of(
-            _untouched(name, node, default, reading, plain, compressor, dtype)
-        )
-        used = {} if calibrations is None else calibrations.taken()
-        own_decoding = str(compressor.decoding) if _written(node) != _written(default) else None
-        seen = {} if calibrations is None else {checksum: calibrations.seen[checksum] for checksum in used.values()}
-        yield Method(name, with_checksums(plain, used), compressor, tuned, own_decoding, seen)
-
-
-def _written(node: Node) -> Any:
-    """A node's decode policy as it is written: a flat parameter that it refers to makes no other policy of it."""
-    return node.get(DECODING)
+def _built(entry: MethodEntry, calibrations: Calibrations | None, dtype: str | None) -> Method:
+    name, node, default, reading = entry.name, entry.node, entry.default, entry.reading
+    as_it_runs = under_reading(name, node, reading, default)
+    compressor = compressor_of(name, as_it_runs, reading, calibrations)
+    plain = identity_form(as_it_runs, compressor, dtype)
+    tuned = node != default and _identity_of(plain) != _identity_of(_untouched(entry, plain, compressor, dtype))
+    used = {} if calibrations is None else calibrations.taken()
+    decoding = str(compressor.decoding) if node.get(DECODING) != default.get(DECODING) else None  # as they are written
+    seen = {} if calibrations is None else {checksum: calibrations.seen[checksum] for checksum in used.values()}
+    return Method(name, with_checksums(plain, used), compressor, tuned, decoding, seen)
 
 
 def _untouched(
-    name: str,
-    node: Node,
-    default: Node,
-    reading: str,
-    plain: Mapping[str, Any],
-    compressor: Compressor,
-    dtype: str | None,
+    entry: MethodEntry, plain: Mapping[str, Any], compressor: Compressor, dtype: str | None
 ) -> Mapping[str, Any]:
     """The method's effective node with no parameter changed. Which file or press an outside method is, is no tuning of
     it, and neither is anything of one that cannot be built without arguments: `plain`, as it runs, is returned."""
+    name, default, reading = entry.name, entry.default, entry.reading
     which = OUTSIDE.get(str(default["base"]))
     if which is None:
         return identity_form(under_reading(name, default, reading), compressor, dtype)
-    bare = {**default, **{key: node[key] for key in which}}
+    bare = {**default, **{key: entry.node[key] for key in which}}
     try:
         return identity_form(under_reading(name, bare, reading), build_compressor(name, bare, reading), dtype)
     except ConfigError:
         return plain
 
 
-def _variant(name: str, changes: Node, config: RunConfig, defaults: Mapping[str, Node]) -> Node:
-    """A variant starts from its base as this run has it (with the run's overrides), else from the base's file."""
-    base = str(changes["base"])
-    start = dict(config.methods[base] if base in config.methods else defaults[base])
-    if DECODING in changes:
-        start[DECODING] = None  # replaced whole: two policies have different parameters
+def _variant(changes: Node, base: Node) -> Node:
+    """A variant's node: its base as this run has it (with the run's overrides), else as the base's file, with its changes."""
+    # a decode policy is replaced whole: two policies have different parameters
+    start = {**base, DECODING: None} if DECODING in changes else base
     return merged(start, {key: value for key, value in changes.items() if key != "base"})
 
 
 def _cell(
-    config: RunConfig,
+    config: AnswerConfig,
     identity: Identity,
     dataset: str,
     protocol: str,

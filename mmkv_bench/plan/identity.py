@@ -10,13 +10,13 @@ from mmkv_bench import devices
 from mmkv_bench.devices.meant import check_meant
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.source import Source
-from mmkv_bench.plan.absent_inputs import no_cuda
 from mmkv_bench.plan.cells import DatasetIdentity, Identity
+from mmkv_bench.plan.validate import no_cuda
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from mmkv_bench.config.schema import Model, RunConfig
+    from mmkv_bench.config.schema import Model
     from mmkv_bench.datasets.task_spec import TaskSpec
 
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
@@ -26,7 +26,7 @@ UNKNOWN = "unknown"
 """Fingerprint of what an outline could not look at: cells of it are those of no run."""
 
 
-def gather(config: RunConfig, specs: Mapping[str, TaskSpec]) -> Identity:
+def gather(model: Model, specs: Mapping[str, TaskSpec]) -> Identity:
     """Everything planning must know besides the configuration.
 
     Args:
@@ -35,35 +35,35 @@ def gather(config: RunConfig, specs: Mapping[str, TaskSpec]) -> Identity:
     Raises:
         ConfigError: a model that is not there or of an unsupported family, a hub id whose commit cannot be found.
     """
-    source = Source.of(config.model)
+    source = Source.of(model)
     fingerprint, commit = source.fingerprint()
     return Identity(
         model_fingerprint=fingerprint,
         model_revision=commit,
-        dtype=resolve_dtype(config.model.dtype, source.described(), source.path),
+        dtype=resolve_dtype(model.dtype, source.described(), source.path),
         datasets={name: dataset_identity(spec) for name, spec in specs.items()},
         **_installed(),
     )
 
 
-def outline(config: RunConfig, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Identity:
+def outline(model: Model, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Identity:
     """`gather` without a connection and without opening data: what neither the configuration nor the files of a model
     tell is taken from the newest cells of a store, where it has some, else it is UNKNOWN.
 
     Args:
         stored: its table `cells`.
     """
-    described, fingerprint, commit = Source.of(config.model).outlined()
+    described, fingerprint, commit = Source.of(model).outlined()
     rows = stored.select(["model", "model_fingerprint", "model_revision", "dtype", "dataset", "dataset_fingerprint"])
     newest = sorted(zip(stored["created_at"].to_pylist(), rows.to_pylist(), strict=True), key=lambda pair: pair[0])
-    of_model: dict[str, Any] = next((row for _, row in reversed(newest) if row["model"] == config.model.name), {})
+    of_model: dict[str, Any] = next((row for _, row in reversed(newest) if row["model"] == model.name), {})
     known = {row["dataset"]: row["dataset_fingerprint"] for _, row in newest}
     if fingerprint is None:
         fingerprint, commit = of_model.get("model_fingerprint", UNKNOWN), of_model.get("model_revision")
-    if config.model.dtype == "auto" and described is None:
+    if model.dtype == "auto" and described is None:
         dtype = of_model.get("dtype", UNKNOWN)
     else:
-        dtype = resolve_dtype(config.model.dtype, described, None)
+        dtype = resolve_dtype(model.dtype, described, None)
     datasets = {
         name: dataset_identity(spec, None if spec.is_pages else known.get(name, UNKNOWN))
         for name, spec in specs.items()
@@ -71,7 +71,7 @@ def outline(config: RunConfig, specs: Mapping[str, TaskSpec], stored: pa.Table) 
     return Identity(fingerprint, commit, dtype, datasets=datasets, **_installed())
 
 
-def provenance(config: RunConfig, dtype: str) -> dict[str, Any]:
+def provenance(model: Model, dtype: str) -> dict[str, Any]:
     """The provenance columns of the `cells` rows of a run that generates, in the precision that `dtype` names.
 
     Raises:
@@ -79,7 +79,7 @@ def provenance(config: RunConfig, dtype: str) -> dict[str, Any]:
     """
     from mmkv_bench.store.provenance import collect
 
-    return collect(usable_device(config.model, dtype)) | {"weights": Source.of(config.model).kind}
+    return collect(usable_device(model, dtype)) | {"weights": Source.of(model).kind}
 
 
 def _installed() -> dict[str, str]:

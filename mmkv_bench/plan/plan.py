@@ -1,36 +1,118 @@
-"""The plan of a run: what a configuration comes to before a model is loaded.
+"""The plan of a run: typed facts that a configuration comes to before a model is loaded, and its coverage by a store.
 
 Everything that runs, counts or shows a configuration starts from here: `run`, `launch`, `score`, `plan`, the public API.
-A command makes one plan and hands it on.
+A command makes one plan (`planner.py`) and hands it on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.config.schema import EFFICIENCY, RunConfig
-from mmkv_bench.errors import CalibrationError, ConfigError
-from mmkv_bench.families.facts import ModelFacts, model_facts
-from mmkv_bench.models.quiet import quiet_libraries
-from mmkv_bench.models.source import Source
+import numpy as np
+import pyarrow as pa
+
+from mmkv_bench.config.schema import CHANGED, AnswerConfig, Judge, Logger, Model, RunConfig
+from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.plan import identity as identities
-from mmkv_bench.plan.cells import Cell, bases, expand, uncalibrated
-from mmkv_bench.plan.coverage import COLUMNS, Standing
-from mmkv_bench.plan.parts import Part, outlined_parts, parts_of
-from mmkv_bench.plan.sample_filter import reaching
-from mmkv_bench.plan.tasks import labelled, stay_offline, tasks_of
-from mmkv_bench.plan.validate import validate_combinations
-from mmkv_bench.store.store import Store
+from mmkv_bench.plan.cells import Cell, MethodEntry
+from mmkv_bench.store.parts import places
+from mmkv_bench.store.response import STATUSES
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from mmkv_bench.datasets.task_spec import TaskSpec
+    from mmkv_bench.store.store import Store
 
-    from mmkv_bench.compression.compressor import Compressor
+COLUMNS = ("cell", "sample_id", "status", "measured")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One dataset's share: its task, its cells, and the ids of the samples of this limit and shard, in order.
+
+    Attributes:
+        name: the dataset as the configuration names it; dataset: its label in rows and tables.
+        about: what the dataset's file says of it; changed: cell -> ids of samples whose rows `retry=[changed]` makes again.
+        counted: how the samples are known: `data`, `documented` (the dataset's own number of samples, before its data
+            were looked at), or `unknown` (there are none here then).
+    """
+
+    name: str
+    dataset: str
+    spec: TaskSpec
+    cells: Sequence[Cell]
+    samples: Sequence[str]
+    about: Mapping[str, Any] = field(default_factory=dict)
+    changed: Mapping[str, Collection[str]] = field(default_factory=dict)
+    counted: str = "data"
+
+
+class Coverage:
+    """The rows that there are of some cells.
+
+    Args:
+        rows: of the table `responses`, `COLUMNS` among their columns; retry: what does not count as done (`retry` of a run).
+    """
+
+    def __init__(self, rows: pa.Table, retry: Collection[str] = ()) -> None:
+        self.rows, self.retry = rows, tuple(retry)
+
+    def statuses(self, part: Part) -> np.ndarray:
+        """int8 [cells, samples] of a part, in its order: -1 without a row, else the status's place in `STATUSES`."""
+        cells, samples = [cell.cell for cell in part.cells], list(part.samples)
+        found = np.full([len(cells), len(samples)], -1, np.int8)
+        cell, sample, status = (
+            places(self.rows[column], pa.array(values, pa.string()))
+            for column, values in (("cell", cells), ("sample_id", samples), ("status", STATUSES))
+        )
+        own = (cell >= 0) & (sample >= 0)
+        found[cell[own], sample[own]] = status[own]
+        return found
+
+    def answered(self, part: Part) -> np.ndarray:
+        """bool [cells, samples]: there is a row, and `retry` does not ask for it again."""
+        statuses = self.statuses(part)
+        answered = statuses >= 0
+        for status in self.retry:
+            if status != CHANGED:
+                answered &= statuses != STATUSES.index(status)
+        if CHANGED in self.retry:
+            for row, cell in enumerate(part.cells):
+                again = part.changed.get(cell.cell, ())
+                answered[row] &= [sample not in again for sample in part.samples]
+        return answered
+
+    def done(self, part: Part) -> dict[str, set[str]]:
+        """Cell -> ids of the part's samples that are answered."""
+        samples = np.array(part.samples, object)
+        return {cell.cell: set(samples[row]) for cell, row in zip(part.cells, self.answered(part), strict=True)}
+
+    def count(self, part: Part) -> int:
+        """How many of the part's rows there are."""
+        return int(self.answered(part).sum())
+
+    def missing(self, part: Part) -> int:
+        """How many samples some cell has no row for."""
+        return int((~self.answered(part)).any(0).sum())
+
+    def left(self, part: Part) -> int:
+        """How many of the part's rows there are not."""
+        return int((~self.answered(part)).sum())
+
+    def ok(self, cells: Collection[str]) -> dict[str, int]:
+        """Cell -> how many answers it has, of those of these cells that have one."""
+        names = sorted(cells)
+        of_cell = places(self.rows["cell"], pa.array(names, pa.string()))
+        ok = places(self.rows["status"], pa.array(STATUSES[:1], pa.string())) == 0
+        counts = np.bincount(of_cell[ok & (of_cell >= 0)], minlength=len(names))
+        return {name: int(count) for name, count in zip(names, counts, strict=True) if count}
+
+    def failed(self, part: Part) -> int:
+        """How many rows of the part are failures, whichever run made them."""
+        return int((self.statuses(part) > 0).sum())
 
 
 @dataclass(frozen=True)
@@ -38,24 +120,63 @@ class Plan:
     """What a run does.
 
     Attributes:
-        config: the configuration, its datasets under their labels.
-        cells: all of them, by dataset; parts: what each dataset has to do in this process, in the configuration's order.
+        out: folder of its rows; stage: `generate`, `score` or `both`; answering: how samples are answered.
+        judge, logger, primary, json: of the configuration; retry: statuses of stored rows that do not count as done.
+        resolved: the configuration as rows and trackers hold it, its datasets under their labels.
+        entries: its methods; cells: all of them, by dataset; parts: what each dataset has to do in this process.
         notes: sentences for the card: cells that are the same, what an outline could not look at.
         family: what is known of the model, None where an outline knows nothing.
         uncalibrated: of an outline, a sentence for each method that lacks its calibration.
     """
 
-    config: RunConfig
+    out: Path
+    stage: str
+    answering: AnswerConfig
+    judge: Judge
+    logger: Logger
+    retry: Sequence[str]
+    primary: str | None
+    json: bool
+    resolved: Mapping[str, Any]
+    entries: Sequence[MethodEntry]
     cells: Sequence[Cell]
     parts: Sequence[Part]
     notes: Sequence[str]
     family: ModelFacts | None
     uncalibrated: Sequence[str] = ()
 
+    @classmethod
+    def of(cls, config: RunConfig, entries: Sequence[MethodEntry], cells: Sequence[Cell], **facts: Any) -> Self:
+        """The plan of a configuration whose cells are known."""
+        return cls(
+            out=Path(config.out).expanduser(),
+            stage=config.stage,
+            answering=config.answering,
+            judge=config.judge,
+            logger=config.logger,
+            retry=config.retry,
+            primary=config.primary,
+            json=config.json,
+            resolved=config.resolved,
+            entries=entries,
+            cells=cells,
+            **facts,
+        )
+
     @property
-    def out(self) -> Path:
-        """The folder of its rows."""
-        return Path(self.config.out).expanduser()
+    def model(self) -> Model:
+        """How its model is loaded."""
+        return self.answering.model
+
+    @property
+    def limit(self) -> int | None:
+        """How many samples of a dataset are read."""
+        return self.answering.selection.limit
+
+    @property
+    def batch_prefill(self) -> str:
+        """How prompts of a batch are prefilled."""
+        return str(self.resolved["batch_prefill"])
 
     @property
     def names(self) -> list[str]:
@@ -71,100 +192,29 @@ class Plan:
     def provenance(self) -> dict[str, Any]:
         """Columns of the cells' rows that say under what they are made: asked for by who makes rows, since it looks for
         the device. Raises what `check_device` raises."""
-        return identities.provenance(self.config, self.cells[0].dtype)
+        return identities.provenance(self.model, self.cells[0].dtype)
 
     def check_device(self) -> None:
         """Raises ConfigError for a device that is not there."""
-        identities.usable_device(self.config.model, self.cells[0].dtype)
+        identities.usable_device(self.model, self.cells[0].dtype)
 
-    def standing(self, store: Store, rows: pa.Table | None = None) -> Standing:
+    def coverage(self, store: Store, rows: pa.Table | None = None) -> Coverage:
         """What a store holds of it; rows that `retry` asks for again do not count.
 
-        rows: those of its cells, where they were read already (see `Standing`).
+        rows: those of its cells, where they were read already (see `Coverage`).
         """
         held = store.responses(self.names, COLUMNS, coded=True) if rows is None else rows.select(COLUMNS)
-        return Standing(held, list(self.config.retry))
+        return Coverage(held, self.retry)
 
     def unanswered(self, store: Store) -> int:
         """How many samples some cell has no row for: 0 when every process of a split run did its part."""
-        standing = Standing(store.responses(self.names, COLUMNS, coded=True))
-        return sum(standing.missing(part) for part in self.parts)
+        coverage = Coverage(store.responses(self.names, COLUMNS, coded=True))
+        return sum(coverage.missing(part) for part in self.parts)
 
     def at_stage(self, stage: str) -> Plan:
         """The same for another `stage`."""
-        return replace(self, config=self.config.updated(stage=stage))
+        return replace(self, stage=stage, resolved={**self.resolved, "stage": stage})
 
     def with_changed(self, changed: Mapping[str, Collection[str]]) -> Plan:
         """The same, with the stored answers (cell -> ids of samples) that `retry=[changed]` is to make again."""
         return replace(self, parts=[replace(part, changed=changed) for part in self.parts])
-
-
-def make_plan(config: RunConfig) -> Plan:
-    """The plan of a validated configuration. Of the model its files are read, not its weights into memory; data are
-    opened where their content is not known otherwise. No page is drawn.
-
-    Raises:
-        MMKVError: a model or data that cannot be had, methods or protocols that do not go with them.
-    """
-    from mmkv_bench.datasets.sources import preflight
-
-    _refuse_efficiency(config)
-    specs = tasks_of(config)
-    stay_offline(config, specs)
-    for spec in specs.values():
-        preflight(spec)
-    quiet_libraries()
-    config = reaching(config, specs)
-    asked, config = config, labelled(config, specs)
-    identity = identities.gather(config, specs)
-    cells, notes = expand(config, identity, _defaults(config))
-    family = model_facts(Source.of(config.model).described())
-    validate_combinations(config, family, _compressors(cells))
-    return Plan(config, cells, parts_of(asked, specs, cells), notes, family)
-
-
-def outline(config: RunConfig) -> Plan:
-    """The plan of a validated configuration as far as it is known without a connection and without opening data.
-
-    Cells of what is unknown (`identity.UNKNOWN`) are those of no run; their number and labels are right.
-
-    Raises:
-        MMKVError: methods or protocols that do not go with the model, files that are not a model's.
-    """
-    _refuse_efficiency(config)
-    specs = tasks_of(config)
-    stay_offline(config, specs)
-    asked, config = config, labelled(config, specs)
-    identity = identities.outline(config, specs, Store(Path(config.out).expanduser()).cells())
-    defaults, missing = _defaults(config), list[str]()
-    try:
-        cells, notes = expand(config, identity, defaults)
-    except CalibrationError:
-        missing = uncalibrated(config, identity, defaults)
-        cells, notes = expand(config, identity, defaults, calibrated=False)
-    lacking = list(missing)
-    described = Source.of(config.model).outlined()[0]
-    family = None if described is None else model_facts(described)
-    if family is None:
-        missing.append(f"the files of model {config.model.name} are not here: what it can run is checked by the run")
-    else:
-        validate_combinations(config, family, _compressors(cells))
-    parts, unseen = outlined_parts(asked, specs, cells)
-    return Plan(config, cells, parts, [*notes, *missing, *unseen], family, lacking)
-
-
-def _refuse_efficiency(config: RunConfig) -> None:
-    if config.scenario == EFFICIENCY:
-        raise ConfigError(
-            "scenario=efficiency times one cell at a time in one process and answers no dataset; start it with mmkv-bench run, "
-            "or foresee it with mmkv-bench plan"
-        )
-
-
-def _defaults(config: RunConfig) -> Mapping[str, Mapping[str, Any]]:
-    return method_defaults(bases(config), tuple(config.folders))
-
-
-def _compressors(cells: Sequence[Cell]) -> list[Compressor]:
-    """Those of the cells, each once."""
-    return list({(cell.method, cell.reading): cell.compressor for cell in cells}.values())

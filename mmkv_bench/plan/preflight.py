@@ -17,8 +17,7 @@ from mmkv_bench.models.source import HUB, Source
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import Model
-    from mmkv_bench.plan.coverage import Standing
-    from mmkv_bench.plan.plan import Plan
+    from mmkv_bench.plan.plan import Coverage, Plan
     from mmkv_bench.store.store import Store
 
 ROW = 4096
@@ -46,7 +45,7 @@ class Disk:
 
 def lacking(plan: Plan, disk: Disk) -> list[Lack]:
     """Of an outline; empty where a run can start without a connection."""
-    found = weights_lacking(plan.config.model)
+    found = weights_lacking(plan.model)
     found += [Lack("data", what) for what in _data(plan)]
     found += [Lack("calibration", what) for what in plan.uncalibrated]
     found += [Lack("judge", what) for what in _judges(plan)]
@@ -84,19 +83,18 @@ def _data(plan: Plan) -> Iterator[str]:
 
 
 def _judges(plan: Plan) -> Iterator[str]:
-    config = plan.config
-    asking = [name for name, node in config.datasets.items() if (node.get("about") or {}).get("judge") == "needed"]
+    asking = [part.dataset for part in plan.parts if part.about.get("judge") == "needed"]
     if not asking:
         return
-    if config.judge.kind == "none":
+    if plan.judge.kind == "none":
         yield f"{', '.join(asking)}: scored by a judge, and judge=none asks nobody; judge=openai, or judge=local judge.url=..."
-    elif config.judge.key_env and not os.environ.get(config.judge.key_env):
-        yield f"the judge's key: the environment variable {config.judge.key_env} is not set"
+    elif plan.judge.key_env and not os.environ.get(plan.judge.key_env):
+        yield f"the judge's key: the environment variable {plan.judge.key_env} is not set"
 
 
-def disk_of(plan: Plan, standing: Standing, store: Store) -> Disk:
+def disk_of(plan: Plan, coverage: Coverage, store: Store) -> Disk:
     """Room for the rows that are missing."""
-    missing = sum(int((~standing.answered(part)).sum()) for part in plan.parts)
+    missing = sum(int((~coverage.answered(part)).sum()) for part in plan.parts)
     stored = store.responses(columns=("cell",)).num_rows
     tables = [store.root / name for name in ("responses", "samples", "journal")]
     taken = sum(_bytes(file) for folder in tables if folder.is_dir() for file in folder.iterdir())

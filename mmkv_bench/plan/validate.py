@@ -5,22 +5,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench import protocols
+from mmkv_bench import devices, protocols
 from mmkv_bench.config import schema
 from mmkv_bench.config.compose import same_kind
-from mmkv_bench.config.schema import RunConfig, allowed, as_list
+from mmkv_bench.config.schema import Model, RunConfig, allowed, as_list
 from mmkv_bench.config.shorthand import CUSTOM
+from mmkv_bench.devices.installed import COMPILED, FLASH, check_compiler, check_flash_attn
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 from mmkv_bench.judging.judge_config import check_judge
 from mmkv_bench.methods import method_file_checks
 from mmkv_bench.methods.build import FULL
 from mmkv_bench.methods.node import flat_parameters
-from mmkv_bench.plan.shards import parse_shard
+from mmkv_bench.plan.selection import parse_shard
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor
@@ -87,11 +88,11 @@ def validate_variants(config: RunConfig, defaults: Mapping[str, Mapping[str, Any
                 )
 
 
-def validate_combinations(config: RunConfig, family: ModelFacts, compressors: Iterable[Compressor]) -> None:
+def validate_combinations(names: Sequence[str], family: ModelFacts, compressors: Iterable[Compressor]) -> None:
     """Refuse methods and protocols that this model family cannot run.
 
     Args:
-        family: of the model; compressors: the methods of the run.
+        names: protocols; family: of the model; compressors: the methods of the run.
 
     Raises:
         UnsupportedError: visual tokens are needed and the model has none.
@@ -99,7 +100,7 @@ def validate_combinations(config: RunConfig, family: ModelFacts, compressors: It
     from mmkv_bench.methods.compatibility import visual_parts
 
     compressors = list(compressors)
-    for name in config.protocol:
+    for name in names:
         if protocols.protocol(str(name)).prefills_again:
             from mmkv_bench.compression.masked import check_only_evicts
 
@@ -114,7 +115,7 @@ def validate_combinations(config: RunConfig, family: ModelFacts, compressors: It
             check_smaller(family.rules)
     if family.multimodal:
         return
-    cutting = [str(name) for name in config.protocol if name in protocols.CUTTING]
+    cutting = [name for name in names if name in protocols.CUTTING]
     if cutting:
         raise UnsupportedError(
             f"protocol={cutting[0]} needs visual tokens and {family.name} has none; allowed for it: "
@@ -333,3 +334,35 @@ def _one_of(key: str, value: Any, words: tuple[str, ...]) -> None:
 
 def _at(config: RunConfig, key: str) -> Any:
     return attrgetter(key)(config)
+
+
+# ---------------------------------------------------------------------- devices and packages that are not here
+def refuse_absent(config: RunConfig) -> None:
+    """Refuse at once `model.device=cuda` without a driver, decode=compiled without a compiler and flash-attn without its package,
+    where no row is here either: a run whose rows are all there needs none of them, which only the store tells.
+
+    Raises:
+        ConfigError: see `no_cuda` and `devices/installed.py`.
+    """
+    if config.stage == "score" or (Path(config.out).expanduser() / "store.json").exists():
+        return
+    if config.model.device == "cuda" and devices.KINDS["cuda"].ruled_out():
+        raise no_cuda(config.model, str(config.model.dtype))
+    if config.model.attention == FLASH:
+        check_flash_attn()
+    if config.decode == COMPILED:
+        check_compiler()
+
+
+def no_cuda(model: Model, dtype: str) -> ConfigError:
+    """The refusal; it says how much memory the weights take. dtype: `auto` where that is not known yet."""
+    parameters = (model.about or {}).get("parameters")
+    size = ""
+    if parameters and model.layers is None:
+        taken = parameters * (4 if dtype == "float32" else 2) / 2**30
+        kind = "half precision" if dtype == "auto" else dtype
+        size = f" with more than {taken:.1f} GiB: {parameters / 1e9:.2f} B parameters in {kind}, before any cache"
+    return ConfigError(
+        f"model.device=cuda, but this machine has no CUDA device; this run needs one{size}; allowed here: cpu, auto; a "
+        "form shrunk to two layers of random weights runs on CPU: model.weights=random model.layers=2 model.device=cpu"
+    )

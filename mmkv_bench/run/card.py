@@ -18,8 +18,7 @@ from mmkv_bench.plan.identity import UNKNOWN
 if TYPE_CHECKING:
     from mmkv_bench.families.facts import ModelFacts
     from mmkv_bench.models.load import LoadedModel
-    from mmkv_bench.plan.parts import Part
-    from mmkv_bench.plan.plan import Plan
+    from mmkv_bench.plan.plan import Part, Plan
 
 _INDENT = " " * 11
 
@@ -49,14 +48,16 @@ def card(
         loaded: the model, None when nothing needs it.
         notes: further ones than the plan's; width: columns that lines are wrapped at, None for lines as long as they are.
     """
-    config, cells, prompts = plan.config, plan.cells, prompts or {}
+    cells, prompts = plan.cells, prompts or {}
     family, lines = _family(plan), model_lines(plan, loaded)
     first = next((prompts[part.dataset] for part in plan.parts if part.dataset in prompts), None)
     if first is not None and family is not None:
         lines += _cache(plan, family, first)
-    readings, seeds = (_each(getattr(cell, name) for cell in cells) for name in ("reading", "seed"))
+    protocols, readings, seeds = (
+        _each(getattr(cell, name) for cell in cells) for name in ("protocol", "reading", "seed")
+    )
     lines.append(f"methods    {_each(cell.method for cell in cells)}")
-    lines.append(f"protocol   {', '.join(config.protocol)}; reading {readings or 'none'}{seeds and f'; seed {seeds}'}")
+    lines.append(f"protocol   {protocols}; reading {readings or 'none'}{seeds and f'; seed {seeds}'}")
     lines += [f"dataset    {_dataset(part, rows_done[part.dataset], prompts.get(part.dataset))}" for part in plan.parts]
     lines += row_lines(plan, rows_done, notes)
     return wrapped(lines, width)
@@ -64,7 +65,7 @@ def card(
 
 def model_lines(plan: Plan, loaded: LoadedModel | None = None) -> list[str]:
     """The model, its weights and the bytes of its cache."""
-    model, cell, family = plan.config.model, plan.cells[0], _family(plan)
+    model, cell, family = plan.model, plan.cells[0], _family(plan)
     held = None if loaded is None else sum(p.numel() * p.element_size() for p in loaded.model.parameters())
     where = "" if loaded is None else f", on {_device(loaded, model.threads)}"
     weights = f"{_INDENT}{weights_text(plan, held)}, {cell.dtype}, {model.attention}{where}"
@@ -82,7 +83,8 @@ def row_lines(plan: Plan, rows_done: Mapping[str, int], notes: Sequence[str] = (
     """The number of rows, done and to make, and notes."""
     rows, done = sum(len(part.samples) * len(part.cells) for part in plan.parts), sum(rows_done.values())
     todo = f"{rows - done} to make" if done < rows else "nothing to generate"
-    shard = "" if str(plan.config.shard) == "0/1" else f", shard {plan.config.shard}"
+    shard = plan.answering.selection.shard
+    shard = "" if shard == "0/1" else f", shard {shard}"
     return [
         f"rows       {rows} rows, {done} done, {todo}{shard}, in {plan.out}",
         *(f"note       {note}" for note in (*plan.notes, *notes)),

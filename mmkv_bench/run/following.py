@@ -11,8 +11,7 @@ from mmkv_bench.store.tracking import RunningMeans, Tracker
 
 if TYPE_CHECKING:
     from mmkv_bench.evaluation.grader import RunningScores
-    from mmkv_bench.plan.coverage import Standing
-    from mmkv_bench.plan.parts import Part
+    from mmkv_bench.plan.plan import Coverage, Part
 
 _GROUP = ("prefill_s", "decode_s", "n_tokens")
 _OWN = ("ttft_s", "tpot_s")
@@ -32,16 +31,16 @@ class Following:
     Times of a shared run are nobody's own, and never under a cell.
 
     Args:
-        standing: what the store held when the run began; todo: samples that this process will answer.
+        coverage: what the store held when the run began; todo: samples that this process will answer.
         scores: of single answers; None: no scores are told.
     """
 
     def __init__(
-        self, part: Part, standing: Standing, todo: int, track: Tracker, scores: RunningScores | None = None
+        self, part: Part, coverage: Coverage, todo: int, track: Tracker, scores: RunningScores | None = None
     ) -> None:
         self._track, self._dataset, self._left = track, part.dataset, todo
         self._labels = {cell.cell: f"{part.dataset}/{cell.label}" for cell in part.cells}
-        answered, statuses = standing.answered(part), standing.statuses(part)
+        answered, statuses = coverage.answered(part), coverage.statuses(part)
         self._cells: dict[str, float] = {}
         for place, cell in enumerate(part.cells):
             label = self._labels[cell.cell]

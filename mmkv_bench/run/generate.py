@@ -17,15 +17,14 @@ from mmkv_bench.generation.fidelity import Extras
 from mmkv_bench.generation.pixels import Smaller, answered, resampled
 from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.plan.sample_filter import chosen
-from mmkv_bench.plan.shards import in_shard
+from mmkv_bench.plan.selection import chosen
 from mmkv_bench.plan.validate import bytes_of
 from mmkv_bench.run.requested import prompt_row, visual_places
 from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.store.response import COUNTED
 
 if TYPE_CHECKING:
-    from mmkv_bench.config.schema import RunConfig
+    from mmkv_bench.config.schema import AnswerConfig
     from mmkv_bench.evaluation.contract import Request, SampleRef
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.plan.cells import Cell
@@ -61,7 +60,7 @@ def prompt_of(
 
 
 def encoded(
-    loaded: LoadedModel, config: RunConfig, request: Request, identity: str, device: Any, share: float = 1.0
+    loaded: LoadedModel, config: AnswerConfig, request: Request, identity: str, device: Any, share: float = 1.0
 ) -> EncodedPrompt:
     """The request's prompt as the model reads it, made within `timeout_s`; share: of its pictures, see `encode`.
 
@@ -86,7 +85,7 @@ def encoded(
         )
 
 
-def compiled_step(loaded: LoadedModel, config: RunConfig) -> CompiledStep | None:
+def compiled_step(loaded: LoadedModel, config: AnswerConfig) -> CompiledStep | None:
     """What decodes with a model under `decode=compiled`: one for all datasets of a run, so that nothing is compiled twice."""
     return CompiledStep(loaded.model) if config.decode == COMPILED else None
 
@@ -114,7 +113,7 @@ class Answering:
     def __init__(
         self,
         loaded: LoadedModel,
-        config: RunConfig,
+        config: AnswerConfig,
         cells: Sequence[Cell],
         done: Mapping[str, set[str]],
         writer: Commits,
@@ -128,11 +127,11 @@ class Answering:
         self.loaded, self.config, self.cells, self.done = loaded, config, cells, done
         self.writer, self.after, self.measures = writer, after, tuple(measures)
         self.committed = committed or (lambda rows: None)
-        if self.measures and config.sharing == "off":
+        if self.measures and not config.shares_prefill:
             log.warning("sharing=off measures no %s; run these with sharing=on", " and no ".join(self.measures))
         self.specs = {
             cell.cell: CellSpec(
-                cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0, config.keep == "indices"
+                cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0, config.keeps_indices
             )
             for cell in cells
         }
@@ -147,7 +146,7 @@ class Answering:
 
     def wants(self, sample: SampleRef) -> bool:
         """Whether a sample is this run's and this shard's, and some cell has no row for it."""
-        asked = in_shard(sample.cluster, self.config.shard) and bool(chosen([sample], self.config))
+        asked = bool(chosen([sample], self.config.selection))
         return asked and self.pending(sample.sample_id) > 0
 
     def close(self) -> None:
@@ -182,7 +181,7 @@ class Answering:
                 yield results
         except Exception as error:  # noqa: BLE001 - one sample's fault is its rows' status; the run goes on
             log.warning("%s: %s", identity, without_secrets(describe(error)))
-            own = "own" if self.config.sharing == "off" else "group"
+            own = "group" if self.config.shares_prefill else "own"
             yield [ForkResult(spec.cell, status_of(error), describe(error), measured=own) for spec in left]
 
     def _answer(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> Iterator[list[ForkResult]]:
@@ -192,7 +191,7 @@ class Answering:
         prompt = encoded(self.loaded, self.config, request, identity, self.loaded.device)
         self._rendered = prompt.rendered
         extras = self._extras(request)
-        if self.config.keep == "indices":
+        if self.config.keeps_indices:
             self._visual = visual_places(self.loaded, prompt, request)
         apart = resampled(specs, prompt, self.loaded.family)
         together = [spec for spec in specs if spec not in apart]
@@ -234,7 +233,7 @@ class Answering:
     def _generated(
         self, prompt: EncodedPrompt, specs: Sequence[CellSpec], rules: DecodeRules, extras: Extras
     ) -> Iterator[list[ForkResult]]:
-        if self.config.sharing == "off":
+        if not self.config.shares_prefill:
             yield from ([self._alone(prompt, spec, rules)] for spec in specs)
             return
         if self._engine is None or self._engine.rules is not rules:
@@ -262,7 +261,7 @@ class Answering:
             except Exception as error:  # noqa: BLE001 - templates are programs of others; the answers are as good as ever
                 said = without_secrets(describe(error))
                 log.warning("%s/%s: no ppl: %s", request.dataset, request.sample_id, said)
-        return Extras(self.config.fidelity == "on", reference, "self_rouge" in self.measures)
+        return Extras(self.config.fidelity, reference, "self_rouge" in self.measures)
 
     def _alone(self, prompt: EncodedPrompt, spec: CellSpec, rules: DecodeRules) -> ForkResult:
         from mmkv_bench.generation.single import run_alone
@@ -294,8 +293,8 @@ class Answering:
             "doc_id": request.doc_id,
             "cluster": request.cluster,
             "prompt_hash": request.prompt_hash,
-            "shard": str(self.config.shard),
-            "chosen": True if self.config.samples is not None else None,
+            "shard": self.config.selection.shard,
+            "chosen": True if self.config.selection.samples is not None else None,
         }
         return row if row["status"] == "ok" else failed(row, row["status"], row["error"])
 

@@ -103,7 +103,7 @@ def launch(
         raise ConfigError("stage=score is one process's work; allowed here: both, generate; use mmkv-bench run")
     spread = config.model.device_map is not None
     with waiting("loading", log=True):
-        from mmkv_bench.plan.plan import make_plan
+        from mmkv_bench.plan.planner import make_plan
         from mmkv_bench.run.run import carry_out
         from mmkv_bench.store.store import Store
 
@@ -248,19 +248,19 @@ def _prepare(plan: Plan, store: Store) -> None:
     """Look for the device, then make or open the data of datasets that lack answers, once and not in every process."""
     from mmkv_bench.evaluation.documents import prepare
 
-    standing = plan.standing(store)
-    waiting_parts = [part for part in plan.parts if standing.missing(part)]
+    coverage = plan.coverage(store)
+    waiting_parts = [part for part in plan.parts if coverage.missing(part)]
     if waiting_parts:
         plan.check_device()
     for part in waiting_parts:
-        prepare(part.spec, plan.config.limit)
+        prepare(part.spec, plan.limit)
 
 
 def _longest_first(plan: Plan) -> list[str]:
     """An override that puts the datasets with the most to generate first: samples times the tokens that each may take."""
     if len(plan.parts) < 2:
         return []
-    from mmkv_bench.plan.shards import longest_first
+    from mmkv_bench.plan.selection import longest_first
 
     tokens = {part.name: json.loads(part.cells[0].generation).get("max_new_tokens") or 1 for part in plan.parts}
     costs = {part.name: float(len(part.samples) * tokens[part.name]) for part in plan.parts}

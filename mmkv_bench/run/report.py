@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.plan.coverage import Standing
+from mmkv_bench.plan.plan import Coverage
 
 if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
@@ -27,12 +27,12 @@ class Report:
     """The end of one run.
 
     Args:
-        standing: what the store holds of the plan; rows: those of its cells.
+        coverage: what the store holds of the plan; rows: those of its cells.
     """
 
-    def __init__(self, plan: Plan, store: Store, standing: Standing, rows: ReadOnce):
-        self.plan, self.store, self.standing, self.rows = plan, store, standing, rows
-        self.config, self.cells, self.parts = plan.config, plan.cells, plan.parts
+    def __init__(self, plan: Plan, store: Store, coverage: Coverage, rows: ReadOnce):
+        self.plan, self.store, self.coverage, self.rows = plan, store, coverage, rows
+        self.cells, self.parts = plan.cells, plan.parts
         self.metrics: list[dict[str, Any]] = rows.metrics.to_pylist()
 
     def close(
@@ -53,15 +53,15 @@ class Report:
         """
         if not any(generated.values()) and not scored and not stopped:
             print(self._idle())
-        if self.config.stage != "generate" and (self.metrics or any(part.samples for part in self.parts)):
+        if self.plan.stage != "generate" and (self.metrics or any(part.samples for part in self.parts)):
             print(self._tables())
             for note in (*self._other_names(), self._more(), self._unmeasured()):
                 if note is not None:
                     print(note)
         measured = any(row["metric"] == "fidelity_kl" for row in self.metrics)
-        if measured and self.config.model.weights != "random":
+        if measured and self.plan.model.weights != "random":
             print(f"fidelity to full's answers: python -m mmkv_bench tables {self.store.root} --metric fidelity")
-        if self.metrics and any((node.get("about") or {}).get("groups") for node in self.config.datasets.values()):
+        if self.metrics and any(part.about.get("groups") for part in self.parts):
             print(f"means over the groups of these datasets: python -m mmkv_bench tables {self.store.root} --groups")
         print(f"rows: {self.store.root}   (python -m mmkv_bench tables {self.store.root} prints the tables again)")
         if judge:
@@ -70,7 +70,7 @@ class Report:
             print(f"{failed} rows failed; their status says how, and retry=[oom,timeout,nan,error] runs them again")
         for label, why in (stopped or {}).items():
             print(f"{label}{STOPPED}{why}")
-        if self.config.json:
+        if self.plan.json:
             bad = bool(failed or stopped)
             document = {
                 "status": "failed" if bad else "ok",
@@ -105,10 +105,10 @@ class Report:
 
     def _idle(self) -> str:
         if not any(part.samples for part in self.parts):
-            return f"Nothing to do: no sample of this run belongs to shard {self.config.shard}."
-        if self.config.stage == "generate":
+            return f"Nothing to do: no sample of this run belongs to shard {self.plan.answering.selection.shard}."
+        if self.plan.stage == "generate":
             return "Nothing to do: every cell has every sample."
-        answered = Standing(self.standing.rows)  # whatever `retry` would do again
+        answered = Coverage(self.coverage.rows)  # whatever `retry` would do again
         if any(answered.missing(part) for part in self.parts):
             return "Nothing to score: all stored answers are scored; there are samples without an answer."
         return "Nothing to do: every cell has every sample, and all of them are scored."
@@ -122,18 +122,18 @@ class Report:
 
     def _unmeasured(self) -> str | None:
         """A sentence when stored answers lack what this run asks to measure: measuring happens while answering."""
-        if self.config.sharing == "off":
+        if not self.plan.answering.shares_prefill:
             return None
         wanted: dict[str, dict[str, set[str]]] = {}
         for part in self.parts:
-            asked = {"fidelity": FIDELITY_METRICS} if self.config.fidelity == "on" else {}
+            asked = {"fidelity": FIDELITY_METRICS} if self.plan.answering.fidelity else {}
             asked |= {measure: {MEASURE_METRICS[measure]} for measure in part.spec.measures}
             for measure, metrics in asked.items():
                 wanted.setdefault(measure, {}).update((cell.cell, metrics) for cell in part.cells)
         suspects = {cell for metrics_of in wanted.values() for cell in self._short(metrics_of)}
         if not suspects:
             return None
-        answered = self.standing.ok(suspects & {row["cell"] for row in self.metrics})
+        answered = self.coverage.ok(suspects & {row["cell"] for row in self.metrics})
         found = []
         for measure, metrics_of in wanted.items():
             cells = {cell: metrics for cell, metrics in metrics_of.items() if cell in answered}
@@ -163,7 +163,7 @@ class Report:
         from mmkv_bench.tables.rows import frames
         from mmkv_bench.tables.score_text import tables_of_scores
 
-        if self.config.model.weights == "random":
+        if self.plan.model.weights == "random":
             return RANDOM
         specs = [part.spec for part in self.parts]
         headlines = {metric for spec in specs for metric in spec.metrics}

@@ -16,11 +16,10 @@ from mmkv_bench.judging.ledger import ledger_of, summary
 from mmkv_bench.models.source import Source
 from mmkv_bench.models.threads import computing_with, threads_for
 from mmkv_bench.plan.cells import stored_rows
-from mmkv_bench.plan.changed import changed_answers
-from mmkv_bench.plan.coverage import COLUMNS as STANDING
-from mmkv_bench.plan.coverage import Standing
-from mmkv_bench.plan.parts import Part
-from mmkv_bench.plan.plan import Plan, make_plan
+from mmkv_bench.plan.plan import COLUMNS as COVERAGE_COLUMNS
+from mmkv_bench.plan.plan import Coverage, Part, Plan
+from mmkv_bench.plan.planner import make_plan
+from mmkv_bench.plan.stale_answers import changed_answers
 from mmkv_bench.protocols import WHOLE, protocol
 from mmkv_bench.run import stopping
 from mmkv_bench.run.card import PromptSize, card, columns
@@ -38,7 +37,7 @@ from mmkv_bench.store.tracking import NoTracker, Tracker, tracker
 from mmkv_bench.tables.rows import ReadOnce
 
 if TYPE_CHECKING:
-    from mmkv_bench.config.schema import RunConfig
+    from mmkv_bench.config.schema import Model, RunConfig
     from mmkv_bench.evaluation.contract import SampleRef
     from mmkv_bench.judging.ledger import Ledger
     from mmkv_bench.models.load import LoadedModel
@@ -62,84 +61,84 @@ def carry_out(plan: Plan) -> int:
         MMKVError: what stops the run as a whole, with its exit code.
     """
     started = time.perf_counter()
-    config = plan.config
-    scoring, store = config.stage != "generate", Store(plan.out)
+    scoring, store = plan.stage != "generate", Store(plan.out)
     store.check_writable()
-    if config.primary is not None:
+    if plan.primary is not None:
         store.prepare()
-        name_primary(store.root, config.primary)
-    track = tracker(settings(config), store.root)
-    judge = ledger_of(config.judge, store.root)
+        name_primary(store.root, plan.primary)
+    shard = plan.answering.selection.shard
+    track = tracker(settings(plan.logger, shard), store.root)
+    judge = ledger_of(plan.judge, store.root)
     store.recover()
     changed, beside = changed_answers(plan, store)
     plan = plan.with_changed(changed)
-    rows, standing = _read(plan, store)
-    _refuse_other_sharing(config, store, standing)
-    todo = {part.dataset: standing.missing(part) for part in plan.parts}
-    generating = config.stage != "score" and any(todo.values())
+    rows, coverage = _read(plan, store)
+    _refuse_other_sharing(plan, store, coverage)
+    todo = {part.dataset: coverage.missing(part) for part in plan.parts}
+    generating = plan.stage != "score" and any(todo.values())
     with waiting("loading the model"):
         loaded = _loaded(plan, todo) if generating else None
         if loaded is not None:
             refuse_other_prompts(store, plan.names, loaded)
-        prompts = _first_prompts(config, plan.parts, loaded) if loaded else {}
-    done = {part.dataset: standing.count(part) for part in plan.parts}
+        prompts = _first_prompts(plan, loaded) if loaded else {}
+    done = {part.dataset: coverage.count(part) for part in plan.parts}
     print(card(plan, done, prompts, loaded, beside, columns(sys.stdout)), flush=True)
     specs = {part.dataset: part.spec for part in plan.parts}
-    anew = config.stage == "score"
+    anew = plan.stage == "score"
     stale = unscored(store, plan.cells, judge, rows, specs, undigested=anew) if scoring else []
     if not generating:  # nothing to follow
         track = NoTracker()
-    track.start(described(config, plan.cells))
+    track.start(described(plan.resolved, plan.cells))
     scored, failed, ended = 0, 0, False
     stopped: dict[str, str] = {}
     try:
         if loaded is not None:
-            store.write_cells(stored_rows(plan.cells, plan.config, plan.provenance, loaded.prompt_format))
-            refuse_other_machine(store, _unfinished(plan, standing), plan.provenance)
+            store.write_cells(stored_rows(plan.cells, plan.resolved, plan.provenance, loaded.prompt_format))
+            refuse_other_machine(store, _unfinished(plan, coverage), plan.provenance)
             store.forget_scores(changed)
-            with computing_with(threads_for(loaded, config.model.threads)):
+            with computing_with(threads_for(loaded, plan.model.threads)):
                 _generate(plan, loaded, store, todo, track, stopped)
-            rows, standing = _read(plan, store)
+            rows, coverage = _read(plan, store)
             stale = unscored(store, plan.cells, judge, rows, specs) if scoring else []
         if stale:
             del rows  # scores need the memory
             scored = _score(store, plan.parts, stale, judge, stopped)
             rows, _ = _read(plan, store)
-        failed = sum(standing.failed(part) for part in plan.parts)
+        failed = sum(coverage.failed(part) for part in plan.parts)
         ended = True
     finally:
         track.finish(failed=not ended or failed > 0 or bool(stopped))
-    report = Report(plan, store, standing, rows)
+    report = Report(plan, store, coverage, rows)
     seconds, asked = time.perf_counter() - started, summary(judge, report.metrics)
     report.close(todo if generating else dict.fromkeys(todo, 0), scored, failed, seconds, asked, stopped)
-    if config.logger.kind != "none" and scoring and not stopped and not plan.unanswered(store):
-        summarise(config, store, generating or bool(scored))
+    if plan.logger.kind != "none" and scoring and not stopped and not plan.unanswered(store):
+        summarise(plan.logger, shard, store, generating or bool(scored))
     return 1 if failed or stopped else 0
 
 
-def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Standing]:
-    """What the store holds of the plan now. Its rows are read once for standing, scores and tables, until something is
+def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Coverage]:
+    """What the store holds of the plan now. Its rows are read once for coverage, scores and tables, until something is
     written; who only generates reads no more of them than tells what is missing."""
-    rows = ReadOnce(store, plan.names, further=STANDING)
-    return rows, plan.standing(store, None if plan.config.stage == "generate" else rows.responses)
+    rows = ReadOnce(store, plan.names, further=COVERAGE_COLUMNS)
+    return rows, plan.coverage(store, None if plan.stage == "generate" else rows.responses)
 
 
 # ---------------------------------------------------------------------- before work
-def _unfinished(plan: Plan, standing: Standing) -> list[str]:
+def _unfinished(plan: Plan, coverage: Coverage) -> list[str]:
     """The cells to which rows will be added."""
-    return [cell for part in plan.parts for cell, done in standing.done(part).items() if len(done) < len(part.samples)]
+    return [cell for part in plan.parts for cell, done in coverage.done(part).items() if len(done) < len(part.samples)]
 
 
-def _refuse_other_sharing(config: RunConfig, store: Store, standing: Standing) -> None:
+def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
     """Answers are the same with and without sharing, times and memory are not: never reuse the one kind as the other.
 
     Raises:
         ConfigError: the store holds rows of these cells that were measured the other way.
     """
-    if config.stage == "score":
+    if plan.stage == "score":
         return
-    wanted, switch = ("own", "off") if config.sharing == "off" else ("group", "on")
-    found = {*standing.rows["measured"].unique().to_pylist()} - {wanted}
+    wanted, switch = ("group", "on") if plan.answering.shares_prefill else ("own", "off")
+    found = {*coverage.rows["measured"].unique().to_pylist()} - {wanted}
     if found:
         raise ConfigError(
             f"sharing={switch} asks for rows measured={wanted}, and {store.root} holds rows of these cells with "
@@ -159,14 +158,15 @@ def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
 
     parts = [part for part in plan.parts if todo[part.dataset]]
     plan.check_device()
-    if plan.config.decode == COMPILED:
+    compiled = plan.answering.decode == COMPILED
+    if compiled:
         check_compiler()
-    model, dtype = plan.config.model, plan.cells[0].dtype
-    check_flash(model.attention, devices.kind_of(model.device), dtype, plan.config.decode == COMPILED)
+    model, dtype = plan.model, plan.cells[0].dtype
+    check_flash(model.attention, devices.kind_of(model.device), dtype, compiled)
     for part in parts:
-        prepare(part.spec, plan.config.limit)
-    loaded = _load(plan.config)
-    Source.of(plan.config.model).confirm(plan.cells[0].model_fingerprint)
+        prepare(part.spec, plan.limit)
+    loaded = _load(model)
+    Source.of(model).confirm(plan.cells[0].model_fingerprint)
     _check_generation(loaded, parts)
     return loaded
 
@@ -188,22 +188,23 @@ def _hold(found: list[Any], request: Any) -> str:
     return ""
 
 
-def _first_prompts(config: RunConfig, parts: Sequence[Part], loaded: LoadedModel) -> dict[str, PromptSize]:
+def _first_prompts(plan: Plan, loaded: LoadedModel) -> dict[str, PromptSize]:
     """Sizes of each dataset's first prompt; one that cannot be made is left out here and gets its row later."""
     from mmkv_bench.evaluation.generating import generate
     from mmkv_bench.generation.encode import lengths_of
     from mmkv_bench.run.generate import encoded
 
+    protocols = list(dict.fromkeys(cell.protocol for cell in plan.cells))
     sizes = {}
-    for part in parts:
+    for part in plan.parts:
         found: list[Any] = []
         generate(part.spec, partial(_hold, found), 1)
         if not found or found[0].error is not None:
             continue
         request = found[0]
         try:
-            prompt = encoded(loaded, config, request, "card", "cpu")
-            asked = [name for name in config.protocol if name in WHOLE] or config.protocol
+            prompt = encoded(loaded, plan.answering, request, "card", "cpu")
+            asked = [name for name in protocols if name in WHOLE] or protocols
             context = lengths_of(protocol(asked[0]), prompt, loaded.family).reduced
         except Exception:  # noqa: BLE001, S112 - whatever a processor makes of it will be that sample's status
             continue
@@ -226,10 +227,10 @@ def _generate(
     from mmkv_bench.run.generate import Answering, compiled_step
     from mmkv_bench.run.inputs import Inputs
 
-    step = compiled_step(loaded, plan.config)
-    config, parts = plan.config, plan.parts
-    standing = plan.standing(store)
-    worker = f"w{os.getpid()}-{str(config.shard).replace('/', 'of')}"
+    step = compiled_step(loaded, plan.answering)
+    parts, limit = plan.parts, plan.limit
+    coverage = plan.coverage(store)
+    worker = f"w{os.getpid()}-{plan.answering.selection.shard.replace('/', 'of')}"
     given = Given(stopping.check)
     with stopping.deferred(), store.writer(worker) as writer:
         while True:
@@ -237,20 +238,20 @@ def _generate(
                 if not todo[part.dataset]:
                     continue
                 stopping.check()
-                scores = None if isinstance(track, NoTracker) else RunningScores(part.spec, config.limit)
-                following = Following(part, standing, todo[part.dataset], track, scores)
-                make = partial(Answering, loaded, config, part.cells, standing.done(part), writer)
+                scores = None if isinstance(track, NoTracker) else RunningScores(part.spec, limit)
+                following = Following(part, coverage, todo[part.dataset], track, scores)
+                make = partial(Answering, loaded, plan.answering, part.cells, coverage.done(part), writer)
                 with _one_of(parts, part.dataset, stopped):
                     confirm(part.spec, part.cells[0].dataset_fingerprint)
                     _answer(
                         part,
                         todo[part.dataset],
-                        standing.left(part) if config.sharing == "off" else None,
-                        config.limit,
+                        None if plan.answering.shares_prefill else coverage.left(part),
+                        limit,
                         partial(make, measures=part.spec.measures, step=step),
                         following,
                         given,
-                        Inputs(Source.of(config.model).files(), inputs_of(part.spec), writer),
+                        Inputs(Source.of(plan.model).files(), inputs_of(part.spec), writer),
                     )
             if not given.again():
                 return
@@ -310,8 +311,8 @@ def _one_of(parts: Sequence[Part], label: str, stopped: dict[str, str]) -> Itera
         stopped[label] = str(error)
 
 
-def _load(config: RunConfig) -> LoadedModel:
-    return Source.of(config.model).load()
+def _load(model: Model) -> LoadedModel:
+    return Source.of(model).load()
 
 
 def _advance(bar: Progress, cell: Cell) -> None:

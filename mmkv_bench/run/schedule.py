@@ -10,21 +10,19 @@ from mmkv_bench.columns import aligned
 from mmkv_bench.run.card import columns, model_lines, row_lines, wrapped
 
 if TYPE_CHECKING:
-    from mmkv_bench.plan.coverage import Standing
-    from mmkv_bench.plan.parts import Part
-    from mmkv_bench.plan.plan import Plan
+    from mmkv_bench.plan.plan import Coverage, Part, Plan
 
 _HEADS = ("method", "reading", "budgets", "seeds", "protocols", "cells", "rows", "done", "failed", "missing")
 _COUNTED = {"documented": " as documented", "unknown": ", an unknown number"}
 
 
-def text(plan: Plan, standing: Standing) -> str:
-    """The model and a table for datasets of equal counts. standing: what there is in the plan's folder."""
-    done = {part.dataset: standing.count(part) for part in plan.parts}
+def text(plan: Plan, coverage: Coverage) -> str:
+    """The model and a table for datasets of equal counts. coverage: what there is in the plan's folder."""
+    done = {part.dataset: coverage.count(part) for part in plan.parts}
     tables: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
     for part in plan.parts:
-        samples = f"{len(part.samples)} samples{_COUNTED.get(part.counted, '')}, {standing.missing(part)} with missing answers"
-        tables.setdefault((samples, _methods(part, standing)), []).append(part.dataset)
+        samples = f"{len(part.samples)} samples{_COUNTED.get(part.counted, '')}, {coverage.missing(part)} with missing answers"
+        tables.setdefault((samples, _methods(part, coverage)), []).append(part.dataset)
     lines = [wrapped([*model_lines(plan), *row_lines(plan, done)], columns(sys.stdout))]
     for (samples, methods), datasets in tables.items():
         each = "each " if len(datasets) > 1 else ""
@@ -33,33 +31,33 @@ def text(plan: Plan, standing: Standing) -> str:
     return "\n".join(lines)
 
 
-def document(plan: Plan, standing: Standing) -> dict[str, Any]:
+def document(plan: Plan, coverage: Coverage) -> dict[str, Any]:
     """The same as data: datasets with their cells and counts, and the notes."""
     return {
         "out": str(plan.out),
-        "model": plan.config.model.name,
+        "model": plan.model.name,
         "notes": list(plan.notes),
-        "datasets": [_dataset(part, standing) for part in plan.parts],
+        "datasets": [_dataset(part, coverage) for part in plan.parts],
     }
 
 
-def _dataset(part: Part, standing: Standing) -> dict[str, Any]:
-    answered, statuses = standing.answered(part), standing.statuses(part)
+def _dataset(part: Part, coverage: Coverage) -> dict[str, Any]:
+    answered, statuses = coverage.answered(part), coverage.statuses(part)
     cells = zip(part.cells, answered.sum(1).tolist(), (statuses > 0).sum(1).tolist(), strict=True)
     return {
         "dataset": part.dataset,
         "samples": len(part.samples),
         "counted": part.counted,
-        "missing": standing.missing(part),
+        "missing": coverage.missing(part),
         "cells": [
             {"cell": cell.cell, "label": cell.label, "done": done, "failed": failed} for cell, done, failed in cells
         ],
     }
 
 
-def _methods(part: Part, standing: Standing) -> tuple[tuple[str, ...], ...]:
+def _methods(part: Part, coverage: Coverage) -> tuple[tuple[str, ...], ...]:
     """One line per method and reading, its cells and rows added up."""
-    answered, statuses = standing.answered(part), standing.statuses(part)
+    answered, statuses = coverage.answered(part), coverage.statuses(part)
     groups: dict[tuple[str, str | None], list[int]] = {}
     for place, cell in enumerate(part.cells):
         groups.setdefault((cell.method, cell.reading), []).append(place)

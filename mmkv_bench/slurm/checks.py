@@ -15,7 +15,7 @@ from mmkv_bench.slurm.programs import ask
 from mmkv_bench.store.files import locked, new_locked
 
 if TYPE_CHECKING:
-    from mmkv_bench.config.schema import RunConfig
+    from mmkv_bench.config.schema import Model
 
 _SHORTEST = 11
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
@@ -45,13 +45,13 @@ def check_launcher(launcher: Mapping[str, Any]) -> None:
             )
 
 
-def devices_of(launcher: Mapping[str, Any], config: RunConfig) -> int:
+def devices_of(launcher: Mapping[str, Any], model: Model) -> int:
     """How many processes a job is to have: one for each GPU that it asks for, unless one process takes them all.
 
     Args:
-        launcher: `hydra.launcher` of the run's model; config: the run's.
+        launcher: `hydra.launcher` of the run's model; model: how that is loaded.
     """
-    if config.model.device_map is not None or config.model.device == "cpu":
+    if model.device_map is not None or model.device == "cpu":
         return 1
     return max(1, gpus_of(launcher))
 

@@ -13,18 +13,24 @@ import numpy as np
 from mmkv_bench.config.schema import EFFICIENCY
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.forecast.throughput import rates
-from mmkv_bench.plan.changed import changed_answers
-from mmkv_bench.plan.shards import index_of
+from mmkv_bench.plan.selection import index_of
+from mmkv_bench.plan.stale_answers import changed_answers
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import RunConfig
-    from mmkv_bench.plan.coverage import Standing
-    from mmkv_bench.plan.parts import Part
-    from mmkv_bench.plan.plan import Plan
+    from mmkv_bench.plan.plan import Coverage, Part, Plan
     from mmkv_bench.store.store import Store
 
 _OURS = ("launcher", "shards", "dry", "json", "only", "shard", "stage")
 """Keys that a sweep reads or sets itself."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a run's datasets are divided into jobs: shards of each, and hours up to which a job takes several datasets."""
+
+    shards: int
+    job_hours: float
 
 
 @dataclass(frozen=True)
@@ -62,38 +68,38 @@ def check(config: RunConfig) -> None:
         raise ConfigError(f"shard={config.shard}: a sweep makes the shards itself; write shards=<how many>")
 
 
-def pieces(job: Sequence[str], plan: Plan, store: Store) -> list[Piece]:
+def pieces(job: Sequence[str], plan: Plan, store: Store, split: Split) -> list[Piece]:
     """The jobs of one run of a sweep: those with a sample that some cell has no row for, and whole datasets that only wait
     for their scores are none of them. Rows decide, so any number of shards at any time ends at the same rows.
 
     Args:
-        job: overrides of the run; plan: of it; store: of its rows.
+        job: overrides of the run; plan: of it; store: of its rows; split: how its datasets are divided.
     """
     changed, _ = changed_answers(plan, store)
-    plan, count = plan.with_changed(changed), int(plan.config.shards)
-    standing = plan.standing(store)
+    plan, count = plan.with_changed(changed), split.shards
+    coverage = plan.coverage(store)
     own = [text for text in job if not _is_ours(text)]
     # Scores are of whole datasets: where a job has only a part of one, the sweep scores at its end.
-    stage = "generate" if count > 1 else str(plan.config.stage)
+    stage = "generate" if count > 1 else plan.stage
     asked_for: list[tuple[Part, int]] = []
     for part in plan.parts:
-        wanting = {part.samples[place] for place in np.flatnonzero(~standing.answered(part).all(0)).tolist()}
+        wanting = {part.samples[place] for place in np.flatnonzero(~coverage.answered(part).all(0)).tolist()}
         asked_for += [(part, index) for index in sorted(_shards(part, wanting, plan, count))]
     made = []
-    for index, parts in _together(asked_for, _hours(plan, standing, store), float(plan.config.slurm.job_hours)):
+    for index, parts in _together(asked_for, _hours(plan, coverage, store, split), split.job_hours):
         names, shard = [part.name for part in parts], f"{index}/{count}"
         only = names[0] if len(names) == 1 else f"[{','.join(names)}]"
         mine = (f"only={only}", f"shard={shard}", f"stage={stage}", "shards=1", "dry=false")
-        made.append(Piece((*own, *mine), str(plan.config.model.name), tuple(part.dataset for part in parts), shard))
+        made.append(Piece((*own, *mine), plan.model.name, tuple(part.dataset for part in parts), shard))
     return made
 
 
-def _hours(plan: Plan, standing: Standing, store: Store) -> dict[str, float]:
+def _hours(plan: Plan, coverage: Coverage, store: Store, split: Split) -> dict[str, float]:
     """Dataset -> hours of one shard by the rate of stored rows; none of a dataset without such a rate."""
-    if len(plan.parts) < 2 or not plan.config.slurm.job_hours:
+    if len(plan.parts) < 2 or not split.job_hours:
         return {}
-    known = {rate.dataset: rate.hours for rate in rates(plan, standing, store)}
-    return {dataset: hours / int(plan.config.shards) for dataset, hours in known.items() if hours is not None}
+    known = {rate.dataset: rate.hours for rate in rates(plan, coverage, store)}
+    return {dataset: hours / split.shards for dataset, hours in known.items() if hours is not None}
 
 
 def _together(
@@ -122,7 +128,7 @@ def _shards(part: Part, wanting: set[str], plan: Plan, count: int) -> set[int]:
 
     if not wanting or count == 1 or part.counted != "data":
         return set(range(count)) if wanting else set()
-    refs = sample_refs(part.spec, plan.config.limit)
+    refs = sample_refs(part.spec, plan.limit)
     return {index_of(ref.cluster, count) for ref in refs if ref.sample_id in wanting}
 
 

@@ -118,13 +118,13 @@ def submitted(text: str) -> str | None:
     return ids.pop() if len(ids) == 1 else None
 
 
-def for_model(launcher: Mapping[str, Any], slurm: Slurm, model: str) -> dict[str, Any]:
-    """`hydra.launcher` with what `slurm.models` says of a model.
+def for_model(launcher: Mapping[str, Any], models: Mapping[str, Any] | None, model: str) -> dict[str, Any]:
+    """`hydra.launcher` with what `slurm.models` (models) says of a model.
 
     Raises:
         ConfigError: keys that the launcher does not have.
     """
-    own = (slurm.models or {}).get(model) or {}
+    own = (models or {}).get(model) or {}
     known = [str(key) for key in launcher if key not in ("_target_", "submitit_folder")]
     for key in own:
         if key not in known:

@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.plan.plan import Plan, make_plan, outline
-from mmkv_bench.plan.versions import other_versions
+from mmkv_bench.plan.plan import Plan
+from mmkv_bench.plan.planner import make_plan, outline
+from mmkv_bench.plan.stale_answers import other_versions
 from mmkv_bench.run.waiting import waiting
 from mmkv_bench.slurm import checks, queue, submission
-from mmkv_bench.slurm.pieces import Piece, check, pieces
+from mmkv_bench.slurm.pieces import Piece, Split, check, pieces
 from mmkv_bench.store import study
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
-    from mmkv_bench.config.schema import RunConfig, Slurm
+    from mmkv_bench.config.schema import Model, RunConfig, Slurm
 
 Job = Callable[[tuple[str, ...], int], Callable[[], None]]
 """Makes of a run's overrides, and the number of GPUs for a process each, what a job calls: picklable, named by a module that jobs
@@ -41,6 +42,7 @@ class Run:
     overrides: Sequence[str]
     plan: Plan
     store: Store
+    split: Split
 
 
 def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any], job: Job) -> int:
@@ -62,11 +64,11 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
     for said in dict.fromkeys(note for run in runs for note in other_versions(run.plan, run.store)):
         print(f"mmkv_bench: {said}", file=sys.stderr)
     config, folder = jobs[0][1], _notes(launcher)
-    subjects = {f"{run.plan.config.model.name} {part.dataset}" for run in runs for part in run.plan.parts}
+    subjects = {f"{run.plan.model.name} {part.dataset}" for run in runs for part in run.plan.parts}
     while True:
         with queue.alone(folder):
             earlier = queue.surely_queued(queue.remembered(folder, subjects))
-            ids = {} if earlier else _submit(runs, launcher, folder, job)
+            ids = {} if earlier else _submit(runs, launcher, config.slurm, folder, job)
         if not earlier:
             break
         print(f"mmkv_bench: waiting for jobs of an earlier sweep here: {' '.join(sorted(earlier))}", file=sys.stderr)
@@ -82,21 +84,20 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
     return _finish(runs, ids, Path(str(launcher["submitit_folder"])).absolute())
 
 
-def _submit(runs: Sequence[Run], launcher: Mapping[str, Any], folder: Path, job: Job) -> dict[str, Piece]:
+def _submit(runs: Sequence[Run], launcher: Mapping[str, Any], slurm: Slurm, folder: Path, job: Job) -> dict[str, Piece]:
     """Submit what is missing and note it, array by array; job -> what it is about.
 
     Raises:
         ConfigError: as `submission.submit`.
     """
-    slurm = runs[0].plan.config.slurm
-    todo = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store)]
+    todo = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store, run.split)]
     largest = submission.largest_array() if todo else 1
     arrays = [
         (submission.executor(own, slurm, runs[0].plan.out), pieces_of[start : start + largest])
         for own, pieces_of in _by_resources(todo, launcher, slurm)
         for start in range(0, len(pieces_of), largest)
     ]
-    devices = _devices([run.plan.config for run in runs], launcher)
+    devices = _devices([run.plan.model for run in runs], slurm, launcher)
     calls = [(made, [job(piece.overrides, devices[piece.model]) for piece in ours]) for made, ours in arrays]
     ids: dict[str, Piece] = {}
     taken = submission.submit(calls, int(launcher["array_parallelism"]))
@@ -118,9 +119,13 @@ def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]
     """
     _check(jobs, launcher)
     plans = [outline(config) for _, config in jobs]
-    told = zip(jobs, plans, strict=True)
-    todo = [piece for (overrides, _), plan in told for piece in pieces(overrides, plan, Store(plan.out))]
-    slurm, devices = jobs[0][1].slurm, _devices([config for _, config in jobs], launcher)
+    todo = [
+        piece
+        for (overrides, config), plan in zip(jobs, plans, strict=True)
+        for piece in pieces(overrides, plan, Store(plan.out), _split(config))
+    ]
+    slurm = jobs[0][1].slurm
+    devices = _devices([config.model for _, config in jobs], slurm, launcher)
     for own, pieces_of in _by_resources(todo, launcher, slurm) or [(launcher, [])]:
         print(submission.executor(own, slurm, plans[0].out).script(max(1, len(pieces_of))).rstrip())
         count = max([devices[piece.model] for piece in pieces_of], default=1)
@@ -137,7 +142,7 @@ def _by_resources(
     """The jobs that ask Slurm for the same, one array each."""
     found: dict[str, tuple[Mapping[str, Any], list[Piece]]] = {}
     for piece in todo:
-        own = submission.for_model(launcher, slurm, piece.model)
+        own = submission.for_model(launcher, slurm.models, piece.model)
         found.setdefault(repr(own), (own, []))[1].append(piece)
     return [*found.values()]
 
@@ -146,21 +151,25 @@ def _check(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, A
     checks.check_launcher(launcher)
     for _, config in jobs:
         check(config)
-        checks.check_launcher(submission.for_model(launcher, config.slurm, str(config.model.name)))
+        checks.check_launcher(submission.for_model(launcher, config.slurm.models, config.model.name))
 
 
-def _devices(configs: Sequence[RunConfig], launcher: Mapping[str, Any]) -> dict[str, int]:
+def _devices(models: Sequence[Model], slurm: Slurm, launcher: Mapping[str, Any]) -> dict[str, int]:
     """Model -> how many processes its jobs have."""
-    named = {str(config.model.name): config for config in configs}
+    named = {model.name: model for model in models}
     return {
-        name: checks.devices_of(submission.for_model(launcher, config.slurm, name), config)
-        for name, config in named.items()
+        name: checks.devices_of(submission.for_model(launcher, slurm.models, name), model)
+        for name, model in named.items()
     }
+
+
+def _split(config: RunConfig) -> Split:
+    return Split(config.shards, config.slurm.job_hours)
 
 
 def _run(overrides: Sequence[str], config: RunConfig) -> Run:
     plan = make_plan(config)
-    return Run(overrides, plan, Store(plan.out))
+    return Run(overrides, plan, Store(plan.out), _split(config))
 
 
 def _cells(run: Run) -> dict[str, tuple[str, int]]:
@@ -189,16 +198,16 @@ def _finish(runs: Sequence[Run], ids: dict[str, Piece], folder: Path) -> int:
     """
     from mmkv_bench.run.run import carry_out
 
-    left = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store)]
+    left = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store, run.split)]
     missing = {subject for piece in left for subject in piece.subjects}
     code = int(bool(missing))
     try:
         for run in runs:
-            standing = run.plan.standing(run.store)
-            if run.plan.config.stage != "generate" and any(standing.count(part) for part in run.plan.parts):
+            coverage = run.plan.coverage(run.store)
+            if run.plan.stage != "generate" and any(coverage.count(part) for part in run.plan.parts):
                 code = max(code, carry_out(run.plan.at_stage("score")))
     finally:
-        _tell(missing, ids, folder, list(dict.fromkeys(status for run in runs for status in run.plan.config.retry)))
+        _tell(missing, ids, folder, list(dict.fromkeys(status for run in runs for status in run.plan.retry)))
     return code
 
 

@@ -49,7 +49,7 @@ def scored(monkeypatch):
     import mmkv_bench.run.run as runner
 
     seen = []
-    monkeypatch.setattr(runner, "carry_out", lambda plan: seen.append(plan.config) or 0)
+    monkeypatch.setattr(runner, "carry_out", lambda plan: seen.append(plan) or 0)
     return seen
 
 
@@ -64,7 +64,7 @@ def test_every_process_generates_what_it_is_given_and_one_scores_at_the_end(chil
     assert all(entry["threads"] for entry in got)
     assert [entry["argv"][-1] for entry in got] == ["stage=generate"] * 3
     assert all("budget=16" in entry["argv"] and "json=true" not in entry["argv"] for entry in got)
-    assert [(config.stage, config.shard, config.json) for config in scored] == [("score", "0/1", True)]
+    assert [(plan.stage, plan.answering.selection.shard, plan.json) for plan in scored] == [("score", "0/1", True)]
     captured = capfd.readouterr()
     assert "[1/3] working on " in captured.err
     assert "card of" not in captured.out

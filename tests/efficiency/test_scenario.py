@@ -29,7 +29,7 @@ from mmkv_bench.forecast.roofline import Roofline
 from mmkv_bench.models.load import LoadedModel
 from mmkv_bench.models.sizes import decoder_of
 from mmkv_bench.models.source import Source
-from mmkv_bench.plan.plan import make_plan, outline
+from mmkv_bench.plan.planner import make_plan, outline
 from mmkv_bench.plan.validate import validate
 from mmkv_bench.store.compact import pack
 from mmkv_bench.store.schema import PHASES

@@ -12,7 +12,7 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.forecast.device_speed import DeviceSpeed, save
 from mmkv_bench.forecast.forecast import Assumptions, forecast, workloads_of
-from mmkv_bench.plan.plan import outline
+from mmkv_bench.plan.planner import outline
 from mmkv_bench.store.store import Store
 from tests.cli.setting import CHECKOUT, verb
 from tests.each import each
@@ -29,7 +29,7 @@ def foreseen(tmp_path, *words: str, **given):
 
 def forecast_in(plan, store, **given):
     assumptions = Assumptions(**given)
-    return forecast(plan, workloads_of(plan, plan.standing(store), store, assumptions), assumptions)
+    return forecast(plan, workloads_of(plan, plan.coverage(store), store, assumptions), assumptions)
 
 
 @pytest.mark.full

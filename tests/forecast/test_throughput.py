@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from mmkv_bench.forecast import throughput
-from mmkv_bench.plan.coverage import Standing
+from mmkv_bench.plan.plan import Coverage
 from mmkv_bench.store.store import Store
 from tests.store.store_examples import cell, response
 
@@ -41,12 +41,12 @@ def test_rates_are_medians_over_the_commits_of_the_model(tmp_path):
         for dataset in ("pages", "unseen")
     ]
     plan = SimpleNamespace(cells=cells, parts=parts)
-    pages, unseen = throughput.rates(plan, Standing(store.responses()), store)
+    pages, unseen = throughput.rates(plan, Coverage(store.responses()), store)
     assert (pages.missing, pages.own, unseen.own) == (3 * 8 - 2 * 6, True, False)
     assert pages.seconds == pytest.approx(slow(store, "pages")) and unseen.seconds == pytest.approx(slow(store, None))
     assert pages.hours == pytest.approx(12 * pages.seconds / 3600) and pages.commits == 4
     assert "median of 4 commits on" in throughput.lines([pages])[0]
     assert ", of its other datasets on" in throughput.lines([unseen])[0]
     plan.cells = [SimpleNamespace(cell="x", model_fingerprint="m3")]
-    (none, _) = throughput.rates(plan, Standing(store.responses()), store)
+    (none, _) = throughput.rates(plan, Coverage(store.responses()), store)
     assert none.hours is None and throughput.lines([none]) == []

@@ -51,7 +51,7 @@ def run(case: Case) -> Outcome:
 
 def _plan(arguments: list[str]) -> int:
     from mmkv_bench.config.compose import compose
-    from mmkv_bench.plan.plan import make_plan
+    from mmkv_bench.plan.planner import make_plan
     from mmkv_bench.plan.validate import validate
 
     config = compose(overrides(arguments))

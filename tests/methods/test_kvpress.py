@@ -24,7 +24,7 @@ from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.methods.build import build_compressor, identity_form
-from mmkv_bench.plan.cells import build_methods
+from mmkv_bench.plan.cells import build_methods, method_entries
 from tests import reference, zoo
 from tests.each import each
 from tests.generation import common
@@ -175,7 +175,7 @@ def test_the_identity_holds_the_version_and_every_argument(fake):
 @each(("args", "tuned"), [("{}", False), ("{power: 1}", False), ("{power: 2}", True)])
 def test_a_press_is_tuned_when_its_arguments_are_not_its_defaults(fake, args, tuned):
     config = compose(["method=kvpress", "methods.kvpress.press=LoudPress", f"methods.kvpress.args={args}"])
-    methods = build_methods(config, method_defaults(["kvpress", "full"]))
+    methods = build_methods(method_entries(config))
     assert [method.tuned for method in methods] == [False, tuned]
 
 

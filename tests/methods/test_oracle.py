@@ -20,7 +20,7 @@ from mmkv_bench.generation import oracle as oracle_scores
 from mmkv_bench.generation.result import digest
 from mmkv_bench.generation.single import answer_of_full
 from mmkv_bench.methods.build import READS_ANSWER, build_compressor
-from mmkv_bench.plan.cells import build_methods
+from mmkv_bench.plan.cells import build_methods, method_entries
 from mmkv_bench.tables.build import build
 from tests import cover, zoo
 from tests.compression import oracles as layers
@@ -205,7 +205,7 @@ def test_attach_without_an_answer_records_that_there_was_none():
 
 def test_its_rows_say_that_it_cheats_and_defaults_are_not_tuned():
     config = compose(["method=[oracle,snapkv]"])
-    methods = {m.name: m for m in build_methods(config, method_defaults(["oracle", "snapkv", "full"]))}
+    methods = {m.name: m for m in build_methods(method_entries(config))}
     assert methods["oracle"].plain[READS_ANSWER] is True and not methods["oracle"].tuned
     assert READS_ANSWER not in methods["snapkv"].plain and READS_ANSWER not in methods["full"].plain
 

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from mmkv_bench.config.compose import compose, method_defaults
+from mmkv_bench.config.compose import compose
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.efficiency.planned import planned as plan_of_passes
@@ -20,7 +20,7 @@ from mmkv_bench.papers.commands import SETTING, artefact, command, setting
 from mmkv_bench.papers.filled_table import needed
 from mmkv_bench.papers.layout import load, table_ids
 from mmkv_bench.papers.metrics import has_numbers
-from mmkv_bench.plan.cells import DatasetIdentity, Identity, bases, expand
+from mmkv_bench.plan.cells import DatasetIdentity, Identity, expand, method_entries
 from tests.papers.genuine import genuine
 from tests.tables.examples import cell_row
 
@@ -36,7 +36,7 @@ def planned(name: str) -> set[tuple]:
         str(one): DatasetIdentity("d", generation=config.datasets[one]["generation"]) for one in config.datasets
     }
     world = Identity("m", None, "bfloat16", "t", "t", datasets)
-    cells, _ = expand(config, world, method_defaults(bases(config)), calibrated=False)
+    cells, _ = expand(config, world, method_entries(config), calibrated=False)
     told = set()
     for cell in cells:
         length = config.datasets[cell.dataset]["generation"]["max_new_tokens"]

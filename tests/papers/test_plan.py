@@ -10,7 +10,7 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.papers.layout import load
 from mmkv_bench.papers.plan import SHARES, PlanDevice, loads, text, total
-from mmkv_bench.plan.plan import outline
+from mmkv_bench.plan.planner import outline
 
 H100 = PlanDevice()
 

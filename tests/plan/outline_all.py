@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.config.schema import conf_dir, options
-from mmkv_bench.plan.plan import outline
+from mmkv_bench.plan.planner import outline
 from mmkv_bench.plan.validate import validate
 
 WITHOUT = {"method": {"full", "custom", "kvpress"}, "dataset": {"lmms_eval"}}

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from mmkv_bench.config.compose import compose, method_defaults
-from mmkv_bench.plan.cells import Cell, DatasetIdentity, Identity, bases, expand
+from mmkv_bench.config.compose import compose
+from mmkv_bench.plan.cells import Cell, DatasetIdentity, Identity, expand, method_entries
 from mmkv_bench.plan.validate import validate
 
 MODEL = ("model=hf", "model.path=org/name")
@@ -47,8 +47,7 @@ def plan(*overrides: str, facts_: Identity | None = None) -> tuple[list[Cell], l
     """Cells and notes of the run that these overrides ask for, checked as the command line checks it."""
     config = compose([*MODEL, *overrides])
     validate(config)
-    defaults = method_defaults(bases(config))
-    return expand(config, facts_ or facts(*map(str, config.datasets)), defaults)
+    return expand(config, facts_ or facts(*map(str, config.datasets)), method_entries(config))
 
 
 def cells(*overrides: str, facts_: Identity | None = None) -> list[Cell]:

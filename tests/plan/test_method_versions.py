@@ -8,8 +8,8 @@ import pytest
 
 from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.scorers.window import WindowScorer
-from mmkv_bench.config.compose import compose, method_defaults
-from mmkv_bench.plan.cells import Cell, DatasetIdentity, bases, expand
+from mmkv_bench.config.compose import compose
+from mmkv_bench.plan.cells import Cell, DatasetIdentity, expand, method_entries
 from tests.each import each
 from tests.plan.setting import cells, facts
 
@@ -56,7 +56,7 @@ def committed(experiment: str, size: str) -> list[Cell]:
     config = config.updated(datasets={label: config.datasets["pages_walk"]})
     known = DatasetIdentity(PAGES[size], {"task": label, "size": size, "split": "test"}, GENERATION)
     world = facts(label, model_fingerprint="6d8af26e5ffd7704", dataset_identity=known)
-    return expand(config, world, method_defaults(bases(config)))[0]
+    return expand(config, world, method_entries(config))[0]
 
 
 @pytest.mark.full

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from mmkv_bench.config.compose import compose
-from mmkv_bench.plan.coverage import Standing
-from mmkv_bench.plan.plan import make_plan, outline
+from mmkv_bench.plan.plan import Coverage
+from mmkv_bench.plan.planner import make_plan, outline
 from mmkv_bench.store.response import STATUSES
 from tests.cli.setting import CHECKOUT
 from tests.plan.outline_all import answering, choices
@@ -46,7 +46,7 @@ def test_an_outline_of_what_is_at_hand_is_the_plan(tmp_path):
     assert [part.samples for part in guessed.parts] == [part.samples for part in known.parts]
     for plan in (known, guessed):
         assert [part.name for part in plan.parts] == ["pages_walk", "pages"]
-        assert list(plan.config.datasets) == list(plan.samples) == ["pages_walk_small", "pages_small"]
+        assert list(plan.resolved["datasets"]) == list(plan.samples) == ["pages_walk_small", "pages_small"]
     assert 0 < known.samples["pages_small"] < 7
     assert not (tmp_path / "rows").exists()
 
@@ -68,7 +68,7 @@ def test_a_standing_counts_as_a_slow_loop_does(tmp_path):
     changed = {part.cells[1].cell: {names[0], names[4]}}
     (part,) = plan.with_changed(changed).parts
     for retry in ((), ("oom",), ("nan", "changed")):
-        standing = Standing(table, retry)
+        coverage = Coverage(table, retry)
         done = {
             cell.cell: {
                 name
@@ -78,10 +78,10 @@ def test_a_standing_counts_as_a_slow_loop_does(tmp_path):
             }
             for cell, of_cell in zip(part.cells, ends, strict=True)
         }
-        assert standing.done(part) == done
-        assert standing.count(part) == sum(map(len, done.values()))
-        assert standing.missing(part) == sum(any(name not in own for own in done.values()) for name in part.samples)
-        assert standing.failed(part) == sum(end not in (None, "ok") for end in ends[:, :9].flatten())
+        assert coverage.done(part) == done
+        assert coverage.count(part) == sum(map(len, done.values()))
+        assert coverage.missing(part) == sum(any(name not in own for own in done.values()) for name in part.samples)
+        assert coverage.failed(part) == sum(end not in (None, "ok") for end in ends[:, :9].flatten())
 
 
 def test_a_calibration_that_is_not_there_is_a_note_of_the_outline_and_stops_the_plan(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.config.schema import resolve_path
-from mmkv_bench.plan.plan import outline
+from mmkv_bench.plan.planner import outline
 from mmkv_bench.plan.preflight import Disk, disk_of, lacking, told
 from mmkv_bench.store.store import Store
 
@@ -68,7 +68,7 @@ def test_what_is_missing_is_named_and_what_is_there_is_not(cache, monkeypatch):
 def test_room_is_that_of_missing_rows_where_they_go(cache, tmp_path):
     plan = outline(compose(["method=snapkv", "limit=7", f"out={tmp_path}/rows/of/it"]))
     store = Store(plan.out)
-    disk = disk_of(plan, plan.standing(store), store)
+    disk = disk_of(plan, plan.coverage(store), store)
     assert (disk.rows, disk.measured) == (7 * 2 * 4096, False) and disk.free > 0
     text = told(disk, lacking(plan, disk), plan.out)
     assert "56 KiB for the missing rows" in text and "lacking    nothing" in text
@@ -79,7 +79,7 @@ def test_a_file_that_goes_while_rows_are_counted_stops_no_plan(cache, tmp_path):
     """A journal ends when its job publishes: a link to nothing is listed, and gone when it is looked at."""
     plan = outline(compose(["method=snapkv", "limit=7", f"out={tmp_path}"]))
     store = Store(plan.out)
-    standing = plan.standing(store)
+    coverage = plan.coverage(store)
     (tmp_path / "journal").mkdir()
     (tmp_path / "journal" / "gone.jsonl").symlink_to(tmp_path / "nothing")
-    assert disk_of(plan, standing, store).rows == 7 * 2 * 4096
+    assert disk_of(plan, coverage, store).rows == 7 * 2 * 4096

@@ -6,9 +6,9 @@ import pytest
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.plan.parts import parts_of
-from mmkv_bench.plan.sample_filter import reaching
-from mmkv_bench.plan.tasks import tasks_of
+from mmkv_bench.evaluation.documents import sample_refs
+from mmkv_bench.plan.planner import tasks_of
+from mmkv_bench.plan.selection import chosen, reaching
 from mmkv_bench.plan.validate import validate
 from tests.each import each
 
@@ -19,9 +19,11 @@ def asked(*overrides: str) -> list[list[str]]:
     """The samples of each dataset, and the limit."""
     config = compose(["dataset=[pages_walk,pages_lookup]", *overrides])
     specs = tasks_of(config)
-    config = reaching(config, specs)
-    parts = [list(part.samples) for part in parts_of(config, specs, [])]
-    return [*parts, config.limit]
+    selection = reaching(config.selection, specs)
+    parts = [
+        [ref.sample_id for ref in chosen(sample_refs(spec, selection.limit), selection)] for spec in specs.values()
+    ]
+    return [*parts, selection.limit]
 
 
 def test_samples_are_answered_wherever_they_stand():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.plan.shards import Shard, in_shard, longest_first, parse_shard
+from mmkv_bench.plan.selection import Shard, in_shard, longest_first, parse_shard
 from tests.each import each
 
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmkv_bench.config.compose import compose, method_defaults
+from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.plan.cells import bases, build_methods
+from mmkv_bench.plan.cells import build_methods, method_entries
 from mmkv_bench.plan.validate import bytes_of, validate, validate_combinations
 from tests.each import each
 from tests.plan.setting import MODEL, model_folder
@@ -157,7 +157,7 @@ def test_what_is_no_amount_of_memory_is_refused(value):
 def combinations(family, *overrides: str) -> None:
     config = compose([*MODEL, *overrides])
     validate_combinations(
-        config, family, [method.compressor for method in build_methods(config, method_defaults(bases(config)))]
+        config.protocol, family, [method.compressor for method in build_methods(method_entries(config))]
     )
 
 
@@ -180,13 +180,13 @@ def test_methods_that_need_visual_tokens_are_refused_for_text_models():
     sighted = SimpleNamespace(name="sighted", needs_visual=True, scorer=None, resamples=False)
     config = compose(MODEL)
     with pytest.raises(UnsupportedError, match="method sighted needs visual tokens"):
-        validate_combinations(config, TEXT_ONLY, [sighted])
-    validate_combinations(config, MULTIMODAL, [sighted])
+        validate_combinations(config.protocol, TEXT_ONLY, [sighted])
+    validate_combinations(config.protocol, MULTIMODAL, [sighted])
 
 
 def test_factors_for_another_number_of_layers_are_refused_before_any_work() -> None:
     words = ["methods.mmshift.expansion=layer", "methods.mmshift.layer_gamma=[2.0,3.0]"]
     config = compose(["method=mmshift", *words])
-    methods = [method.compressor for method in build_methods(config, method_defaults(bases(config)))]
+    methods = [method.compressor for method in build_methods(method_entries(config))]
     with pytest.raises(ConfigError, match="2 factors and the model has 4 layers"):
-        validate_combinations(config, MULTIMODAL, methods)
+        validate_combinations(config.protocol, MULTIMODAL, methods)

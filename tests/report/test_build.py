@@ -18,7 +18,7 @@ from PIL import Image
 from mmkv_bench.config.compose import compose
 from mmkv_bench.datasets.page_data import to_row
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.plan.plan import make_plan
+from mmkv_bench.plan.planner import make_plan
 from mmkv_bench.report.build import build_report
 from mmkv_bench.report.cells import first_difference
 from mmkv_bench.report.command import Commands

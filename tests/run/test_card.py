@@ -6,7 +6,7 @@ import io
 
 from mmkv_bench.columns import size
 from mmkv_bench.config.compose import compose
-from mmkv_bench.plan.plan import outline
+from mmkv_bench.plan.planner import outline
 from mmkv_bench.run import card as run_card
 from mmkv_bench.run.card import PromptSize
 from mmkv_bench.run.progress import Progress, duration

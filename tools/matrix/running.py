@@ -11,7 +11,7 @@ from tools.matrix.grid import ALL, OK, Line
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import RunConfig
-    from mmkv_bench.plan.parts import Part
+    from mmkv_bench.plan.plan import Part
     from mmkv_bench.store.store import Store
 
 CALIBRATED = {"prefixkv": ("prefixkv", "kivi_prefixkv"), "sparsemm": ("sparsemm", "mmshift_sparsemm")}
@@ -78,10 +78,10 @@ def _calibrations(model: str, folder: Path, dtype: str) -> tuple[list[str], dict
 def _methods(base: Sequence[str], model: str, uncalibrated: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Methods of the experiment that this model can run, and those it cannot with the reason."""
     from mmkv_bench.calibrate.artefact import Calibrations
-    from mmkv_bench.config.compose import compose, method_defaults
+    from mmkv_bench.config.compose import compose
     from mmkv_bench.families.facts import model_facts
     from mmkv_bench.models.source import Source
-    from mmkv_bench.plan.cells import bases, build_methods
+    from mmkv_bench.plan.cells import build_methods, method_entries
     from mmkv_bench.plan.validate import validate, validate_combinations
 
     config = compose([*base, "dataset=pages_walk"])
@@ -94,8 +94,8 @@ def _methods(base: Sequence[str], model: str, uncalibrated: Mapping[str, str]) -
             continue
         single = _only(config, {name})
         try:
-            methods = build_methods(single, method_defaults(bases(single)), calibrations)
-            validate_combinations(single, family, [method.compressor for method in methods])
+            methods = build_methods(method_entries(single), calibrations)
+            validate_combinations(single.protocol, family, [method.compressor for method in methods])
         except MMKVError as error:
             refused[name] = str(error)
         else:
@@ -115,7 +115,7 @@ def _run(base: Sequence[str], names: Sequence[str], chosen: Sequence[str]) -> di
     """Run datasets together, so that the model is built once; where that is refused, in halves, until what cannot run
     stands alone. Returns dataset -> method -> rows, or dataset -> (result, reason) of what cannot run."""
     from mmkv_bench.config.compose import compose
-    from mmkv_bench.plan.plan import make_plan
+    from mmkv_bench.plan.planner import make_plan
     from mmkv_bench.plan.validate import validate
     from mmkv_bench.run.run import carry_out
     from mmkv_bench.store.store import Store

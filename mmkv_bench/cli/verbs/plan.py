@@ -13,7 +13,7 @@ from mmkv_bench.cli.grammar import Listed, Parser, amount, configuration, count,
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mmkv_bench.config.schema import RunConfig
+    from mmkv_bench.config.schema import Model, RunConfig
     from mmkv_bench.forecast.forecast import Assumptions, Forecast
     from mmkv_bench.forecast.memory import Prompt
     from mmkv_bench.plan.plan import Plan
@@ -80,7 +80,7 @@ def answer(given: argparse.Namespace) -> int:
         return _list_devices(given.json)
     from mmkv_bench.config.compose import compose
     from mmkv_bench.config.schema import EFFICIENCY
-    from mmkv_bench.plan.plan import outline
+    from mmkv_bench.plan.planner import outline
     from mmkv_bench.plan.validate import validate
 
     overrides = overrides_of(given)
@@ -106,21 +106,21 @@ def printed(plan: Plan, given: argparse.Namespace, launcher: Mapping[str, Any] |
     from mmkv_bench.forecast import throughput
     from mmkv_bench.forecast.forecast import forecast, workloads_of
     from mmkv_bench.forecast.text import document, text
-    from mmkv_bench.plan import preflight, versions
+    from mmkv_bench.plan import preflight, stale_answers
     from mmkv_bench.run import schedule
     from mmkv_bench.store.store import Store
 
     store = Store(plan.out)
-    standing, assumptions = plan.standing(store), _assumptions(given, plan, launcher)
-    known = forecast(plan, workloads_of(plan, standing, store, assumptions), assumptions)
-    rates, older = throughput.rates(plan, standing, store), versions.other_versions(plan, store)
-    disk = preflight.disk_of(plan, standing, store)
+    coverage, assumptions = plan.coverage(store), _assumptions(given, plan, launcher)
+    known = forecast(plan, workloads_of(plan, coverage, store, assumptions), assumptions)
+    rates, older = throughput.rates(plan, coverage, store), stale_answers.other_versions(plan, store)
+    disk = preflight.disk_of(plan, coverage, store)
     lacks = preflight.lacking(plan, disk)
     notes = [f"note       {sentence}" for sentence in older]
-    print("\n".join([schedule.text(plan, standing), "", text(known), "", *throughput.lines(rates), *notes]))
+    print("\n".join([schedule.text(plan, coverage), "", text(known), "", *throughput.lines(rates), *notes]))
     print(preflight.told(disk, lacks, plan.out))
     return {
-        **schedule.document(plan, standing),
+        **schedule.document(plan, coverage),
         "forecast": document(known),
         "measured": [asdict(rate) | {"hours": rate.hours} for rate in rates],
         "other_versions": older,
@@ -201,17 +201,17 @@ def _launcher(overrides: list[str]) -> Mapping[str, Any] | None:
     return launcher_of(overrides) if any(text.partition("=")[0] == "launcher" for text in overrides) else None
 
 
-def _kind(config: RunConfig, launcher: Mapping[str, Any] | None) -> str | None:
-    """`cpu` or `cuda` of the device that the plan will run on; None: whatever torch finds here."""
+def _kind(model: Model, models: Mapping[str, Any] | None, launcher: Mapping[str, Any] | None) -> str | None:
+    """`cpu` or `cuda` of the device that the plan will run on; None: whatever torch finds here. models: `slurm.models`."""
     from mmkv_bench.devices.meant import sign_here
 
-    if config.model.device != "auto":
-        return str(config.model.device)
+    if model.device != "auto":
+        return model.device
     if launcher is not None and "gpus_per_node" in launcher:
         from mmkv_bench.slurm.checks import gpus_of
         from mmkv_bench.slurm.submission import for_model
 
-        return "cuda" if gpus_of(for_model(launcher, config.slurm, str(config.model.name))) else "cpu"
+        return "cuda" if gpus_of(for_model(launcher, models, model.name)) else "cpu"
     return None if sign_here() is None else "cuda"
 
 
@@ -229,7 +229,7 @@ def _assumptions(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, A
     name = _measured(given) if given.measure else given.device
     speed = device_speed.named(name) if name else None
     if speed is None and not flags:
-        kind = _kind(plan.config, launcher)
+        kind = _kind(plan.model, plan.resolved["slurm"]["models"], launcher)
         alike = [one for one in device_speed.stored().values() if kind in (None, one.kind)]
         speed = alike[0] if len(alike) == 1 else None
     if speed is None or len(flags) == len(units):

@@ -1,4 +1,4 @@
-"""Stored answers to prompts that are no longer those of the data: a picture or video that rows name by its path was changed.
+"""Stored answers that are not a plan's: to prompts that changed since, and in cells of other versions.
 
 A dataset's fingerprint, and so a cell's hash, covers the rows; what they name by path is covered by the `prompt_hash` of each
 response. Answers to two versions of a picture must not stand in one cell: `retry=[changed]` makes exactly these again.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,9 +20,7 @@ from mmkv_bench.evaluation.generating import prompt_hashes
 from mmkv_bench.evaluation.prompts import rows_hold_media
 
 if TYPE_CHECKING:
-    from mmkv_bench.config.schema import RunConfig
-    from mmkv_bench.plan.parts import Part
-    from mmkv_bench.plan.plan import Plan
+    from mmkv_bench.plan.plan import Part, Plan
     from mmkv_bench.store.store import Store
 
 Samples = dict[str, set[str]]
@@ -40,12 +38,12 @@ def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
     """
     found: Samples = {}
     notes = []
-    config = plan.config
+    limit = plan.answering.selection.limit
     for part in plan.parts:
         if rows_hold_media(part.spec):
             continue
         own = [cell.cell for cell in part.cells]
-        changed, unreadable = _differing(store, part, [*own, *_beside(store, part)], config.limit)
+        changed, unreadable = _differing(store, part, [*own, *_beside(store, part)], limit)
         mine, others = (changed.filter(_of(changed, own)), changed.filter(pc.invert(_of(changed, own))))
         unreadable = unreadable.filter(_of(unreadable, own))
         if unreadable.num_rows:
@@ -54,7 +52,7 @@ def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
                 f"now; restore the files, or read the rows as they are: python -m mmkv_bench tables {store.root}"
             )
         if mine.num_rows:
-            _require_retry(config, part, mine)
+            _require_retry(plan, part, mine)
         if others.num_rows:
             notes.append(
                 f"{_counted(others)} of {part.dataset} in cells that are not of this run are to files as they were before; "
@@ -70,13 +68,13 @@ def _beside(store: Store, part: Part) -> list[str]:
     own = {cell.cell for cell in part.cells}
     columns = ("cell", "dataset", "dataset_fingerprint", "config")
     found = []
-    for cell, dataset, content, config in zip(*map(store.cells().select(columns).column, columns), strict=True):
+    for cell, dataset, content, stored in zip(*map(store.cells().select(columns).column, columns), strict=True):
         if cell.as_py() in own or (dataset.as_py(), content.as_py()) != (
             part.dataset,
             part.cells[0].dataset_fingerprint,
         ):
             continue
-        node = json.loads(config.as_py())["datasets"].get(part.dataset) or {}
+        node = json.loads(stored.as_py())["datasets"].get(part.dataset) or {}
         if (node.get("placeholders") or "keep") == (part.spec.placeholders or "keep"):
             found.append(cell.as_py())
     return found
@@ -86,9 +84,9 @@ def _of(rows: pa.Table, cells: Sequence[str]) -> pa.ChunkedArray:
     return pc.is_in(rows["cell"], pa.array(cells, pa.string()))
 
 
-def _require_retry(config: RunConfig, part: Part, changed: pa.Table) -> None:
-    again = CHANGED in config.retry and config.stage != "score"
-    limit = config.limit
+def _require_retry(plan: Plan, part: Part, changed: pa.Table) -> None:
+    again = CHANGED in plan.retry and plan.stage != "score"
+    limit = plan.answering.selection.limit
     if again and (limit is None or pc.max(changed["doc_id"]).as_py() < limit):
         return
     beyond = f" (limit={limit} leaves some of them out: leave it out too)" if again else ""
@@ -121,3 +119,48 @@ def _counted(rows: pa.Table) -> str:
     names = sorted(set(rows["sample_id"].to_pylist()))
     shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
     return f"{rows.num_rows} stored answers to {len(names)} samples ({shown})"
+
+
+# ---------------------------------------------------------------------- other versions
+_ASKED = (
+    "model",
+    "dataset",
+    "method",
+    "base",
+    "reading",
+    "protocol",
+    "budget_kind",
+    "budget_entries",
+    "budget_fraction",
+    "seed",
+    "parameters",
+    "dtype",
+    "attention",
+    "generation",
+)
+_VERSIONS = ("torch", "transformers", "numerics_version", "method_version")
+
+
+def other_versions(plan: Plan, store: Store) -> list[str]:
+    """A sentence where cells of the plan, asked for alike, were made by other versions and have no answer of this one's."""
+    asked: dict[tuple[Any, ...], Any] = {tuple(cell.row()[name] for name in _ASKED): cell for cell in plan.cells}
+    stored = store.cells(columns=("cell", *_ASKED, *_VERSIONS)).to_pylist()
+    here = {row["cell"] for row in stored}
+    older: set[str] = set()
+    changes: dict[str, None] = {}
+    for row in stored:
+        cell = asked.get(tuple(row[name] for name in _ASKED))
+        if cell is None or cell.cell in here:
+            continue
+        own = cell.row()
+        differing = [name for name in _VERSIONS if row[name] != own[name]]
+        if differing:
+            older.add(cell.cell)
+            changes |= dict.fromkeys(f"{name} {row[name] or 1} for {own[name] or 1}" for name in differing)
+    if not older:
+        return []
+    return [
+        f"{len(older)} of the {len(plan.cells)} cells have rows of another version in {store.root} ({', '.join(changes)}): "
+        "answers of two versions make no cell, so those rows stay and these cells run beside them; `plan` says how many samples "
+        "that is, and another folder (out=) keeps them apart"
+    ]

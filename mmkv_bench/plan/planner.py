@@ -1,0 +1,183 @@
+"""Making of plans: a configuration's datasets, models and methods, looked at without loading weights or drawing pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.config.schema import EFFICIENCY, Model, RunConfig, Selection
+from mmkv_bench.errors import CalibrationError, ConfigError, MMKVError
+from mmkv_bench.families.facts import model_facts
+from mmkv_bench.models.quiet import quiet_libraries
+from mmkv_bench.models.source import HUB, Source
+from mmkv_bench.plan import identity as identities
+from mmkv_bench.plan.cells import Cell, expand, method_entries, uncalibrated
+from mmkv_bench.plan.plan import Part, Plan
+from mmkv_bench.plan.selection import chosen, reaching
+from mmkv_bench.plan.validate import validate_combinations
+from mmkv_bench.store.store import Store
+
+if TYPE_CHECKING:
+    from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.datasets.task_spec import TaskSpec
+
+
+def make_plan(config: RunConfig) -> Plan:
+    """The plan of a validated configuration. Of the model its files are read, not its weights into memory; data are
+    opened where their content is not known otherwise. No page is drawn.
+
+    Raises:
+        MMKVError: a model or data that cannot be had, methods or protocols that do not go with them.
+    """
+    from mmkv_bench.datasets.sources import preflight
+
+    _refuse_efficiency(config)
+    specs = tasks_of(config)
+    stay_offline(config.model, specs)
+    for spec in specs.values():
+        preflight(spec)
+    quiet_libraries()
+    names = list(config.datasets)
+    config = labelled(config.updated(limit=reaching(config.selection, specs).limit), specs)
+    identity, entries = identities.gather(config.model, specs), method_entries(config)
+    cells, notes = expand(config, identity, entries)
+    family = model_facts(Source.of(config.model).described())
+    validate_combinations(config.protocol, family, _compressors(cells))
+    parts = [
+        _part(name, spec, cells, config.selection, config.datasets[label])
+        for name, (label, spec) in zip(names, specs.items(), strict=True)
+    ]
+    return Plan.of(config, entries, cells, parts=parts, notes=notes, family=family)
+
+
+def outline(config: RunConfig) -> Plan:
+    """The plan of a validated configuration as far as it is known without a connection and without opening data.
+
+    Cells of what is unknown (`identity.UNKNOWN`) are those of no run; their number and labels are right.
+
+    Raises:
+        MMKVError: methods or protocols that do not go with the model, files that are not a model's.
+    """
+    _refuse_efficiency(config)
+    specs = tasks_of(config)
+    stay_offline(config.model, specs)
+    names = list(config.datasets)
+    config = labelled(config, specs)
+    identity = identities.outline(config.model, specs, Store(Path(config.out).expanduser()).cells())
+    entries, lacking = method_entries(config), list[str]()
+    try:
+        cells, notes = expand(config, identity, entries)
+    except CalibrationError:
+        lacking = uncalibrated(config.model.name, identity.model_fingerprint, entries)
+        cells, notes = expand(config, identity, entries, calibrated=False)
+    notes += lacking
+    described = Source.of(config.model).outlined()[0]
+    family = None if described is None else model_facts(described)
+    if family is None:
+        notes.append(f"the files of model {config.model.name} are not here: what it can run is checked by the run")
+    else:
+        validate_combinations(config.protocol, family, _compressors(cells))
+    parts = []
+    for name, (label, spec) in zip(names, specs.items(), strict=True):
+        part, unknown = _outlined_part(name, spec, cells, config.selection, config.datasets[label])
+        parts.append(part)
+        notes += unknown
+    return Plan.of(config, entries, cells, parts=parts, notes=notes, family=family, uncalibrated=lacking)
+
+
+def _refuse_efficiency(config: RunConfig) -> None:
+    if config.scenario == EFFICIENCY:
+        raise ConfigError(
+            "scenario=efficiency times one cell at a time in one process and answers no dataset; start it with mmkv-bench run, "
+            "or foresee it with mmkv-bench plan"
+        )
+
+
+def _compressors(cells: Sequence[Cell]) -> list[Compressor]:
+    """Those of the cells, each once."""
+    return list({(cell.method, cell.reading): cell.compressor for cell in cells}.values())
+
+
+# ---------------------------------------------------------------------- datasets
+def tasks_of(config: RunConfig) -> dict[str, TaskSpec]:
+    """Dataset label -> task, in the order of the configuration. The label tells page size and split, so that two of them
+    never share a table.
+
+    Raises:
+        ConfigError: a dataset twice, or one whose settings make no task.
+    """
+    from mmkv_bench.datasets.specs import spec_from_config
+
+    specs: dict[str, TaskSpec] = {}
+    for name, node in config.datasets.items():
+        spec = spec_from_config(str(name), dict(node), vars(config.data))
+        if spec.dataset in specs:
+            raise ConfigError(f"datasets.{name} is {spec.dataset}, which this run has already; drop one of the two")
+        specs[spec.dataset] = spec
+    return specs
+
+
+def labelled(config: RunConfig, labels: Iterable[str]) -> RunConfig:
+    """The configuration with its datasets under these labels."""
+    return config.updated(datasets=dict(zip(labels, config.datasets.values(), strict=True)))
+
+
+def stay_offline(model: Model, specs: Mapping[str, TaskSpec]) -> None:
+    """Keep the Hugging Face libraries from asking a hub where nothing of this run is there; before they are imported."""
+    from mmkv_bench.evaluation.environment import go_offline
+
+    if all(spec.offline for spec in specs.values()) and Source.of(model).kind != HUB:
+        go_offline()
+
+
+def _part(name: str, spec: TaskSpec, cells: Sequence[Cell], selection: Selection, node: Mapping[str, Any]) -> Part:
+    """A dataset's share; data that are not pages are opened."""
+    from mmkv_bench.evaluation.documents import sample_refs
+
+    samples = [ref.sample_id for ref in chosen(sample_refs(spec, selection.limit), selection)]
+    own = [cell for cell in cells if cell.dataset == spec.dataset]
+    return Part(name, spec.dataset, spec, own, samples, node.get("about") or {})
+
+
+def _outlined_part(
+    name: str, spec: TaskSpec, cells: Sequence[Cell], selection: Selection, node: Mapping[str, Any]
+) -> tuple[Part, list[str]]:
+    """A dataset's share without opening data, and notes about what is not known then.
+
+    Pages are known as they are; of other datasets the number of samples is counted in the footers of local parquet files,
+    or is what the dataset's file says (`about.samples`), and a shard is not told from the whole.
+    """
+    from mmkv_bench.datasets.specs import limited
+
+    if spec.is_pages:
+        return _part(name, spec, cells, selection, node), []
+    about = node.get("about") or {}
+    total, counted, why = _amount(spec, about.get("samples"))
+    notes = [why] if why else []
+    if selection.shard != "0/1" and total:
+        notes.append(
+            f"which samples of {spec.dataset} are of shard {selection.shard} its data tell: all are counted here"
+        )
+    count = 0 if total is None else min(total, limited(spec, selection.limit) or total)
+    samples = [spec.sample_id(number) for number in range(count)]
+    samples = [one for one in samples if selection.samples is None or one in selection.samples]
+    own = [cell for cell in cells if cell.dataset == spec.dataset]
+    return Part(name, spec.dataset, spec, own, samples, about, counted=counted), notes
+
+
+def _amount(spec: TaskSpec, stated: Any) -> tuple[int | None, str, str | None]:
+    """Samples of a dataset, how they are known (see `Part.counted`), and what to say of it."""
+    from mmkv_bench.datasets.sources import local_rows
+
+    try:
+        rows = local_rows(spec)
+    except MMKVError as error:
+        return None, "unknown", str(error)
+    if rows is not None:
+        return rows, "data", None
+    found = None if spec.fixture else re.match(r"\d+", str(stated or ""))
+    if found is None:
+        return None, "unknown", f"how many samples {spec.dataset} has is known only from its data"
+    return int(found[0]), "documented", None

@@ -1,0 +1,113 @@
+"""Samples of a dataset that a process answers: those named (`samples=[id, ...]`) or the first ones, and of them one shard.
+
+A sample's shard is decided by the hash of its cluster, so that clusters stay whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mmkv_bench.config.schema import Selection
+    from mmkv_bench.datasets.task_spec import TaskSpec
+    from mmkv_bench.evaluation.contract import SampleRef
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `index` (from 0) of `count`."""
+
+    index: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+
+def parse_shard(text: str | Shard) -> Shard:
+    """Read `i/n`.
+
+    Raises:
+        ConfigError: not of the form i/n with 0 <= i < n.
+    """
+    if isinstance(text, Shard):
+        return text
+    match = re.fullmatch(r"(\d+)/(\d+)", str(text).strip())
+    shard = Shard(int(match[1]), int(match[2])) if match else None
+    if shard is None or shard.index >= shard.count:
+        raise ConfigError(
+            f"shard={text} is not a part of a run; allowed: i/n with 0 <= i < n (0/4, 1/4, 2/4, 3/4); give one such part"
+        )
+    return shard
+
+
+def in_shard(cluster: str, shard: str | Shard) -> bool:
+    """Whether a sample of this cluster (image, document, video or page) belongs to this part. Every cluster belongs to
+    exactly one part of any count, whichever samples a `limit` selects and whatever the order."""
+    part = parse_shard(shard)
+    return index_of(cluster, part.count) == part.index
+
+
+def index_of(cluster: str, count: int) -> int:
+    """Which of `count` parts a sample of this cluster belongs to."""
+    return int.from_bytes(hashlib.sha256(cluster.encode()).digest()[:8], "big") % count
+
+
+def longest_first(costs: Mapping[str, float]) -> list[str]:
+    """Names by falling cost, equal costs by name: the last process to end should end on something short."""
+    return sorted(costs, key=lambda name: (-costs[name], name))
+
+
+def chosen(refs: Sequence[SampleRef], selection: Selection) -> list[SampleRef]:
+    """Return the samples of a selection's ids and shard."""
+    named, shard = selection.samples, parse_shard(selection.shard)
+    return [ref for ref in refs if (named is None or ref.sample_id in named) and in_shard(ref.cluster, shard)]
+
+
+def reaching(selection: Selection, specs: Mapping[str, TaskSpec]) -> Selection:
+    """Raise a selection's limit as far as the samples that it names.
+
+    Args:
+        specs: of its datasets; those that are not pages are opened.
+
+    Raises:
+        ConfigError: a sample that is in none of the datasets, a dataset that has none of the samples.
+    """
+    if selection.samples is None:
+        return selection
+    from mmkv_bench.evaluation.documents import sample_refs
+
+    wanted, known, last = selection.samples, set[str](), 0
+    for label, spec in specs.items():
+        refs = sample_refs(spec, None)
+        named = [ref for ref in refs if ref.sample_id in wanted]
+        if not named:
+            raise ConfigError(
+                f"samples={_words(wanted)}: {label} has none of these, {_near(wanted[0], refs)}; name one of its samples, or "
+                "leave the dataset out"
+            )
+        known |= {ref.sample_id for ref in named}
+        last = max(last, *(ref.doc_id for ref in named))
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        every = [ref for spec in specs.values() for ref in sample_refs(spec, None)]
+        raise ConfigError(f"samples: {unknown[0]!r} is in no dataset of this run; {_near(unknown[0], every)}")
+    return replace(selection, limit=last + 1)
+
+
+def _near(name: str, refs: Sequence[SampleRef]) -> str:
+    close = get_close_matches(name, [ref.sample_id for ref in refs], n=3, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return f"its samples are called {refs[0].sample_id!r} to {refs[-1].sample_id!r}"
+
+
+def _words(names: Sequence[str]) -> str:
+    return f"[{','.join(names[:3])}{',...' if len(names) > 3 else ''}]"
