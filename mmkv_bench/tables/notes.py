@@ -268,7 +268,7 @@ def _mark_notes(table: ScoreTable) -> list[Note]:
         if e.audit.retrievable
     ]
     if retrieved:
-        meaning = "the budget bounds the entries that a step reads; evicted ones stay within reach"
+        meaning = "the budget bounds the entries that a step reads, evicted ones stay within reach"
         mark(RETRIEVED, meaning, _some(retrieved))
     for reason, letter in fallback_letters(table).items():
         found = [(words, e.audit.fallbacks.get(reason, 0), e.audit.n) for words, _, e in cells]
@@ -320,12 +320,13 @@ def _free_notes(table: ScoreTable) -> list[Note]:
         return [Note(f"protocol={name}: {caveat}")]
     if table.free is None:
         return []
-    mostly = "Answers are mostly free: " if table.mostly_free else ""
     text = (
-        f"{mostly}{'u' if mostly else 'U'}nder protocol={name} the first token comes from the full cache: {table.free:.0%} of "
-        "the answer tokens cannot be affected by any method."
+        f"Under protocol={name} the first token comes from the full cache: {table.free:.0%} of the answer tokens cannot be "
+        "affected by any method."
     )
-    return [Note(text, Rank.WARNING if mostly else Rank.READING)]
+    if table.mostly_free:
+        return [Note(f"Answers are mostly free. {text}", Rank.WARNING)]
+    return [Note(text)]
 
 
 def _line_notes(table: ScoreTable) -> list[Note]:

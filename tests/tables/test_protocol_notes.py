@@ -41,7 +41,7 @@ def test_the_share_of_the_answers_that_no_method_can_change_is_printed_and_marks
     for text in (table_of(answers), table_of(answers, tmp_path=tmp_path)):
         assert f"{share}% of the answer tokens cannot be affected" in text
         assert (
-            ("answers mostly free;" in text.splitlines()[0]) == (share >= 50) == ("- Answers are mostly free: " in text)
+            ("answers mostly free;" in text.splitlines()[0]) == (share >= 50) == ("- Answers are mostly free. " in text)
         )
 
 
