@@ -27,6 +27,7 @@ from mmkv_bench.evaluation.generating import generate
 from mmkv_bench.evaluation.scoring import score
 from tests.each import each
 from tests.oracles import milebench as oracle
+from tools.fixtures import known as known_answers
 
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = tuple(PREFIX + name for name in SUBTASKS)
@@ -380,7 +381,7 @@ def test_a_fixture_s_prompts_and_known_scores(name):
         assert all(choice in text for choice in instance.get("choice_list", []))
         assert len(request.images) == len(instance["images_path"]) == text.count("<image>")
         assert request.error is None and request.generation["max_new_tokens"] == 512
-    known = fixtures.known(name)
+    known = known_answers(name)
     said = {entry.doc_id: entry.answer for entry in known}
     answers = {r.sample_id: Answer(said[r.doc_id], "ok", r.doc_id, r.prompt_hash) for r in asked}
     found = score(spec, answers)

@@ -6,9 +6,7 @@ import pytest
 import yaml
 
 from mmkv_bench.config.files import content
-from mmkv_bench.datasets import fixtures
 from mmkv_bench.datasets.catalog import own_tasks
-from mmkv_bench.datasets.fixtures import conversations, longbench
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.datasets.tasks.longbench.subtasks import own_name, subtask
 from mmkv_bench.errors import DataError
@@ -19,6 +17,8 @@ from mmkv_bench.evaluation.generating import generate
 from mmkv_bench.evaluation.scoring import score
 from tests.each import each
 from tests.evaluation.conftest import ask_all
+from tools.fixtures import conversations, longbench
+from tools.fixtures import known as known_answers
 
 TEXT = ("needle", *longbench.NAMES)
 PICTURES = (*conversations.NAMES, "mmvet_prefixkv")
@@ -53,7 +53,7 @@ def asked():
 @each("name", UNJUDGED)
 def test_scores_are_those_known_beforehand(name, asked):
     spec, requests = asked(name)
-    known = fixtures.known(name)
+    known = known_answers(name)
     assert {entry.doc_id for entry in known} <= set(range(len(requests)))
     answers_of = {doc: list(dict.fromkeys(e.answer for e in known if e.doc_id == doc)) for doc in range(len(requests))}
     checked = set()
@@ -103,7 +103,7 @@ def test_configurations_agree_with_their_tasks(name):
     assert node["generation"]["max_new_tokens"] == task["generation_kwargs"]["max_new_tokens"]
     listed = {entry["metric"] for entry in task["metric_list"]}
     assert set(node["metrics"]) <= listed
-    assert {entry.metric for entry in fixtures.known(name)} <= listed
+    assert {entry.metric for entry in known_answers(name)} <= listed
     assert {"title", "hub", "licence", "size", "samples", "papers", "judge", "traps", "source"} <= set(node["about"])
 
 
@@ -153,7 +153,7 @@ def test_a_picture_that_is_not_there_is_its_sample_s_error(tmp_path):
 
 
 def test_a_clip_that_is_not_there_is_its_sample_s_error(tmp_path):
-    from mmkv_bench.datasets.fixtures import favor_bench
+    from tools.fixtures import favor_bench
 
     folder = tmp_path / "favor_bench"
     folder.mkdir()
@@ -197,7 +197,7 @@ def test_longbench_prompts_hold_their_context_and_input(asked):
 
 
 def test_the_needle_is_in_every_prompt_at_its_depth(asked):
-    from mmkv_bench.datasets.fixtures.needle import NEEDLE
+    from tools.fixtures.needle import NEEDLE
 
     _, requests = asked("needle")
     places = [text_of(request).index(NEEDLE) / len(text_of(request)) for request in requests]

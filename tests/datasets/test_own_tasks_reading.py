@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from mmkv_bench.datasets.fixtures import conversations as shapes
 from mmkv_bench.datasets.tasks.conversations import reading as conversations
 from mmkv_bench.datasets.tasks.dream1k.reading import read_videos
 from mmkv_bench.datasets.tasks.favor_bench.reading import read_questions
@@ -15,6 +14,7 @@ from mmkv_bench.datasets.tasks.longbench.subtasks import SUBTASKS, subtask
 from mmkv_bench.datasets.tasks.needle.haystack import Settings, hidden, read_grid
 from mmkv_bench.errors import DataError
 from tests.each import each
+from tools.fixtures import conversations as shapes
 
 QUESTION = {"question": "q?", "options": ["a", "b"], "correct_answer": "b", "task_type": "CM"}
 

@@ -14,7 +14,6 @@ import pytest
 
 from mmkv_bench.config.files import content
 from mmkv_bench.datasets import fixtures
-from mmkv_bench.datasets.fixtures import Known
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import ConfigError
@@ -23,6 +22,8 @@ from mmkv_bench.evaluation.scoring import score
 from tests import cover
 from tests.each import each
 from tests.evaluation.conftest import answered, ask_all, values
+from tools.fixtures import Known, make
+from tools.fixtures import known as known_answers
 
 SLOW = {"textcaps", "vatex"}  # scored by Java programs, half a minute each
 GRADED = {
@@ -88,8 +89,7 @@ def frames_of(path: str) -> int:
 @pytest.mark.full
 @each("name", fixtures.names())
 def test_it_is_the_same_on_every_call(name, tmp_path):
-    module, argument = fixtures._module(name), fixtures._argument(fixtures._module(name), name)
-    module.make(tmp_path, *argument)
+    make(name, tmp_path)
     files = [path for path in fixtures.folder(name).rglob("*") if path.is_file()]
     assert files
     for file in files:
@@ -120,7 +120,7 @@ def names_by_sample(scores) -> dict[str, set[str]]:
 def test_a_sample_that_failed_is_missed_in_the_scores_of_its_subset_too(name):
     spec = spec_of(name)
     requests = ask_all(spec)
-    texts = next(cells(fixtures.known(name), len(requests)))
+    texts = next(cells(known_answers(name), len(requests)))
     whole = names_by_sample(score(spec, answered(requests, texts)))
     for failed in ([0], [len(requests) - 1], range(len(requests))):
         answers = answered(requests, [None if i in failed else text for i, text in enumerate(texts)])
@@ -176,7 +176,7 @@ def test_cider_of_a_sample_does_not_depend_on_how_many_samples_its_cell_has():
 def test_captions_are_scored_where_one_has_no_answer_over_the_references_of_all_and_line_ends_move_none():
     from pycocoevalcap.cider.cider import Cider
 
-    spec, known = spec_of("vatex"), fixtures.known("vatex")
+    spec, known = spec_of("vatex"), known_answers("vatex")
     requests = ask_all(spec)
     texts = [*next(cells(known, len(requests)))[:4], None]
     torn = [texts[0], texts[1].replace(" ", "\u2028"), texts[2].replace(" ", "\r"), texts[3], None]
@@ -203,7 +203,7 @@ def check(name: str, **changed):
     """Score the known answers; returns the scores of the first round. changed: fields of the task's spec."""
     from mmkv_bench.statistics.metric_kinds import aggregate_of, upstream
 
-    spec, known = dataclasses.replace(spec_of(name), **changed), fixtures.known(name)
+    spec, known = dataclasses.replace(spec_of(name), **changed), known_answers(name)
     requests = ask_all(spec)
     first = None
     for texts in cells(known, len(requests)):
@@ -226,7 +226,7 @@ def check(name: str, **changed):
 @each("name", fixtures.names())
 def test_its_known_answers_cover_full_marks_nothing_and_what_lies_between(name):
     by_metric: dict[str, set[float]] = {}
-    for entry in fixtures.known(name):
+    for entry in known_answers(name):
         by_metric.setdefault(entry.metric, set()).add(entry.value)
     headline = [found for metric, found in by_metric.items() if metric != "parse_failed"]
     assert any(0.0 in found for found in headline)

@@ -8,8 +8,6 @@ import time
 
 import pytest
 
-from mmkv_bench.datasets import fixtures
-from mmkv_bench.datasets.fixtures import _scripted_judge as scripted
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import ScoringError
 from mmkv_bench.evaluation.contract import Answer
@@ -20,6 +18,8 @@ from mmkv_bench.judging.ledger import Ledger
 from tests import cover
 from tests.evaluation.conftest import ANSWERS, answered, answered_scores, ask_all, values
 from tests.judging import judge_server as judge
+from tools.fixtures import _scripted_judge as scripted
+from tools.fixtures import known as known_answers
 
 CRITERIA = {
     "videochatgpt_gen": ("correctness", "detailed_orientation", "context"),
@@ -54,7 +54,7 @@ def answers(asked):
     """Stored answers to a fixture: those whose score is known."""
 
     def stored(name: str) -> dict[str, Answer]:
-        texts = {known.doc_id: known.answer for known in fixtures.known(name)}
+        texts = {known.doc_id: known.answer for known in known_answers(name)}
         requests = asked(name)
         return answered(requests, [texts[request.doc_id] for request in requests])
 
@@ -95,7 +95,7 @@ def test_known_answers_have_their_known_scores_and_the_second_time_nobody_is_ask
 ):
     scores = score(fixture_spec(name), answers(name), judge=ledger())
     for metric in METRICS[name]:
-        expected = [known.value for known in fixtures.known(name) if known.metric == metric]
+        expected = [known.value for known in known_answers(name) if known.metric == metric]
         assert values(scores, metric) == expected
         assert scores.aggregate[metric] == pytest.approx(sum(expected) / len(expected) * SCALE.get(name, 1.0))
         assert scores.judged[metric].model == "judge-7b"
@@ -226,7 +226,7 @@ def choice_spec(tmp_path, task: str, rows: list[dict], split: str = "test"):
 
 @pytest.fixture
 def worldqa_mc(tmp_path):
-    from mmkv_bench.datasets.fixtures._clips import Scene, write_clip
+    from tools.fixtures._clips import Scene, write_clip
 
     write_clip(tmp_path / "media" / "multi-hop-reasoning" / "videos" / "001.mp4", [Scene("red")])
     options = ["A. a boat", "B. a house", "C. a tree", "D. a bird"]

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mmkv_bench.datasets import fixtures
-from mmkv_bench.datasets.fixtures import _scripted_autodq as scripted
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.evaluation.scoring import score
 from mmkv_bench.judging.judge_config import JudgeSettings
@@ -16,6 +14,8 @@ from mmkv_bench.judging.ledger import Ledger
 from mmkv_bench.statistics.metric_kinds import aggregate_of, lower_is_better
 from tests.evaluation.conftest import answered, ask_all, values
 from tests.judging import judge_server as judge
+from tools.fixtures import _scripted_autodq as scripted
+from tools.fixtures import known as known_answers
 
 CONF = Path(__file__).parents[2] / "conf" / "dataset" / "dream1k.yaml"
 
@@ -42,13 +42,13 @@ def ledger(server):
 
 
 def known_texts() -> list[str]:
-    return list({entry.doc_id: entry.answer for entry in fixtures.known("dream1k")}.values())
+    return list({entry.doc_id: entry.answer for entry in known_answers("dream1k")}.values())
 
 
 def test_known_descriptions_have_their_known_scores(spec, requests, server, ledger):
     found = score(spec, answered(requests, known_texts()), judge=ledger())
     rows = {(row.sample_id, row.metric): row.value for row in found.samples}
-    for entry in fixtures.known("dream1k"):
+    for entry in known_answers("dream1k"):
         assert rows[requests[entry.doc_id].sample_id, entry.metric] == pytest.approx(entry.value), entry
     # precision 0.5, 1, 1, 0, 0 and recall 0.5, 1, 0.5, 0, 0
     assert found.aggregate["autodq_precision"] == pytest.approx(0.5)

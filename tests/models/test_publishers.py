@@ -11,7 +11,6 @@ import torch
 import transformers as tf
 from PIL import Image
 
-from mmkv_bench.datasets.fixtures import needle
 from mmkv_bench.efficiency.sizing import Rules
 from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.tokenizer import build_tokenizer
@@ -19,6 +18,7 @@ from mmkv_bench.store.store import Store
 from tests.models.checkpoints import SETTINGS, small_config
 from tests.models.test_chat_template import CHATML, PLUS
 from tests.run.setting import done, go, responses
+from tools.fixtures import needle
 
 SIZES = {
     "vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -14,14 +14,15 @@ from mmkv_bench.store.store import Store
 from tests.each import each
 from tests.run import setting
 from tests.run.setting import done, responses
+from tools.fixtures import known as known_answers
 
 DATASETS = ("mmmu", "synthdog", "vstar")
 
 
-def known_answers(name: str) -> dict[int, str]:
+def first_answers(name: str) -> dict[int, str]:
     """The first known answer to each document."""
     found: dict[int, str] = {}
-    for entry in fixtures.known(name):
+    for entry in known_answers(name):
         found.setdefault(entry.doc_id, entry.answer)
     return found
 
@@ -29,7 +30,7 @@ def known_answers(name: str) -> dict[int, str]:
 def replace_answers(root: Path) -> None:
     """Commit every stored row once more, with a known answer as its text."""
     stamped = {column.name for column in COLUMNS["responses"] if column.stamped}
-    texts = {f"{name}_fixture": known_answers(name) for name in DATASETS}
+    texts = {f"{name}_fixture": first_answers(name) for name in DATASETS}
     with Store(root).writer("forced") as writer:
         for row in responses(root).values():
             changed = {name: value for name, value in row.items() if name not in stamped}
@@ -53,10 +54,10 @@ def forced(tmp_path_factory):
 @each("name", DATASETS)
 def test_samples_of_a_run_have_the_known_values(forced, name):
     root, _ = forced
-    first = known_answers(name)
+    first = first_answers(name)
     found = {(row["sample_id"], row["metric"]): row for row in setting.scores(root)}
     checked = 0
-    for entry in fixtures.known(name):
+    for entry in known_answers(name):
         if first[entry.doc_id] == entry.answer:
             row = found[f"{name}_fixture-{entry.doc_id:06d}", entry.metric]
             assert row["value"] == pytest.approx(entry.value, abs=1e-9), entry
@@ -80,7 +81,7 @@ def test_answers_without_a_readable_choice_are_counted_and_told_where_the_score_
     root, printed = forced
     rows = {(row["dataset"], row["metric"]): row for row in setting.metrics(root)}
     by_document = defaultdict(float)
-    for entry in fixtures.known("mmmu"):
+    for entry in known_answers("mmmu"):
         by_document[entry.doc_id] += entry.value * (entry.metric == "parse_failed")
     unread = int(sum(by_document.values()))
     assert rows["mmmu_fixture", "parse_failed"]["value"] == pytest.approx(unread / 6)

@@ -1,0 +1,65 @@
+"""Small data of our own making in the upstream schema of each dataset, for `data=fixture`: one archive a dataset.
+
+An archive is laid out as `data.root=<folder>` expects it (see `local_data.py`): `data/<split>-*.parquet` with the upstream
+columns and types, and videos below `media/`, which stands for $HF_HOME. `python -m tools.fixtures` draws them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from mmkv_bench.datasets.chunks import cache_root
+from mmkv_bench.errors import ConfigError, DataError, nearest
+
+ARCHIVES = Path(__file__).parent / "fixture_data"
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Datasets that have a fixture, sorted."""
+    return tuple(sorted(file.stem for file in ARCHIVES.glob("*.zip")))
+
+
+def folder(name: str) -> Path:
+    """The folder with the fixture of a dataset, unpacked once into the cache.
+
+    Raises:
+        ConfigError: a dataset without a fixture. DataError: a cache that cannot be written.
+    """
+    if name not in names():
+        raise ConfigError(
+            f"there is no fixture of dataset {name!r}; {nearest(name, names())}; choose one of these, or give the data "
+            "with data.root=<folder>"
+        )
+    archive = ARCHIVES / f"{name}.zip"
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
+    path = cache_root() / "fixtures" / f"{name}-{digest}"
+    if path.is_dir():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{name}-"))
+    except OSError as error:
+        raise _unwritable(name, path.parent, error) from error
+    try:
+        shutil.unpack_archive(archive, partial)
+        partial.chmod(0o755)
+        os.rename(partial, path)
+    except OSError as error:
+        if not path.is_dir():  # another process may have unpacked it meanwhile
+            raise _unwritable(name, path.parent, error) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return path
+
+
+def _unwritable(name: str, place: Path, error: OSError) -> DataError:
+    return DataError(
+        f"the fixture of {name} cannot be written to {place} ({error.strerror}); make room there, or set "
+        "MMKV_BENCH_CACHE to a writable folder"
+    )
