@@ -14,7 +14,7 @@ import mmkv_bench
 from mmkv_bench.calibrate.artefact import Artefact, committed, save
 from mmkv_bench.calibrate.measurements import MEASUREMENTS
 from mmkv_bench.calibrate.released_files import imported
-from mmkv_bench.calibrate.samples import Page, Questions, described, page, pages, passages
+from mmkv_bench.calibrate.samples import DatasetQuestions, Page, described, page, pages, passages
 from mmkv_bench.config import unavailable
 from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import Model
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SHOW_EVERY = 10.0  # seconds
 
 
-def run(options: argparse.Namespace, questions: Questions | None = None) -> Path:
+def run(options: argparse.Namespace, questions: DatasetQuestions | None = None) -> Path:
     """Measure or import an artefact, write it and return its path.
 
     Args:
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, questions: Questions | None = None) -> Path
     return save(artefact, options.out or committed(options.method, options.model or options.name))
 
 
-def measured(options: argparse.Namespace, questions: Questions | None = None) -> Artefact:
+def measured(options: argparse.Namespace, questions: DatasetQuestions | None = None) -> Artefact:
     """Measure the artefact of the options."""
     dataset = _dataset(options) if questions is None else questions.described
     source = Source.of(_model(options))

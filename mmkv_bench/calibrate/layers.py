@@ -12,7 +12,7 @@ from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.session import Session
 
 if TYPE_CHECKING:
-    from mmkv_bench.compression.prompt import Prompt
+    from mmkv_bench.compression.prompt import PromptBatch
 
 
 class LayerReader:
@@ -22,10 +22,10 @@ class LayerReader:
         self.needs, self.read = needs, read
         self.values: list[Any] = []
 
-    def layer_done(self, prompt: Prompt, layer: int, observations: list[Observation]) -> None:
+    def layer_done(self, prompt: PromptBatch, layer: int, observations: list[Observation]) -> None:
         self.values.append(self.read(observations[0]))
 
-    def prompt_done(self, prompt: Prompt) -> None:
+    def prompt_done(self, prompt: PromptBatch) -> None:
         """Nothing to reduce."""
 
     def kept(self) -> list[Tensor]:

@@ -143,7 +143,7 @@ def state_statistics(measured: Sequence[list[tuple]], settings: Mapping[str, Any
     }
 
 
-class Measurement(NamedTuple):
+class CalibrationMeasurement(NamedTuple):
     """Calibration of one method: a function of a sample, a summary of all samples, and the options that decide the data."""
 
     measure: Callable[[LoadedModel, Any, Mapping[str, Any]], Any]
@@ -152,8 +152,8 @@ class Measurement(NamedTuple):
 
 
 MEASUREMENTS = {
-    "hybridkv": Measurement(head_sparsity, sparsity_threshold, ("top", "quantile")),
-    "mmshift": Measurement(state_moments, state_statistics),
-    "prefixkv": Measurement(prefix_shares, prefix_profile, ("delta", "steps")),
-    "sparsemm": Measurement(sparsemm.measure, sparsemm.summarise),
+    "hybridkv": CalibrationMeasurement(head_sparsity, sparsity_threshold, ("top", "quantile")),
+    "mmshift": CalibrationMeasurement(state_moments, state_statistics),
+    "prefixkv": CalibrationMeasurement(prefix_shares, prefix_profile, ("delta", "steps")),
+    "sparsemm": CalibrationMeasurement(sparsemm.measure, sparsemm.summarise),
 }

@@ -56,7 +56,7 @@ class DatasetQuestion:
 
 
 @dataclass(frozen=True)
-class Questions:
+class DatasetQuestions:
     """Selected samples of a dataset.
 
     Attributes:

@@ -22,7 +22,7 @@ from mmkv_bench.protocols import Lengths, Protocol
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.decoding.base import DecodePolicy
-    from mmkv_bench.compression.prompt import Prompt
+    from mmkv_bench.compression.prompt import PromptBatch
 
 
 Phases: TypeAlias = Callable[[str], AbstractContextManager[None]]
@@ -72,7 +72,7 @@ class Compressing:
         self.accounts: dict[int, list[LayerAccount]] = {}
         self.slot_nbytes = 0
 
-    def _lengths(self, prompt: Prompt, row: int) -> Lengths:
+    def _lengths(self, prompt: PromptBatch, row: int) -> Lengths:
         """Return the lengths of the prompt that the model was given, all of which is prefilled."""
         given = prompt.length(row)
         return self.protocol.lengths(given, given if self.context is None else self.context)
@@ -83,7 +83,7 @@ class Compressing:
         assert self.budget is not None, "attach refuses a method that evicts without a budget"
         return min(length, self.budget.entries_for(length))
 
-    def layer_done(self, prompt: Prompt, layer: int, observations: list[Observation]) -> None:
+    def layer_done(self, prompt: PromptBatch, layer: int, observations: list[Observation]) -> None:
         if layer == 0:
             self._reset()
             self.summaries, self.observed = [{} for _ in observations], [[] for _ in observations]
@@ -113,13 +113,13 @@ class Compressing:
         if self.compressor.scope == "layer":
             self._reduce(prompt, [layer])
 
-    def prompt_done(self, prompt: Prompt) -> None:
+    def prompt_done(self, prompt: PromptBatch) -> None:
         if self.compressor.scope != "layer":
             self._reduce(prompt, sorted(self.scores))
         with self.phases("account"):
             self.accounts = {layer: self._accounts(prompt, prompt.cache.layers[layer]) for layer in self._kept}
 
-    def _reduce(self, prompt: Prompt, layers: list[int]) -> None:
+    def _reduce(self, prompt: PromptBatch, layers: list[int]) -> None:
         # Where nothing is evicted, the list of what is kept is ours alone; the full cache is not touched either.
         with self.phases("account" if self.compressor.unbudgeted else "select"):
             chosen, whole = self._select(prompt, layers)
@@ -131,7 +131,7 @@ class Compressing:
             self._kept[layer] = stored
             self.scores.pop(layer, None)
 
-    def _select(self, prompt: Prompt, layers: list[int]) -> tuple[dict[int, list[Tensor]], bool]:
+    def _select(self, prompt: PromptBatch, layers: list[int]) -> tuple[dict[int, list[Tensor]], bool]:
         """Return layer -> per row the slots that stay, int64 `[Hkv, m]` on the CPU, and whether all slots of all rows stay."""
         chosen: dict[int, list[Tensor]] = {layer: [] for layer in layers}
         whole = []
@@ -160,7 +160,7 @@ class Compressing:
                 chosen[layer].append(kept.cpu().masked_fill(kept.cpu() < 0, -1 - pad) + pad)
         return chosen, all(whole)
 
-    def _store(self, prompt: Prompt, layer: int, index: Tensor, whole: bool) -> None:
+    def _store(self, prompt: PromptBatch, layer: int, index: Tensor, whole: bool) -> None:
         target = prompt.cache.layers[layer]
         index, forgotten = index.to(target.device), self._lengths(prompt, 0).forgotten
         self.slot_nbytes = target.slot_nbytes
@@ -174,7 +174,7 @@ class Compressing:
         else:
             target.forget(forgotten)
 
-    def _accounts(self, prompt: Prompt, layer: CompressedLayer) -> list[LayerAccount]:
+    def _accounts(self, prompt: PromptBatch, layer: CompressedLayer) -> list[LayerAccount]:
         """Count each row by itself, without the padding of the batch."""
         rows = len(prompt.pads)
         fed = [
@@ -185,18 +185,18 @@ class Compressing:
             return [account(layer, fed[0])]
         return accounts(layer, layer.capacity - layer.stored, fed)
 
-    def _types(self, prompt: Prompt, row: int) -> Tensor | None:
+    def _types(self, prompt: PromptBatch, row: int) -> Tensor | None:
         """Int `[T]` of what C counts."""
         if prompt.token_types is None:
             return None
         return prompt.token_types[row, prompt.pads[row] :][: self._lengths(prompt, row).reduced]
 
-    def _context(self, prompt: Prompt, row: int) -> Context:
+    def _context(self, prompt: PromptBatch, row: int) -> Context:
         lengths, summaries = self._lengths(prompt, row), self.summaries[row] if self.summaries else {}
         entries = self._entries(lengths.reduced)
         return Context(entries, lengths.reduced, lengths.refed, self._types(prompt, row), summaries)
 
-    def _reduce_row(self, prompt: Prompt, row: int) -> Reduce:
+    def _reduce_row(self, prompt: PromptBatch, row: int) -> Reduce:
         """The reducer over one row's candidates: without padding, and without a token that will be fed again."""
         context, pad = self._context(prompt, row), prompt.pads[row]
         end, reducer = pad + context.candidates, self.compressor.reducer
@@ -209,7 +209,7 @@ class Compressing:
         return reduce
 
     def _decoding_layer(
-        self, prompt: Prompt, layer: int, target: CompressedLayer, index: Tensor, policy: DecodePolicy
+        self, prompt: PromptBatch, layer: int, target: CompressedLayer, index: Tensor, policy: DecodePolicy
     ) -> CompressedLayer:
         if len(prompt.pads) > 1:
             raise UnsupportedError(

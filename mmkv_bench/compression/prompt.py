@@ -11,7 +11,7 @@ from mmkv_bench.compression.observation import Observation
 
 
 @dataclass
-class Prompt:
+class PromptBatch:
     """One batch of prompts while it is being prefilled.
 
     Attributes:

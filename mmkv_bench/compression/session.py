@@ -24,7 +24,7 @@ from mmkv_bench.compression.fixed import FixedLayer, fix
 from mmkv_bench.compression.fixed_pool import pool_of
 from mmkv_bench.compression.folded import FoldedLayer, folds
 from mmkv_bench.compression.observation import Chunk, Needs, Observation
-from mmkv_bench.compression.prompt import Prompt
+from mmkv_bench.compression.prompt import PromptBatch
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.protocols import DEFAULT
 from mmkv_bench.protocols import protocol as protocol_named
@@ -46,9 +46,9 @@ class Listener(Protocol):
 
     needs: Needs
 
-    def layer_done(self, prompt: Prompt, layer: int, observations: list[Observation]) -> None: ...
+    def layer_done(self, prompt: PromptBatch, layer: int, observations: list[Observation]) -> None: ...
 
-    def prompt_done(self, prompt: Prompt) -> None: ...
+    def prompt_done(self, prompt: PromptBatch) -> None: ...
 
     def kept(self) -> list[Tensor]: ...
 
@@ -94,7 +94,7 @@ class Session:
         self.attentions = [block.self_attn for block in self.text.layers]
         self.prompt_length, self.token_types, self.identity = prompt_length, token_types, identity
         self.base, self.reserve = attention or self.text.config._attn_implementation, reserve
-        self.prompt: Prompt | None = None
+        self.prompt: PromptBatch | None = None
         self.cache: CompressedCache | None = None
         self.answer: AnswerAttention | None = None  # collects what is fed after the prefill, while there is one
         self.position_ids: Tensor | None = None  # of the latest forward, as the text model received them
@@ -245,7 +245,7 @@ class Session:
                 raise UnsupportedError("the attention mask has gaps or right padding; pad prompts on the left")
         total = self.prompt_length or new
         self.cache, self._forgotten = cache, 0
-        self.prompt = Prompt(total, pads, cache, len(self.attentions))
+        self.prompt = PromptBatch(total, pads, cache, len(self.attentions))
         if self.token_types is not None:
             self.prompt.token_types = self.token_types
         else:
@@ -304,7 +304,7 @@ class Session:
             self._forgotten = before - prompt.cache.layers[index].seen  # a policy's layer may have taken its place
             prompt.observations[index] = []  # frees the layer's queries and moments
 
-    def _observation(self, prompt: Prompt, module: Attention, row: int) -> Observation:
+    def _observation(self, prompt: PromptBatch, module: Attention, row: int) -> Observation:
         identity = self.identity if isinstance(self.identity, str) else self.identity[row]
         if isinstance(self.identity, str) and len(prompt.pads) > 1:
             identity = f"{identity}/{row}"
@@ -334,7 +334,7 @@ class Session:
             module=module,
         )
 
-    def _future_rope(self, prompt: Prompt, row: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    def _future_rope(self, prompt: PromptBatch, row: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
         """cos, sin `[m, D]` at offsets `[m]` behind the last token of a row (1 = first position after it)."""
         positions = self.position_ids
         if positions is None:

@@ -32,7 +32,7 @@ def _has_triton() -> bool:
     )
 
 
-class Allocator(Counters):
+class AllocatorCounters(Counters):
     """torch's caching allocator of one device, which counts all that this process holds there."""
 
     def __init__(self, place: torch.device):
@@ -101,7 +101,7 @@ class Cuda(Device):
 
     def __init__(self, place: torch.device):
         super().__init__(place)
-        self.memory = Allocator(place)
+        self.memory = AllocatorCounters(place)
 
     @property
     def reads_heads_back_to_back(self) -> bool:

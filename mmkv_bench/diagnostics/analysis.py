@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.calibrate.samples import DatasetQuestion, Questions, encoded
+from mmkv_bench.calibrate.samples import DatasetQuestion, DatasetQuestions, encoded
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.digests import canonical_json, checksum
 
@@ -100,7 +100,7 @@ def methods_of(config: RunConfig, fingerprint: str) -> list[ComparedMethod]:
 def diagnose(
     name: str,
     model: Any,
-    questions: Questions,
+    questions: DatasetQuestions,
     tokens: int,
     out: Path,
     methods: Callable[[str], Sequence[ComparedMethod]] | None = None,
@@ -151,7 +151,7 @@ def diagnose(
 
 
 def measurements(
-    name: str, source: Source, questions: Questions, tokens: int, kept: Sequence[ComparedMethod]
+    name: str, source: Source, questions: DatasetQuestions, tokens: int, kept: Sequence[ComparedMethod]
 ) -> dict[str, dict[str, str]]:
     """Label of a method -> the columns that all its rows share, `measurement` their hash; "" for numbers of no method. A number
     is of model, prompts and its own method, so that a further method or sample leaves the others as they are."""

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.calibrate.samples import DatasetQuestion, Questions
+from mmkv_bench.calibrate.samples import DatasetQuestion, DatasetQuestions
 from mmkv_bench.errors import CalibrationError, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def of_dataset(
     draw: int | None = None,
     instruction: str | None = None,
     calibrating: bool = True,
-) -> Questions:
+) -> DatasetQuestions:
     """`count` samples of the one dataset that these settings of a run name: its first ones, or drawn.
 
     Args:
@@ -70,7 +70,7 @@ def of_dataset(
 
     ids = () if instruction else tuple(ref.sample_id for ref in refs)
     prompt = dataset_identity(spec, settings["dataset_fingerprint"]).prompt
-    return Questions(f"{which} of {spec.dataset} (task {spec.name})", each, settings, ids, prompt)
+    return DatasetQuestions(f"{which} of {spec.dataset} (task {spec.name})", each, settings, ids, prompt)
 
 
 def _spec(overrides: Sequence[str], calibrating: bool) -> TaskSpec:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import stacked
 from mmkv_bench.compression.observation import Needs, Observation
-from mmkv_bench.compression.prompt import Prompt
+from mmkv_bench.compression.prompt import PromptBatch
 from mmkv_bench.compression.selectors.base import Selector
 from mmkv_bench.compression.session import Session
 from mmkv_bench.generation.encode import EncodedPrompt
@@ -73,7 +73,7 @@ class Recording:
         self.failures: dict[Key, Exception] = {}
         self.seconds: dict[Key, float] = dict.fromkeys([*self.scorers, *self.allocators], 0.0)
 
-    def layer_done(self, prompt: Prompt, layer: int, observations: list[Observation]) -> None:
+    def layer_done(self, prompt: PromptBatch, layer: int, observations: list[Observation]) -> None:
         observation = observations[0]
         for key, cell in self._alive(self.scorers):
             with self._own_fault(key, layer):
@@ -102,7 +102,7 @@ class Recording:
             self.scores.pop(key, None)
         self.seconds[key] += self.now() - start
 
-    def prompt_done(self, prompt: Prompt) -> None:
+    def prompt_done(self, prompt: PromptBatch) -> None:
         """Nothing to reduce: forks are made later."""
 
     def kept(self) -> list[Tensor]:

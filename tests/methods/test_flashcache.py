@@ -9,12 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import fft
 
 from mmkv_bench.compression.allocators.spectral import Spectral
 from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.context import Context
-from mmkv_bench.compression.numerics.dct import dct, high_pass, idct
+from mmkv_bench.compression.numerics.dct import dct, high_pass
 from mmkv_bench.compression.scorers.deviation import DeviationScorer, cutoff, filter_needs
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.compression.session import attach
@@ -73,14 +74,15 @@ def test_the_transform_is_the_papers_cosine_sum_and_its_inverse_undoes_it(length
         got = dct(x.T.to(dtype))
         assert got.dtype == dtype and got.shape == (3, length)
         assert (got - want).norm() <= near * want.norm()
-        assert (idct(got) - x.T).norm() <= near * x.norm()
+        back = torch.from_numpy(fft.idct(got.numpy(), norm="ortho"))
+        assert (back - x.T).norm() <= near * x.norm()
     assert float(dct(x.T.double()).square().sum()) == pytest.approx(float(x.double().square().sum()), rel=1e-12)
 
 
 def test_the_transform_by_hand():
     root = 3**-0.5
     assert dct(torch.tensor([1.0, 0, 0])).tolist() == pytest.approx([root, 0.5**0.5, 0.5 * (2 / 3) ** 0.5])
-    assert dct(torch.tensor([2.0])).tolist() == pytest.approx([2]) == idct(torch.tensor([2.0])).tolist()
+    assert dct(torch.tensor([2.0])).tolist() == pytest.approx([2])
     assert dct(torch.ones(4)).tolist() == pytest.approx([2, 0, 0, 0], abs=1e-6)
 
 

@@ -33,20 +33,6 @@ def dct(x: Tensor) -> Tensor:
     return out
 
 
-def idct(bins: Tensor) -> Tensor:
-    """The inverse of ``dct``: orthonormal DCT-III of the last axis, ``[..., T]`` -> ``[..., T]``."""
-    length = bins.shape[-1]
-    bins = _working(bins) * math.sqrt(length / 2)
-    bins[..., 0] *= math.sqrt(2)
-    mirrored = torch.zeros_like(bins)  # bin T - m at m; there is no bin T
-    mirrored[..., 1:] = bins[..., 1:].flip(-1)
-    half = length // 2 + 1
-    folded = _from_half_spectrum(torch.complex(bins[..., :half], -mirrored[..., :half]), length)
-    out = torch.empty_like(folded)
-    out[..., _order(length, bins.device)] = folded
-    return out
-
-
 @dataclass(frozen=True)
 class HighPass:
     """High-pass part of ``x [H, T, D]``: without its bins below omega.
@@ -130,11 +116,6 @@ def _half_spectrum(folded: Tensor) -> Tensor:
     """Tokens in ``_order`` -> w * FFT, ``[..., T // 2 + 1]``: bin m is its real part, bin T - m minus its imaginary."""
     spectrum = torch.fft.rfft(folded)
     return spectrum.mul_(_quarter_turns(folded.shape[-1], spectrum))
-
-
-def _from_half_spectrum(spectrum: Tensor, length: int) -> Tensor:
-    """The inverse of ``_half_spectrum``; its input is overwritten."""
-    return torch.fft.irfft(spectrum.mul_(_quarter_turns(length, spectrum).conj()), n=length)
 
 
 def _quarter_turns(length: int, like: Tensor) -> Tensor:
