@@ -48,7 +48,7 @@ def test_a_dry_sweep_prints_its_scripts_then_its_plan_and_leaves_nothing(tmp_pat
     assert "4 jobs" in said and "only=pages_lookup shard=1/2 stage=generate" in said
     assert (
         said.index("#SBATCH")
-        < said.index("pages_walk_small: 5 samples, 5 with missing answers")
+        < said.index("pages_walk_small, pages_lookup_small: each 5 samples, 5 with missing answers")
         < said.index("time at least")
     )
     assert not any(tmp_path.iterdir())
