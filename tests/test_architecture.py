@@ -430,4 +430,4 @@ def test_unsafe_loading_is_nowhere():
 
 def test_one_file_composes_with_hydra_and_one_converts_what_it_composed():
     mentioning = {str(file.relative_to(ROOT)) for file in FILES if "DictConfig" in file.read_text()}
-    assert mentioning == {"config/compose.py", "config/composing.py", "config/run_config.py"}
+    assert mentioning == {"config/compose.py", "config/run_config.py"}

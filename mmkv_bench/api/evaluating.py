@@ -7,7 +7,7 @@ import io
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config.words import words
+from mmkv_bench.config.shorthand import words
 
 if TYPE_CHECKING:
     from mmkv_bench.api.stored import StoredRows

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import Model, keys
-from mmkv_bench.config.words import words
+from mmkv_bench.config.shorthand import words
 from mmkv_bench.errors import ConfigError, DataError
 from mmkv_bench.evaluation.contract import Request
 from mmkv_bench.evaluation.harness import Respondent

@@ -13,7 +13,7 @@ def once(overrides: list[str]) -> int:
     Raises:
         ConfigError: a configuration that cannot run; MMKVError: also an output that was closed before the end.
     """
-    from mmkv_bench.run.waiting import waiting
+    from mmkv_bench.run.progress import waiting
 
     for text in overrides:
         if text.lstrip("+~").startswith("hydra.") and "searchpath" not in text:

@@ -1,14 +1,20 @@
-"""What a file of a config group holds, wherever it lies and in whichever form: a file of its own, or a table's row."""
+"""Content of the files of config groups, wherever they lie and in whichever form, and the gates of models in it.
+
+A model's file names, for each full-cache gate, a dataset and metric (or a group of datasets) and the table that prints its score:
+`{dataset: docvqa, metric: anls, printed: mmshift_table01}`; `as` is the paper's name of the model where that leaves open which
+it is. A run's configuration holds the whole gate: expected, tolerance, scale and source."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.config import gates, tables
+from mmkv_bench.config import tables
 from mmkv_bench.config.method_parts import expanded
-from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.config.schema import conf_dir, reference_dir
 from mmkv_bench.errors import ConfigError
 
 METHOD, MODEL = "method", "model"
@@ -39,5 +45,83 @@ def read(group: Path, name: str, load: Callable[[Path], Mapping[str, Any]]) -> d
         return tables.member(group, name)
     found = dict(load(file))
     if group.name == MODEL and "gates" in found:
-        found["gates"] = gates.filled(name, found["gates"])
+        found["gates"] = filled(name, found["gates"])
     return expanded(name, found) if group.name == METHOD else found
+
+
+PRINTED = "printed"
+_TITLES = {
+    "mmshift": "MM-ShiftKV",
+    "prefixkv": "PrefixKV",
+    "flashcache": "FlashCache",
+    "hybridkv": "HybridKV",
+    "meda": "MEDA",
+}
+
+
+def filled(model: str, gates: Any) -> Any:
+    """A model's gates with their numbers; those that bring numbers of their own stay as they are.
+
+    Raises:
+        ConfigError: a table that does not print what a gate names.
+    """
+    if not isinstance(gates, list):
+        return gates
+    return [_filled(model, gate) if isinstance(gate, Mapping) and PRINTED in gate else gate for gate in gates]
+
+
+def _filled(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
+    table = str(gate[PRINTED])
+    what = {key: gate[key] for key in ("group", "dataset", "metric") if key in gate}
+    known = _full_cache(reference_dir(), table)
+    named = gate.get("as")
+    own = [
+        number
+        for name, column, number in known
+        if column == what and (name == named if named else _ours(name) == model)
+    ]
+    if len(own) != 1:
+        raise ConfigError(
+            f"conf/model/{model}.yaml: {table} prints {len(own)} scores of the full cache for {what}; a gate names a dataset and "
+            "metric, or a group, that its table has once"
+        )
+    margin = _yaml(reference_dir(), "margins")["metrics"]["group" if "group" in what else what["metric"]]
+    paper, _, number = table.partition("_table")
+    return what | {
+        "expected": own[0],
+        "tolerance": margin.get("gate", margin["margin"]),
+        "scale": margin["scale"],
+        "source": f"{_TITLES[paper]} Table {int(number)}",
+    }
+
+
+def _ours(name: str) -> str | None:
+    found: str | None = _yaml(reference_dir(), "names")["models"].get(name)
+    return found
+
+
+@cache
+def _full_cache(folder: Path, table: str) -> list[tuple[str, dict[str, Any], float]]:
+    """(the paper's model, dataset and metric or group, number) of the full cache's scores in a table."""
+    file = folder / f"{table}.csv"
+    if not file.is_file():
+        raise ConfigError(f"there are no printed numbers of {table}; {folder} has a file for every table")
+    columns = _yaml(folder, "names")["columns"]
+    paper = table.partition("_")[0]
+    found = []
+    with file.open(newline="", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            if row["method"] != "full" or not row["number"]:
+                continue
+            key = f"{row['dataset']}{'/' + row['subset'] if row['subset'] else ''}:{row['metric']}"
+            column = columns.get(f"{table} {key}") or columns.get(f"{paper} {key}") or columns[key]
+            found.append((row["model"], dict(column), float(row["number"])))
+    return found
+
+
+@cache
+def _yaml(folder: Path, name: str) -> dict[str, Any]:
+    import yaml
+
+    told: dict[str, Any] = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    return told

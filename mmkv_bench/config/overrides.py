@@ -1,17 +1,26 @@
-"""Words of a command line as Hydra's overrides: read, told apart, and the further config folders that they name."""
+"""Words of a command line as Hydra's overrides, checked before Hydra composes them.
+
+What Hydra would refuse with a page of text, or let pass (`+sede=1`), is refused here against the configuration that the chosen
+groups give without any value override: an override changes values, it never adds keys. Six kinds of key are the user's own and
+need no plus: `variants.<name>`, `methods.<method>.reading`, `methods.<method>.decoding` (a decode policy for a method that has
+none), `methods.<method>.args.<argument>` of methods that run code from outside, `datasets.<dataset>.generation.<setting>`, and
+`hydra.launcher.additional_parameters.<flag>`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config.schema import groups
-from mmkv_bench.errors import ConfigError
+from mmkv_bench.config import unavailable
+from mmkv_bench.config.schema import LIST_GROUPS, accepts, allowed, groups, options
+from mmkv_bench.errors import SIMILAR, ConfigError, nearest
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
+_OPTIONAL_GROUPS = ("experiment",)
 SEARCHPATH = "hydra.searchpath"
 LONGEST = 4000
 """Values of a list in one override: Hydra's parser takes seconds for as many, and four times as long for twice as many."""
@@ -65,3 +74,196 @@ def searched(folders: Sequence[str]) -> str:
     from mmkv_bench.config.source import located
 
     return f"{SEARCHPATH}=[{','.join(repr(located(str(folder))) for folder in folders)}]"
+
+
+# ---------------------------------------------------------------------- checks against the configuration that choices give
+def is_users_own(key: str) -> bool:
+    """Whether a key is the user's to add: `variants.<name>...`, `methods.<method>.reading`, a method's decode policy, an
+    argument of outside code (which its constructor takes or refuses), a generation setting of a dataset (which of
+    them a run can honour, the decode rules say before any work), or a further flag of sbatch (which refuses it)."""
+    path = key.split(".")
+    return (
+        (path[0] == "variants" and len(path) > 1)
+        or (path[0] == "methods" and path[2:] in (["reading"], ["decoding"]))
+        or (path[0] == "methods" and path[2:3] == ["args"])
+        or (path[0] == "datasets" and path[2:3] == ["generation"] and len(path) <= 4)
+        or path[:3] == ["hydra", "launcher", "additional_parameters"]
+    )
+
+
+def check_choice(override: Override, extra: tuple[str, ...]) -> None:
+    group, text = override.key_or_group, override.input_line
+    if group.startswith("hydra/"):
+        return
+    value = override.value()
+    if override.is_delete():
+        raise ConfigError(f"{text}: a group cannot be removed; allowed: {', '.join(options(group, extra))}; choose one")
+    if override.is_force_add() or (override.is_add() and group not in LIST_GROUPS):
+        raise ConfigError(f"{text}: {group} is already part of every run; write {text.lstrip('+')}")
+    if value is None and group in _OPTIONAL_GROUPS:
+        return
+    names = value if isinstance(value, list) else [value]
+    if isinstance(value, list) and group not in LIST_GROUPS:
+        raise ConfigError(f"{text}: {group} takes one name, not a list; allowed: {', '.join(options(group, extra))}")
+    for name in names:
+        check_option(group, str(name), extra)
+    twice = {str(n) for n in names if names.count(n) > 1}
+    if twice:
+        raise ConfigError(f"{text} names {', '.join(sorted(twice))} more than once; name each {group} once")
+
+
+def check_option(group: str, name: str, extra: tuple[str, ...]) -> None:
+    known = options(group, extra)
+    if "/" in name:  # experiment=papers/mmshift_llava
+        known = options(f"{group}/{name.rpartition('/')[0]}", extra)
+        known = tuple(f"{name.rpartition('/')[0]}/{one}" for one in known)
+    if name not in known:
+        if group == "model" and (model := unavailable.find(name)) is not None:
+            raise ConfigError(model.sentence(name))
+        raise ConfigError(f"unknown {group} {name!r}; {nearest(name, known)}; see `python -m mmkv_bench --help`")
+
+
+def checked_value(override: Override, reference: Mapping[str, Any]) -> str:
+    """The override as Hydra shall get it, after checking that its key exists and its value is of the right kind."""
+    text, path = override.input_line, override.key_or_group.split(".")
+    if path[0] == "hydra":
+        return "++" + text.lstrip("+") if is_users_own(override.key_or_group) else text
+    if override.is_delete():
+        raise ConfigError(
+            f"{text}: keys cannot be removed, only changed; write key=value (key=null where null is allowed)"
+        )
+    if is_users_own(override.key_or_group) and (path[0] == "variants" or path[1] in reference[path[0]]):
+        if path[0] == "methods" and path[2:] == ["decoding"]:
+            _check_decoding(path[1], override.value(), reference["methods"][path[1]])
+        if path[0] == "methods" and path[2:3] == ["args"]:
+            _check_args(path, override.value(), reference["methods"][path[1]])
+        if path[0] == "datasets":
+            _check_generation(path, override.value(), reference["datasets"][path[1]]["generation"])
+        return "++" + text.lstrip("+")
+    if path == ["variants"] and override.value() != {}:
+        raise ConfigError(
+            f"{text}: variants are given one by one; allowed: 'variants.<name>={{base: <method>, <parameter>: <value>}}'"
+        )
+    old = _look_up(path, reference, text)
+    if override.is_add():
+        raise ConfigError(
+            f"{text}: {'.'.join(path)} exists already and is changed without a plus; write {text.lstrip('+')}"
+        )
+    value = override.value()
+    if value == {} and isinstance(old, Mapping) and old:
+        raise ConfigError(
+            f"{text} changes nothing, because keys are only changed and none is removed; allowed: {'.'.join(path)}.<key>="
+            f"<value>, with a key of {', '.join(map(str, old))}"
+        )
+    _check_kind(".".join(path), value, old, strict=path[0] in ("methods", "datasets"))
+    return text
+
+
+def _check_decoding(name: str, value: Any, method: Mapping[str, Any]) -> None:
+    """Refuse what would be mixed with the decode policy that a method has already, and what names no policy."""
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(
+            f"methods.{name}.decoding={value} is {_kind(value)}; allowed: null, or {{_target_: <a class of "
+            "mmkv_bench.compression.decoding>, <parameter>: <value>}"
+        )
+    if value is not None and method.get("decoding") is not None:
+        raise ConfigError(
+            f"{name} has a decode policy already; change its parameters, or replace it in a variant: "
+            f"'variants.<name>={{base: {name}, decoding: {{_target_: ...}}}}'"
+        )
+
+
+def _check_args(path: Sequence[str], value: Any, method: Mapping[str, Any]) -> None:
+    """Refuse arguments of a method that takes none, and arguments without names."""
+    if "args" not in method:
+        raise ConfigError(f"{'.'.join(path)}: {path[1]} has no args; {nearest('args', method)}")
+    if len(path) == 3 and not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{'.'.join(path)}={value} is {_kind(value)} where keys are needed; write {{<argument>: <value>}}"
+        )
+
+
+def _check_generation(path: Sequence[str], value: Any, defaults: Mapping[str, Any]) -> None:
+    """Refuse values of another kind than a setting's default; settings without a default may hold anything."""
+    where = ".".join(path[:3])
+    given = {path[3]: value} if len(path) > 3 else value
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}={value} is {_kind(value)} where keys are needed; write {where}.<setting>=<value>")
+    for key, inner in given.items():
+        if str(key) in defaults:
+            _check_kind(f"{where}.{key}", inner, defaults[str(key)], strict=True)
+
+
+def _look_up(path: Sequence[str], reference: Mapping[str, Any], text: str) -> Any:
+    node: Any = reference
+    for depth, key in enumerate(path):
+        where = ".".join(path[:depth])
+        if not isinstance(node, Mapping):
+            raise ConfigError(f"{text}: {where} is a value and has no keys below it; write {where}=<value>")
+        if key not in node:
+            if where in ("methods", "datasets"):
+                raise ConfigError(_not_chosen(text, where.removesuffix("s"), key, tuple(node)))
+            known = node if where else {*node, *groups()}
+            said = nearest(key, known)
+            if (
+                not where and len(path) > 1 and not said.startswith(SIMILAR)
+            ):  # it may be `snapkv.window`, see `shorthand`
+                names = nearest(key, [name for group in LIST_GROUPS for name in options(group)])
+                said = names if names.startswith(SIMILAR) else said
+            raise ConfigError(f"{text}: unknown key {key!r}{' in ' + where if where else ''}; {said}")
+        node = node[key]
+    return node
+
+
+def _not_chosen(text: str, group: str, name: str, chosen: tuple[str, ...]) -> str:
+    if name not in options(group):
+        return f"{text}: there is no {group} {name!r}; {nearest(name, options(group))}"
+    return (
+        f"{text}: {group} {name!r} is not part of this run (chosen: {', '.join(chosen) or 'none'}); "
+        f"choose it with '{group}=[{','.join((*chosen, name))}]'"
+    )
+
+
+def _check_kind(path: str, value: Any, old: Any, strict: bool) -> None:
+    """Refuse unknown keys inside dict values and, where `strict`, values of another kind than the default."""
+    if isinstance(value, dict) and isinstance(old, Mapping):
+        for key, inner in value.items():
+            if str(key) not in old:
+                raise ConfigError(f"{path}={value}: unknown key {str(key)!r} in {path}; {nearest(str(key), old)}")
+            _check_kind(f"{path}.{key}", inner, old[str(key)], strict)
+    elif isinstance(old, Mapping):
+        raise ConfigError(
+            f"{path}={value} is {_kind(value)} where keys are needed; allowed: {path}.<key>=<value>, with a key of "
+            f"{', '.join(old)}"
+        )
+    elif not accepts(path, value):
+        raise ConfigError(f"{path}={value} is {_kind(value)}; allowed: {allowed(path)}; give such a value")
+    elif strict and not same_kind(value, old):
+        raise ConfigError(f"{path}={value} is {_kind(value)}; allowed: {_kind(old)}, as its default {old!r}")
+
+
+def same_kind(value: Any, default: Any) -> bool:
+    """Whether a value may stand where this default stands: same type, a whole number for a real one, anything for
+    null and for interpolations."""
+    if default is None or (isinstance(default, str) and default.startswith("${")):
+        return True
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    if isinstance(default, float):
+        return isinstance(value, (int, float))
+    if isinstance(default, str):
+        return isinstance(value, str) or type(value).__name__ == "QuotedString"
+    return isinstance(value, type(default))
+
+
+def _kind(value: Any) -> str:
+    names = {bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "a group of keys"}
+    return "null" if value is None else names.get(type(value), "text")
+
+
+def sweep_refusal(override: Override) -> str:
+    key, _, value = override.input_line.partition("=")
+    return (
+        f"{override.input_line} lists several values without brackets; allowed: '{key}=[{value}]' (one run that shares "
+        f"its prefills) or -m {override.input_line} (one run each); write one of them"
+    )

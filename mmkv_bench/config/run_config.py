@@ -1,20 +1,21 @@
 """Conversion of what Hydra composed into a `RunConfig`, and the schema that Hydra composes into.
 
-`DictConfig` stands here and in `compose.py` only: everything else takes the frozen dataclasses of `schema.py`.
-"""
+`DictConfig` stands here and in `compose.py` only: everything else takes the frozen dataclasses of `schema.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass, make_dataclass
 from dataclasses import field as new_field
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
 from mmkv_bench.config.schema import RunConfig, as_list, scalars
+from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from omegaconf import Container, DictConfig
+
 
 _UNRESOLVED = ("methods", "variants")
 """Keys whose relative interpolations stay: a reading changes the parameters that they refer to."""
@@ -97,3 +98,54 @@ def _composed(one: Field[Any], declared: Any) -> tuple[Any, Any]:
         values = one.default
         return Any, new_field(default_factory=lambda: list(values))
     return (Any if scalars(declared) is None else declared), one.default
+
+
+_RELATIVE = "${."
+
+
+def settle(config: Container) -> None:
+    """Replace every interpolation by its value.
+
+    Relative ones (`${.window}`) are looked up and left: parts of a method refer to its parameters, which its reading
+    still changes. Inside a part of a variant they are not looked up either, since they refer to keys of its base;
+    `methods.node.under_reading` refuses them when the two are one.
+
+    Raises:
+        ConfigError: an interpolation that leads nowhere, at a value of another type or to itself, or a key without a
+            value (`???`).
+    """
+    from omegaconf import OmegaConf
+
+    for path, holder, key in _leaves(config, ()):
+        raw = OmegaConf.to_container(holder, resolve=False)[key]
+        relative = isinstance(raw, str) and _RELATIVE in raw
+        if relative and path[0] == "variants" and len(path) > 3:
+            continue
+        value = _value(".".join(map(str, path)), raw, holder, key)
+        if not relative and not OmegaConf.is_config(value):
+            holder[key] = value
+
+
+def _leaves(node: Container, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Container, Any]]:
+    """(path, container, key) of all interpolations and missing values below a node."""
+    from omegaconf import OmegaConf
+
+    for key in list(node) if OmegaConf.is_dict(node) else range(len(node)):
+        if OmegaConf.is_interpolation(node, key) or OmegaConf.is_missing(node, key):
+            yield (*path, key), node, key
+        elif OmegaConf.is_config(child := node[key]):
+            yield from _leaves(child, (*path, key))
+
+
+def _value(name: str, raw: Any, holder: Container, key: Any) -> Any:
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        value = holder[key]
+    except (OmegaConfBaseException, RecursionError, ValueError) as error:
+        why = "it refers to itself" if isinstance(error, RecursionError) else str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"{name}={raw} has no value ({why.rstrip('.')}); allowed: a value, ${{<key of the configuration>}}, or "
+            "${oc.env:<variable that is set>}; give one of these"
+        ) from None
+    return value

@@ -5,26 +5,25 @@
 - `model=<folder>` and `model=org/name`: `model=hf model.path=...`, or the file of `conf/model` with that very path.
 - `snapkv.window=8`: `methods.snapkv.window=8`; a dataset's name the same.
 
-Nothing here is guessed: a word means something only where no name of `conf/` and no key has it.
-"""
+Nothing here is guessed: a word means something only where no name of `conf/` and no key has it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import unavailable
 from mmkv_bench.config.files import content
 from mmkv_bench.config.method_parts import FOLDERS
 from mmkv_bench.config.overrides import parse, searchpath
 from mmkv_bench.config.schema import LIST_GROUPS, groups, keys, options
-from mmkv_bench.config.words import words
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
+
 
 CUSTOM = "custom"
 """The method whose parts come from a user's file."""
@@ -188,3 +187,34 @@ def _group_of(key: str, extra: tuple[str, ...]) -> str | None:
     if not rest or first in keys() or first in groups():
         return None
     return next((group for group in LIST_GROUPS if first in options(group, extra)), None)
+
+
+_PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z0-9_./%+-]+", re.IGNORECASE)
+
+
+def words(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as words of a command line: `{"methods": {"snapkv": {"window": 16}}}` -> `methods.snapkv.window=16`."""
+    return [f"{key}={_word(value)}" for key, value in _leaves(settings)]
+
+
+def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _word(value: Any) -> str:
+    """A value in the grammar of overrides, which reads back as the same value."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_word(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_word, value)) + "]"
+    text = str(value)
+    if _PLAIN.fullmatch(text):
+        return text
+    doubled = re.sub(r"(\\*)'", r"\1\1\\'", text)  # a quotation mark, and backslashes before one, are escaped
+    return "'" + re.sub(r"(\\+)$", r"\1\1", doubled) + "'"

@@ -331,7 +331,7 @@ def stored_answers(store: Store, cells: Collection[str], sample_id: str) -> list
 def _sample_tokens(loaded: LoadedModel, request: Request, encoded: EncodedPrompt) -> SampleTokens:
     import numpy as np
 
-    from mmkv_bench.run.requested import visual_places
+    from mmkv_bench.run.prompt_rows import visual_places
 
     visual = np.flatnonzero(encoded.types[0].cpu().numpy() > 0)
     places = visual_places(loaded, encoded, request)

@@ -17,7 +17,7 @@ from mmkv_bench.config.schema import ONE_BY_ONE, TOGETHER
 from mmkv_bench.efficiency.planned import TEXT, Planned, Shape, Unit, counting, kind_of, planned
 from mmkv_bench.efficiency.search import Ended
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.run.tracked import described, settings, summarise
+from mmkv_bench.run.tracking import described, settings, summarise
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.tracking import Tracker, tracker
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config.compose import same_kind
+from mmkv_bench.config.overrides import same_kind
 from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.methods.build import CalibrationSource, compressor_of

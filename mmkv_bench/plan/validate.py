@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices, protocols
 from mmkv_bench.config import schema
-from mmkv_bench.config.compose import same_kind
+from mmkv_bench.config.overrides import same_kind
 from mmkv_bench.config.schema import Model, RunConfig, allowed, as_list
 from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.devices.installed import COMPILED, FLASH, check_compiler, check_flash_attn

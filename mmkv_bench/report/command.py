@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mmkv_bench.config.words import words
+from mmkv_bench.config.shorthand import words
 from mmkv_bench.errors import MMKVError
 
 PROGRAM = "mmkv-bench"

@@ -19,7 +19,7 @@ from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.plan.selection import chosen
 from mmkv_bench.plan.validate import bytes_of
-from mmkv_bench.run.requested import prompt_row, visual_places
+from mmkv_bench.run.prompt_rows import prompt_row, visual_places
 from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.store.response import COUNTED
 

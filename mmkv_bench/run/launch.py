@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.run.dispatch import VARIABLE, Dispatcher
+from mmkv_bench.run.progress import waiting
 from mmkv_bench.run.stopping import check
-from mmkv_bench.run.waiting import waiting
 
 if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan

@@ -1,9 +1,11 @@
-"""Progress with an ETA from the first sample on: a bar on a terminal, a line every few seconds elsewhere (logs, pipes, CI)."""
+"""Progress of a run on the terminal: bars over samples, and a line while libraries are imported or a model is loaded."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -111,3 +113,29 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes}:{seconds:02d} min"
     return f"{minutes // 60}:{minutes % 60:02d} h"
+
+
+_ERASE = "\r\x1b[2K"
+
+
+@contextmanager
+def waiting(what: str, stream: TextIO | None = None, log: bool = False) -> Iterator[None]:
+    """Show `what ...` on a terminal until the block ends, an error too, whose sentence then stands on a line of its own.
+
+    Args:
+        stream: where it is shown, stderr by default; stdout stays for results.
+        log: logs and pipes get it as well, where it stays: the sign that a run has begun. Others would say nothing later.
+    """
+    stream = stream or sys.stderr
+    if not stream.isatty():
+        if log:
+            print(f"{what} ...", file=stream, flush=True)
+        yield
+        return
+    stream.write(f"{what} ...")
+    stream.flush()
+    try:
+        yield
+    finally:
+        stream.write(_ERASE)
+        stream.flush()

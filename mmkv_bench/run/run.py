@@ -24,13 +24,11 @@ from mmkv_bench.protocols import WHOLE, protocol
 from mmkv_bench.run import stopping
 from mmkv_bench.run.card import PromptSize, card, columns
 from mmkv_bench.run.dispatch import Given
-from mmkv_bench.run.following import Following
-from mmkv_bench.run.progress import Progress
+from mmkv_bench.run.progress import Progress, waiting
 from mmkv_bench.run.report import Report
 from mmkv_bench.run.resume_checks import refuse_other_machine, refuse_other_prompts
 from mmkv_bench.run.scoring import score_dataset, unscored
-from mmkv_bench.run.tracked import described, settings, summarise
-from mmkv_bench.run.waiting import waiting
+from mmkv_bench.run.tracking import Following, described, settings, summarise
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.study import name_primary
 from mmkv_bench.store.tracking import NoTracker, Tracker, tracker

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.judging.judge_config import not_judged
-from mmkv_bench.run.sample_rows import SampleRows
+from mmkv_bench.run.score_rows import SampleRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -153,8 +153,7 @@ def score_dataset(
     from mmkv_bench.evaluation.content import scorer_digest, scorer_files
     from mmkv_bench.evaluation.files_read import opened
     from mmkv_bench.evaluation.grader import Grader
-    from mmkv_bench.run.answers import Answers
-    from mmkv_bench.run.measuring import Measuring
+    from mmkv_bench.run.score_rows import Answers, Measuring
     from mmkv_bench.store.packing import alike, arranged
     from mmkv_bench.store.tally import digests_of_cells
 
@@ -226,7 +225,7 @@ class _Scored:
     def begin(self, cells: Sequence[Cell]) -> None:
         """`rows` are of these cells from now on."""
         from mmkv_bench.evaluation.extra_metrics import NAMES
-        from mmkv_bench.run.answers import ByCell
+        from mmkv_bench.run.score_rows import ByCell
 
         names = [cell.cell for cell in cells]
         self.rows = SampleRows()
@@ -244,7 +243,7 @@ class _Scored:
 
     def add(self, cell: Cell, scores: CellScores) -> None:
         """What a pass gave a cell; what an earlier judge gave stays where it gave nothing."""
-        from mmkv_bench.run.previous_scores import keep_judged
+        from mmkv_bench.run.score_rows import keep_judged
         from mmkv_bench.tables.metrics import JUDGE
 
         name = cell.cell

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.slurm.programs import ask
+from mmkv_bench.slurm.queue import ask
 from mmkv_bench.store.files import locked, new_locked
 
 if TYPE_CHECKING:

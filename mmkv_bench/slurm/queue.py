@@ -5,14 +5,15 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.slurm.programs import ask
 from mmkv_bench.store.files import locked
 
 _NAME = "jobs.jsonl"
@@ -117,3 +118,32 @@ def wait_for(jobs: Collection[str]) -> None:
         if left:
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_S)
+
+
+WAIT_S = 20.0
+"""Seconds that a question waits: a loaded controller answers within some, squeue itself gives up after about ten."""
+SUBMIT_S = 60.0
+"""Seconds that sbatch may take: it may wait for a controller that changes places."""
+
+
+def ask(words: Sequence[str], wait_s: float | None = None) -> subprocess.CompletedProcess[str] | None:
+    """What a program answers, None where it does not within `wait_s` [s] (`WAIT_S`) or is not here.
+
+    It is ended then with all that it started, as a site's wrapper does.
+    """
+    try:
+        process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+        )
+    except OSError:
+        return None
+    try:
+        out, err = process.communicate(timeout=WAIT_S if wait_s is None else wait_s)
+    except BaseException as problem:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if isinstance(problem, subprocess.TimeoutExpired):
+            return None
+        raise
+    return subprocess.CompletedProcess([*words], process.returncode, out, err)

@@ -15,7 +15,7 @@ from submitit.slurm.slurm import SlurmExecutor
 from mmkv_bench.config.schema import merged
 from mmkv_bench.errors import ConfigError, MMKVError, nearest
 from mmkv_bench.slurm import queue
-from mmkv_bench.slurm.programs import SUBMIT_S, ask
+from mmkv_bench.slurm.queue import SUBMIT_S, ask
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import Slurm

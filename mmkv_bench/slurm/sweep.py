@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.plan.plan import Plan
 from mmkv_bench.plan.planner import make_plan, outline
 from mmkv_bench.plan.stale_answers import other_versions
-from mmkv_bench.run.waiting import waiting
+from mmkv_bench.run.progress import waiting
 from mmkv_bench.slurm import checks, queue, submission
 from mmkv_bench.slurm.pieces import Piece, Split, check, pieces
 from mmkv_bench.store import study

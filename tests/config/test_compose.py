@@ -10,7 +10,7 @@ import yaml
 
 from mmkv_bench.cli.grammar import overrides_of
 from mmkv_bench.cli.tree import reader, split
-from mmkv_bench.config import composing
+from mmkv_bench.config import compose as composing
 from mmkv_bench.config.compose import compose, expand_sweep, for_hydra, method_defaults
 from mmkv_bench.config.files import content
 from mmkv_bench.config.overrides import parse

@@ -6,8 +6,7 @@ import shlex
 
 import pytest
 
-from mmkv_bench.config.compose import compose, for_hydra
-from mmkv_bench.config.composing import by_hydra
+from mmkv_bench.config.compose import by_hydra, compose, for_hydra
 from mmkv_bench.errors import ConfigError
 from tests import cover
 from tests.each import each

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from mmkv_bench.run import answers
+from mmkv_bench.run import score_rows as answers
 from mmkv_bench.store.store import Store
 from tests.each import each
 from tests.store.store_examples import failed, response

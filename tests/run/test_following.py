@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from mmkv_bench.run import following
-from mmkv_bench.run.following import Following
+from mmkv_bench.run import tracking as following
+from mmkv_bench.run.tracking import Following
 
 CELLS = [SimpleNamespace(cell=name, label=f"{name}@8") for name in ("a", "b")]
 PART = SimpleNamespace(dataset="d", cells=CELLS)

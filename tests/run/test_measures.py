@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from mmkv_bench.evaluation import grader
-from mmkv_bench.run import answers as answers_of_cells
+from mmkv_bench.run import score_rows as answers_of_cells
 from mmkv_bench.store.compact import pack
 from mmkv_bench.store.store import Store
 from tests.run import setting

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mmkv_bench.run.waiting import waiting
+from mmkv_bench.run.progress import waiting
 from tests.cli.setting import CHECKOUT
 from tests.each import each
 

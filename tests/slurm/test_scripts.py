@@ -12,7 +12,7 @@ import pytest
 
 from mmkv_bench.cli.main import main
 from mmkv_bench.config.compose import compose, launcher_of
-from mmkv_bench.config.words import words
+from mmkv_bench.config.shorthand import words
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.run import stopping
 from mmkv_bench.slurm import checks, submission

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from mmkv_bench.cli.main import main
-from mmkv_bench.slurm import programs, queue, submission
+from mmkv_bench.slurm import queue, submission
 from mmkv_bench.store.files import lock_held
 from tests.slurm.stand_ins import stand_ins
 
@@ -101,7 +101,7 @@ def test_of_tasks_of_an_array_that_left_samples_the_last_words_are_quoted_from_t
 
 
 def test_programs_that_hang_are_ended_and_asked_again(slurm, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(programs, "WAIT_S", 0.5)
+    monkeypatch.setattr(queue, "WAIT_S", 0.5)
     for hangs in ("squeue", "scontrol"):
         slurm.put(hangs=hangs, ends="yes")
         assert main([*SWEEP, "slurm.wait=true", f"out=rows-{hangs}"]) == 1  # no job of a stand-in answers
