@@ -127,10 +127,10 @@ def score(
     An answer belongs to one task, document and prompt: an `ok` answer to another prompt than the sample's is refused.
     Only `ok` answers reach the scorer. Unless every sample has one, lmms-eval's aggregate is None and the reason says
     how many have not; failed samples have rows with value None, of the config's metrics and of those that the scorer
-    returns for an empty answer to them (see due.py); samples without any answer have no rows. Python's and
+    returns for an empty answer to them (see `metrics_due`); samples without any answer have no rows. Python's and
     numpy's random generators are seeded by task and document before each sample and restored afterwards. Where a scorer
     cannot read a choice out of an answer, `parse_failed` is 1; if it draws one then, the sample's scores are 0 here, and
-    lmms-eval's aggregate holds what it drew (see parsing.py). Caption metrics are scored per sample (see captions.py).
+    lmms-eval's aggregate holds what it drew (see sample_values.py). Caption metrics are scored per sample (see captions.py).
 
     What a scorer made of a question without an answer is no score: the sample's value is None, `not_judged` says why, and
     lmms-eval's aggregate of that metric is left out.

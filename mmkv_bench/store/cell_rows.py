@@ -77,8 +77,8 @@ def refuse_malformed(rows: pa.Table, root: Path) -> None:
         for text in rows[name].unique().to_pylist():
             if text is not None and (problem := problem_of(text)):
                 raise StoreError(
-                    f"{root}: the column {name} of its cells is none that a run wrote ({problem}); another program wrote it: "
-                    "restore the files in cells/ from a copy, or leave that folder out"
+                    f"{root}: the column {name} of cells was not written by a run ({problem}). Restore the files in cells/ "
+                    "from a copy, or leave that folder out"
                 )
 
 

@@ -15,7 +15,16 @@ import pyarrow as pa
 
 from mmkv_bench.errors import StoreError, nearest
 from mmkv_bench.store import journal, parts, score_files
-from mmkv_bench.store.files import MARK, check_folder, disk_errors, lock_held, remove_stale, sync_folder, write_whole
+from mmkv_bench.store.files import (
+    MARK,
+    check_folder,
+    disk_errors,
+    lock_held,
+    remove_stale,
+    sync_folder,
+    write_bytes,
+    write_whole,
+)
 from mmkv_bench.store.rows import to_table
 from mmkv_bench.store.schema import SCHEMA_VERSION, SCHEMAS
 from mmkv_bench.store.sealed import number_of_rows
@@ -50,7 +59,7 @@ class StoreFolder:
                 (self.root / folder).mkdir(parents=True, exist_ok=True)
             if not (self.root / MARK).exists():
                 text = json.dumps({"schema_version": SCHEMA_VERSION, "checksums": True}).encode() + b"\n"
-                write_whole(self.root / MARK, lambda stream: stream.write(text))
+                write_bytes(self.root / MARK, text)
         self.check_version()
 
     def locked(self) -> AbstractContextManager[None]:

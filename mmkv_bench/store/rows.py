@@ -148,17 +148,12 @@ def _got(value: Any) -> str:
 
 
 def _response_rules(row: Mapping[str, Any]) -> None:
-    ok = row["status"] == "ok"
-    if not ok and row["answer"] is not None:
+    if row["status"] != "ok" and row["answer"] is not None:
         raise StoreError(
             f"responses: column 'answer' must be null when status is {row['status']!r}: "
             f"a failed sample is never scored as text; got {row['answer'][:80]!r}"
         )
-    if ok != (row["error"] is None):
-        raise StoreError(
-            "responses: column 'error' must be null when status is 'ok' and say what failed otherwise; "
-            f"got status {row['status']!r} with error {row['error']!r:.80}"
-        )
+    _check_error("responses", row)
 
 
 def _cell_rules(row: Mapping[str, Any]) -> None:
@@ -172,15 +167,19 @@ def _cell_rules(row: Mapping[str, Any]) -> None:
 
 
 def _timing_rules(row: Mapping[str, Any]) -> None:
-    if (row["status"] == "ok") != (row["error"] is None):
-        raise StoreError(
-            "timings: column 'error' must be null when status is 'ok' and say what failed otherwise; "
-            f"got status {row['status']!r} with error {row['error']!r:.80}"
-        )
+    _check_error("timings", row)
     if (row["seconds"] is not None) != (row["status"] == "ok" and row["repeat"] is not None):
         raise StoreError(
             "timings: column 'seconds' must be given exactly in timed passes that are ok; "
             f"got {row['seconds']!r} with status {row['status']!r} and repeat {row['repeat']!r}"
+        )
+
+
+def _check_error(table: str, row: Mapping[str, Any]) -> None:
+    if (row["status"] == "ok") != (row["error"] is None):
+        raise StoreError(
+            f"{table}: column 'error' must be null when status is 'ok' and say what failed otherwise; "
+            f"got status {row['status']!r} with error {row['error']!r:.80}"
         )
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.store.digests import checksum
-from mmkv_bench.store.files import MARK, disk_errors, lock_held, write_bytes, write_whole
+from mmkv_bench.store.files import MARK, disk_errors, lock_held, write_bytes
 
 if TYPE_CHECKING:
     from mmkv_bench.store.folder import StoreFolder
@@ -96,7 +96,7 @@ def name_primary(root: Path, words: str) -> None:
         mark = json.loads((root / MARK).read_bytes()) | {_KEY: words}
         if any(next((root / folder).glob("*"), None) for folder in ("responses", "journal")):
             mark[_LATE] = True
-        write_whole(root / MARK, lambda stream: stream.write(json.dumps(mark).encode() + b"\n"))
+        write_bytes(root / MARK, json.dumps(mark).encode() + b"\n")
 
 
 _PLANNED = "planned.json"

@@ -49,23 +49,25 @@ class Viewer:
         self._wandb, self._folder = wandb, folder
         self._run: Any = None
 
-    def open(self, given: dict[str, Any], config: dict[str, Any]) -> None:
-        """Begin a run."""
+    def do(self, message: dict[str, Any]) -> None:
+        """Do one message: begin a run, log a step, describe the open run, or end it."""
+        if "open" in message:
+            self._open(message["open"], message["config"])
+        elif "log" in message:
+            self._run.log(message["log"])
+        elif "summary" in message:
+            self._run.summary.update(message["summary"])
+            if (table := message["table"]) is not None:
+                self._run.log({"results": self._wandb.Table(columns=table["columns"], data=table["rows"])})
+        else:
+            self.close(message["close"])
+
+    def _open(self, given: dict[str, Any], config: dict[str, Any]) -> None:
         again = {"resume": "allow"} if given["mode"] == "online" else {}
         settings = self._wandb.Settings(**_QUIET)
         self._run = self._wandb.init(
             dir=str(self._folder.parent), config=config, settings=settings, reinit="create_new", **given, **again
         )
-
-    def log(self, values: dict[str, float]) -> None:
-        """A step of the open run."""
-        self._run.log(values)
-
-    def describe(self, summary: dict[str, Any], table: dict[str, Any] | None) -> None:
-        """The open run's summary, and its table."""
-        self._run.summary.update(summary)
-        if table is not None:
-            self._run.log({"results": self._wandb.Table(columns=table["columns"], data=table["rows"])})
 
     def close(self, code: int) -> None:
         """End the open run."""
@@ -74,7 +76,7 @@ class Viewer:
         self._run = None
 
     def end(self) -> None:
-        """Wait for what wandb still writes."""
+        """Wait until wandb has written all."""
         self._wandb.teardown()
 
 
@@ -131,28 +133,16 @@ def work(lines: Iterable[str], folder: Path) -> None:
     for messages in kept.killed():
         begin_anew(folder, messages[0]["open"]["id"])
         for message in messages:
-            do(viewer, message)
+            viewer.do(message)
         viewer.close(1)
     for message in map(json.loads, lines):
         kept.add(message)
-        do(viewer, message)
+        viewer.do(message)
         if "close" in message:
             kept.forget()
     viewer.close(1)
     kept.forget()
     viewer.end()
-
-
-def do(viewer: Viewer, message: dict[str, Any]) -> None:
-    """Do one message."""
-    if "open" in message:
-        viewer.open(message["open"], message["config"])
-    elif "log" in message:
-        viewer.log(message["log"])
-    elif "summary" in message:
-        viewer.describe(message["summary"], message["table"])
-    else:
-        viewer.close(message["close"])
 
 
 def main(folder: str, failed: str, patience_s: str) -> None:
