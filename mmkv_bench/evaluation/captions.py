@@ -149,7 +149,7 @@ def _meteor_program() -> Any:
 
 
 def release() -> None:
-    """End the program that scoring keeps for the next cell."""
+    """End METEOR's program, which scoring keeps for the next cell."""
     _meteor_program.cache_clear()
 
 

@@ -68,7 +68,7 @@ def _function(node: yaml.Node) -> Callable:
 
 
 class CountedDocs:
-    """The documents as the loop sees them; `current` is the position of the one it works on."""
+    """The documents as the loop gets them; `current` is the position of the current one."""
 
     def __init__(self, docs: Any) -> None:
         self.docs = docs
@@ -91,7 +91,7 @@ class CountedDocs:
             yield doc
 
     def _rows(self) -> Iterator[Any]:
-        """Small documents without media are decoded some at a time, in a fifteenth of what each by itself takes."""
+        """Decode small documents without media some at a time, 15 times as fast as one by one."""
         at_once = self._at_once()
         if at_once < 2:
             yield from self.docs
@@ -208,7 +208,7 @@ class GivenTask(_MessagesTask):
 
 
 class AskingTask(GivenTask):
-    """For generation: every document is asked, nothing is scored."""
+    """A task for generation: every document is asked, nothing is scored."""
 
     def process_results(self, doc: Any, results: list, full_docs: Any = None) -> dict[str, Any]:
         return {}
@@ -406,7 +406,7 @@ class Respondent(lmms):
         raise UnsupportedError("scores by likelihood cannot be run; choose a task that generates its answers")
 
     def clean(self) -> None:
-        """Keep everything: the base class would delete the model's modules between two datasets."""
+        """Do nothing: the base class would delete the model's modules between two datasets."""
 
 
 @contextmanager

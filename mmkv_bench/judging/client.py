@@ -33,7 +33,7 @@ Owner = int | None
 
 @dataclass(frozen=True)
 class Asked:
-    """A question that a scorer asked: for which metric (None: unknown, so all of the sample's), and with what outcome."""
+    """A question that a scorer asked. metric: None where unknown; the question then counts for all of the sample's metrics."""
 
     metric: str | None
     question: Question
@@ -59,7 +59,7 @@ class ScoringPass:
 
     @contextmanager
     def of(self, owners: Iterable[Owner]) -> Iterator[None]:
-        """Questions within it are asked for these samples."""
+        """Questions inside the block are asked for these samples."""
         before, self._owners = self._owners, tuple(owners)
         try:
             yield
@@ -71,7 +71,7 @@ class ScoringPass:
         return owner in self.unanswered or owner in self.refused
 
     def answer(self, question: Question, example: str | None = None) -> str:
-        """For code that knows of JudgeError, and raises it when there is no answer."""
+        """The answer for code that handles JudgeError, which is raised without an answer."""
         question = self.ledger.as_asked(question)
         try:
             text = self.ledger.look_up(question)
@@ -84,7 +84,7 @@ class ScoringPass:
         return text
 
     def fill(self, question: Question) -> str:
-        """For lmms-eval's scorers: always a text, a filler where there is no answer."""
+        """The answer for lmms-eval's scorers: always a text, a filler without an answer."""
         metric, question = self._recognised(question)
         question = self.ledger.as_asked(question)
         try:
@@ -105,7 +105,7 @@ class ScoringPass:
 
 
 class Probe(ScoringPass):
-    """A pass that asks nobody: it only notes which questions a scorer asks, as far as it gets."""
+    """A pass that asks no judge and records the questions of a scorer, as far as it gets."""
 
     def __init__(self, judged: tuple[JudgedMetric, ...]) -> None:
         super().__init__(Ledger(), judged)

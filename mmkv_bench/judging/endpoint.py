@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Ends the connection that one thread talks through when the time of its request is up.
+    """Ends a thread's connection when the time of its request is up.
 
-    late: whether that happened to the last request; whatever came of it is then no answer.
+    late: True where that happened to the last request; its result is then no answer.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Watch:
 
 
 def watched_session(watch: Watch) -> requests.Session:
-    """A session whose connections tell `watch` that they are in use; for one thread."""
+    """A session whose connections report their use to `watch`; for one thread."""
     import requests
     from requests.adapters import HTTPAdapter
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
@@ -106,7 +106,7 @@ EXCERPT = 160  # characters of a server's message that are quoted
 
 
 class Failure(Exception):
-    """Why an attempt gave no answer.
+    """An attempt without an answer.
 
     passes: another attempt may succeed; wait_s: how long the endpoint asks to wait before it [s].
     alone: it concerns this question and says nothing about others.
@@ -177,7 +177,7 @@ class Endpoint:
         return self._reply(text, question)
 
     def _text(self, response: requests.Response) -> str:
-        """The body, as it arrives: not longer than an answer may be."""
+        """Read the body as it arrives, up to the length of the longest answer."""
         data = b""
         while chunk := response.raw.read1(1 << 16, decode_content=True):
             data += chunk
@@ -223,7 +223,7 @@ class Endpoint:
         return key
 
     def _session(self) -> tuple[requests.Session, Watch]:
-        """This thread's session, and what watches its connections."""
+        """This thread's session, and the watch over its connections."""
         if not hasattr(self._local, "session"):
             self._local.watch = Watch()
             self._local.session = watched_session(self._local.watch)
@@ -264,7 +264,7 @@ Keep = Callable[[Question, Reply], None]
 
 
 class Asker:
-    """Asks one endpoint. `gone` says why it is asked no more, once it is: a dead judge costs one question's attempts.
+    """Asks one endpoint until it is gone; `gone` is then the reason. A dead judge costs one question's attempts.
 
     An endpoint is gone when it refuses the key or the model, when it never answered and one question's attempts are
     used up, or when that many questions in a row got nothing. Unreadable answers and refusals of one question
@@ -281,7 +281,7 @@ class Asker:
         self._random = random.SystemRandom()  # jitter; scorers seed the shared generator
 
     def ask_all(self, questions: Mapping[str, Question], keep: Keep) -> dict[str, Reply | Failure]:
-        """name -> what became of it. `keep` is called with each reply as it arrives, in the asking thread.
+        """Ask questions: name -> reply or failure. `keep` is called with each reply as it arrives, in the asking thread.
 
         The first question goes alone until the endpoint has answered once; then `concurrency` at a time.
         """
@@ -322,7 +322,7 @@ class Asker:
         return failure
 
     def _backoff(self, attempt: int) -> float:
-        """Doubled with each attempt, with jitter so that questions do not come back together [s]."""
+        """The wait before the next attempt [s]: doubled with each, with jitter so that questions do not come back together."""
         return min(LONGEST_WAIT_S, self.settings.backoff_s * 2**attempt) * self._random.uniform(0.5, 1.0)
 
     def _count(self, failure: Failure | None) -> None:

@@ -49,8 +49,7 @@ class AnswerCache:
         self.address = address
 
     def get(self, question: Question, model: str) -> str | None:
-        """The kept answer; None when there is none, none that can be read, or one that is not what was kept (older files have no
-        checksum)."""
+        """The cached answer; None without one, or where its file cannot be read or fails its checksum (older files have none)."""
         try:
             kept = json.loads(self._file(question, model).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -97,7 +96,7 @@ NOT_YET = "not asked yet"
 
 
 class Ledger:
-    """All questions of a run's score stage and what became of them. Without settings there is no judge.
+    """All questions of a run's score stage, with their answers and failures. Without settings there is no judge.
 
     counts: questions `asked` of the endpoint with an answer, `cached`, and `failed`; each question counts once.
     """
@@ -118,12 +117,12 @@ class Ledger:
 
     @property
     def gone(self) -> str | None:
-        """Why the judge answers no more; None while it does, or while it was not asked."""
+        """The reason why the judge is gone; None while it answers, or was not asked."""
         return self.asker.gone if self.asker else None
 
     @property
     def first_failure(self) -> str | None:
-        """Why the first question that has no answer has none."""
+        """The reason of the first failed question."""
         return next(iter(self._failures.values()), None)
 
     def as_asked(self, question: Question) -> Question:
@@ -154,7 +153,7 @@ class Ledger:
         return len(self._pending)
 
     def fetch(self) -> bool:
-        """Ask what waits. Returns whether there is any new answer."""
+        """Ask the waiting questions; return True where one has a new answer."""
         if not self._pending or self.asker is None:  # without a judge nothing waits
             return False
         outcomes = self.asker.ask_all(self._pending, self._keep)

@@ -100,7 +100,7 @@ def arranged(names: Iterable[str], order: Iterable[str]) -> list[str]:
 
 
 def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
-    """`rows` of any table with those of a cell together, in the order of the cells.
+    """Rows of any table with those of a cell together, in the order of the cells.
 
     Rows of one cell stay in the order they have; those of cells that are not in it come last.
     """

@@ -255,7 +255,7 @@ def among_others(root: Path, cells: Collection[str], read: Read) -> bool:
 
 
 def _rows_of_file(read: Read, table: str, path: Path, columns: Sequence[str], cells: set[str] | None) -> pa.Table:
-    """The rows of a file, none where it is gone."""
+    """The rows of a file; none where it is gone."""
     return read(table, partial(_there, path), columns, cells)
 
 

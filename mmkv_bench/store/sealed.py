@@ -46,7 +46,7 @@ def sealed(table: pa.Table, row_group_size: int | None = None, **options: Any) -
 def write_sealed(
     stream: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table], row_group_size: int | None = None, **options: Any
 ) -> None:
-    """The same of tables that are written one after the other, as they come: each begins a row group. None is held longer."""
+    """Write such a file from tables as they come: each begins a row group, and none is held longer."""
     sink = _Digesting(stream)
     with pq.ParquetWriter(sink, schema, write_page_checksum=True, **options) as writer:
         for table in tables:
@@ -89,7 +89,7 @@ class _Digesting:
 
 @contextmanager
 def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFile, bool]]:
-    """The file, checked, and whether it carries a digest to check; each state of a file is hashed once in a process.
+    """Open a checked file; the second value is True where it carries a digest. Each state of a file is hashed once in a process.
 
     coded: columns of texts that are read as dictionaries, where the file has them. Raises Damaged, OSError, pa.ArrowException.
     """
@@ -116,7 +116,7 @@ def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFi
 
 
 def number_of_rows(path: Path) -> int:
-    """By the file's footer alone; 0 where the file is gone or damaged, which whoever reads it is told."""
+    """Number of rows by the file's footer alone; 0 where the file is gone or damaged, which reading it reports."""
     try:
         return pq.read_metadata(path).num_rows
     except (OSError, pa.ArrowException):
