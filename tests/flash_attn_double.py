@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from mmkv_bench import devices
 from mmkv_bench.compression import flash
-from mmkv_bench.devices import Host
+from mmkv_bench.devices import Device
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -110,7 +110,7 @@ class Package(ModuleType):
         return output.masked_fill(~seen.any(-1)[:, None, :, None], 0).transpose(1, 2).to(self.dtypes[0])
 
 
-class WithFlash(Host):
+class WithFlash(Device):
     """A host that flash-attn has kernels for."""
 
     runs_flash_attention = True

@@ -24,7 +24,7 @@ from torch.nn.attention.varlen import varlen_attn as true
 
 from mmkv_bench import devices
 from mmkv_bench.compression import folded
-from mmkv_bench.devices import Host
+from mmkv_bench.devices import Device
 
 
 @dataclass
@@ -94,7 +94,7 @@ def _one(query: Tensor, key: Tensor, value: Tensor, scale: float | None, causal:
     return output[0].transpose(0, 1)
 
 
-class BackToBack(Host):
+class BackToBack(Device):
     """A host that has such a kernel."""
 
     reads_heads_back_to_back = True

@@ -19,7 +19,7 @@ from mmkv_bench.compression import session as sessions
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import Compressor
-from mmkv_bench.devices.installed import check_compiler
+from mmkv_bench.devices.requirements import check_compiler
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.generation.decode import EAGER_DECODE, config_of

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.masking_utils import causal_mask_function
 
 from mmkv_bench import devices
-from mmkv_bench.devices.installed import FLASH, check_flash_attn
+from mmkv_bench.devices.requirements import FLASH, check_flash_attn
 from mmkv_bench.errors import UnsupportedError
 
 NAME = "mmkv_fa2"  # a name with "flash" in it transformers takes for a kernel of its own, and looks for it on the hub

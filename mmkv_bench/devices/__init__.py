@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmkv_bench.devices.base import Bytes, Counters, Device, Lane, Mark
+from mmkv_bench.devices.counters import Bytes, Counters
 from mmkv_bench.devices.cuda import Cuda
-from mmkv_bench.devices.host import Host
+from mmkv_bench.devices.device import Device, Lane, Mark
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["KINDS", "Bytes", "Counters", "Cuda", "Device", "Host", "Lane", "Mark", "at", "kind_of"]
+__all__ = ["KINDS", "Bytes", "Counters", "Cuda", "Device", "Lane", "Mark", "at", "kind_of"]
 
-KINDS: dict[str, type[Device]] = {"cpu": Host, "cuda": Cuda}
+KINDS: dict[str, type[Device]] = {"cpu": Device, "cuda": Cuda}
 """Kind of device -> who answers for it."""
 
 
@@ -26,7 +26,7 @@ def at(place: torch.device | str) -> Device:
     import torch
 
     place = torch.device(place)
-    return KINDS.get(place.type, Host)(place)
+    return KINDS.get(place.type, Device)(place)
 
 
 def kind_of(setting: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,8 +12,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
-from mmkv_bench.devices import smi
-from mmkv_bench.devices.base import Bytes, Counters, Device, Lane
+from mmkv_bench.devices.counters import Bytes, Counters
+from mmkv_bench.devices.device import Device, Lane
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,20 @@ if TYPE_CHECKING:
 
 _DRIVERS = ("nvidia", "nvhost", "nvgpu", "nvmap", "kfd", "dxg")
 """How files of `/dev` begin through which torch reaches a device that it calls cuda."""
+
+
+# Bits of `clocks_throttle_reasons.active` in NVIDIA's nvml.h. An idle device's low clock is no throttling, and one that a site
+# has set (application clocks) is the same in every pass.
+_NO_THROTTLE = 0x1 | 0x2
+_THROTTLE_BITS = {
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clocks",
+}
 
 
 @cache
@@ -212,10 +227,10 @@ class Cuda(Device):
         return torch.random.fork_rng([self.place])
 
     def foreign_processes(self) -> tuple[int, ...] | None:
-        return smi.foreign(smi.asked("compute-apps=pid", self._identity()), os.getpid())
+        return foreign(nvidia_smi("compute-apps=pid", self._identity()), os.getpid())
 
     def throttled(self) -> tuple[str, ...] | None:
-        return smi.reasons(smi.asked("gpu=clocks_throttle_reasons.active", self._identity()))
+        return reasons(nvidia_smi("gpu=clocks_throttle_reasons.active", self._identity()))
 
     def _identity(self) -> str:
         """As nvidia-smi names it, whatever CUDA_VISIBLE_DEVICES makes of the numbers."""
@@ -225,3 +240,39 @@ class Cuda(Device):
 
     def waits_for_launches(self) -> bool:
         return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
+
+
+def nvidia_smi(query: str, identity: str) -> list[str] | None:
+    """Lines of `nvidia-smi --query-<query>` for one device; None if it cannot be asked."""
+    command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits", f"--id={identity}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+def foreign(lines: list[str] | None, process: int) -> tuple[int, ...] | None:
+    """Process ids of others among those that compute there.
+
+    A process that is not in the list although it has a context there (it asked through CUDA) reads it from inside a
+    container that hides or renumbers processes: then nothing is known.
+    """
+    try:
+        computing = {int(line) for line in lines or []}
+    except ValueError:
+        return None
+    return tuple(sorted(computing - {process})) if process in computing else None
+
+
+def reasons(lines: list[str] | None) -> tuple[str, ...] | None:
+    """Names of the reasons in one line with a bit mask as nvidia-smi prints it, `0x0000000000000004`."""
+    try:
+        mask = int(lines[0], 16) if lines else None
+    except ValueError:  # [N/A]
+        return None
+    if mask is None:
+        return None
+    known = sum(_THROTTLE_BITS) | _NO_THROTTLE
+    unknown = (f"unknown reason {mask & ~known:#x}",) if mask & ~known else ()
+    return tuple(name for bit, name in _THROTTLE_BITS.items() if mask & bit) + unknown

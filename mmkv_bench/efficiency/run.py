@@ -118,7 +118,7 @@ def card(plan: Planned, todo: int) -> str:
 def _measure(plan: Planned, store: Store, found: dict[Unit, str], track: Tracker) -> int:
     """Runs what is missing, until nothing is; returns the number of passes."""
     from mmkv_bench.compression.flash import check as check_flash
-    from mmkv_bench.devices.installed import COMPILED, check_compiler
+    from mmkv_bench.devices.requirements import COMPILED, check_compiler
     from mmkv_bench.efficiency.measure import Bench
     from mmkv_bench.generation.decode import CompiledStep
     from mmkv_bench.models.source import Source

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from mmkv_bench.compression.numerics.tiles import ends_only
-from mmkv_bench.devices.tally import LiveStorages
+from mmkv_bench.devices.live_storages import LiveStorages
 from mmkv_bench.families.facts import model_facts, text_model
 from mmkv_bench.generation.fake_values import MadeUp
 from mmkv_bench.generation.one_pass import DECODE, REDUCE, SELECT, Peaks, run

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
 from mmkv_bench.deadline import time_limit
-from mmkv_bench.devices.meant import check_meant
+from mmkv_bench.devices.requirements import check_meant
 from mmkv_bench.errors import ConfigError, GenerationTimeout, MMKVError, UnsupportedError, out_of_memory
 from mmkv_bench.families.facts import ModelFacts, model_facts, text_model
 from mmkv_bench.families.registry import apply_limits, families, family

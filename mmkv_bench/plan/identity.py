@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
-from mmkv_bench.devices.meant import check_meant
+from mmkv_bench.devices.requirements import check_meant
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan.cells import DatasetIdentity, Identity

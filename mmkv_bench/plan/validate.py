@@ -15,7 +15,7 @@ from mmkv_bench.config import schema
 from mmkv_bench.config.overrides import same_kind
 from mmkv_bench.config.schema import Model, RunConfig, allowed, as_list
 from mmkv_bench.config.shorthand import CUSTOM
-from mmkv_bench.devices.installed import COMPILED, FLASH, check_compiler, check_flash_attn
+from mmkv_bench.devices.requirements import COMPILED, FLASH, check_compiler, check_flash_attn
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 from mmkv_bench.judging.judge_config import check_judge
 from mmkv_bench.methods import method_file_checks
@@ -342,7 +342,7 @@ def refuse_absent(config: RunConfig) -> None:
     where no row is here either: a run whose rows are all there needs none of them, which only the store tells.
 
     Raises:
-        ConfigError: see `no_cuda` and `devices/installed.py`.
+        ConfigError: see `no_cuda` and `devices/requirements.py`.
     """
     if config.stage == "score" or (Path(config.out).expanduser() / "store.json").exists():
         return

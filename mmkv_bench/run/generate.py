@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mmkv_bench.deadline import time_limit
-from mmkv_bench.devices.installed import COMPILED
+from mmkv_bench.devices.requirements import COMPILED
 from mmkv_bench.errors import DataError
 from mmkv_bench.generation.cut import fitted, prompt_limit
 from mmkv_bench.generation.decode import CompiledStep, config_of

@@ -151,7 +151,7 @@ def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
         MMKVError: one of these is not there, or cannot do what the run asks.
     """
     from mmkv_bench.compression.flash import check as check_flash
-    from mmkv_bench.devices.installed import COMPILED, check_compiler
+    from mmkv_bench.devices.requirements import COMPILED, check_compiler
     from mmkv_bench.evaluation.documents import prepare
 
     parts = [part for part in plan.parts if todo[part.dataset]]

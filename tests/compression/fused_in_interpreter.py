@@ -13,7 +13,7 @@ import torch
 
 from mmkv_bench.compression.numerics import attention, fused, proxies
 from mmkv_bench.compression.numerics.ordering import nucleus
-from mmkv_bench.devices import Host
+from mmkv_bench.devices import Device
 from tests.compression import oracles
 from tests.each import each
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available
 @pytest.fixture(autouse=True)
 def kernels_alone(monkeypatch):
     """The host runs kernels, too, and a row block would be a failure."""
-    monkeypatch.setattr(Host, "fuses", True)
+    monkeypatch.setattr(Device, "fuses", True)
     for name in ("attention.exponentials", "proxies.exponentials", "proxies.nucleus"):
         monkeypatch.setattr(f"mmkv_bench.compression.numerics.{name}", None)
 

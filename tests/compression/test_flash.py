@@ -199,5 +199,5 @@ def test_what_flash_attn_cannot_do_is_refused(package, monkeypatch):
     monkeypatch.setattr(WithFlash, "runs_flash_attention", False)
     with pytest.raises(UnsupportedError, match="runs on a CUDA device, and the model is on cpu"):
         Session(model, attention=FLASH)
-    assert devices.Cuda.runs_flash_attention and not devices.Host.runs_flash_attention
+    assert devices.Cuda.runs_flash_attention and not devices.Device.runs_flash_attention
     assert tuple(getattr(torch, name) for name in ("float16", "bfloat16")) == flash_attn_double.HALF

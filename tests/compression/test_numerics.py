@@ -14,7 +14,7 @@ from mmkv_bench.compression.numerics.moments import ElementMoments, JointMoments
 from mmkv_bench.compression.numerics.ordering import nucleus
 from mmkv_bench.compression.numerics.proxies import group_mass, group_votes
 from mmkv_bench.compression.numerics.rotary import rotate, unrotate
-from mmkv_bench.devices import Host
+from mmkv_bench.devices import Device
 from mmkv_bench.errors import UnsupportedError
 from tests.compression import oracles
 from tests.each import each
@@ -44,7 +44,7 @@ def assert_relative(got, want, limit=5e-6):
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles so small that every statistic needs many blocks, as a long prompt does."""
-    monkeypatch.setattr(Host, "tile", 64)
+    monkeypatch.setattr(Device, "tile", 64)
 
 
 # ---------------------------------------------------------------- attention mass
@@ -107,7 +107,7 @@ def test_column_sums_hold_one_tile_not_the_attention_matrix():
     naive = 7 * 2048 * 2048 * 4
     inputs_and_result = 2 * key.numel() * 4 + 2048 * 4
     peak = oracles.allocator_peak(lambda: column_sums(query, key, scaling))
-    assert Host.tile * 4 / 2 < peak <= 3 * Host.tile * 4 + inputs_and_result < naive / 3
+    assert Device.tile * 4 / 2 < peak <= 3 * Device.tile * 4 + inputs_and_result < naive / 3
 
 
 # ---------------------------------------------------------------- nucleus
@@ -279,12 +279,12 @@ def test_partial_rotation_is_refused():
 
 
 def test_joint_moments_of_turned_queries_hold_some_tiles_whatever_the_heads(monkeypatch):
-    monkeypatch.setattr(Host, "tile", 2**13)
+    monkeypatch.setattr(Device, "tile", 2**13)
     x = torch.randn(48, 64, 32, generator=torch.Generator().manual_seed(1))
     rotation, moments = [one.float() for one in oracles.cos_sin(torch.arange(64), 32)], JointMoments()
     result = 48 * (32 + 32 * 32) * 8
     peak = oracles.allocator_peak(lambda: moments.add(x, rotation))
-    assert result < peak <= result + 6 * Host.tile * 4 < result + x.nbytes
+    assert result < peak <= result + 6 * Device.tile * 4 < result + x.nbytes
     rows = unrotate(x, *rotation)[5].double()
     assert torch.allclose(moments.mean()[5], rows.mean(0), rtol=1e-12)
     assert torch.allclose(moments.covariance()[5], rows.T.cov(correction=0), atol=1e-12)

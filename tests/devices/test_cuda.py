@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmkv_bench import devices
-from mmkv_bench.devices import Cuda, cuda, smi
+from mmkv_bench.devices import Cuda, cuda
 
 without = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 
@@ -22,7 +22,7 @@ def test_without_a_device_none_is_counted_and_the_host_is_taken():
 
 def test_every_kind_has_its_object_and_the_host_answers_for_unknown_ones():
     assert type(devices.at("cuda:1")) is Cuda and devices.at("cuda:1").place == torch.device("cuda", 1)
-    assert type(devices.at(torch.device("cpu"))) is devices.Host and type(devices.at("meta")) is devices.Host
+    assert type(devices.at(torch.device("cpu"))) is devices.Device and type(devices.at("meta")) is devices.Device
     assert devices.at("cuda").memory is not None and devices.at("cpu").memory is None
 
 
@@ -57,7 +57,7 @@ def program(tmp_path, monkeypatch):
 def test_others_on_the_device_are_known_where_one_sees_oneself(program):
     for said, others in [("17\\n40\\n", (40,)), ("17\\n", ()), ("40\\n", None), ("", None), ("[N/A]\\n", None)]:
         program(said)
-        assert smi.foreign(smi.asked("compute-apps=pid", "GPU-1"), 17) == others, said
+        assert cuda.foreign(cuda.nvidia_smi("compute-apps=pid", "GPU-1"), 17) == others, said
     assert program.asked() == ["--query-compute-apps=pid", "--format=csv,noheader,nounits", "--id=GPU-1"]
 
 
@@ -72,15 +72,15 @@ def test_a_clock_that_is_held_down_has_its_reasons(program):
         ("", None),
     ]:
         program(said)
-        assert smi.reasons(smi.asked("gpu=clocks_throttle_reasons.active", "GPU-1")) == reasons, said
+        assert cuda.reasons(cuda.nvidia_smi("gpu=clocks_throttle_reasons.active", "GPU-1")) == reasons, said
 
 
 def test_a_program_that_fails_or_is_missing_tells_nothing(program, monkeypatch):
     program("17\\n", code=6)
-    assert smi.asked("compute-apps=pid", "GPU-1") is None
+    assert cuda.nvidia_smi("compute-apps=pid", "GPU-1") is None
     monkeypatch.setenv("PATH", "/nowhere")
-    assert smi.asked("compute-apps=pid", "GPU-1") is None
-    assert smi.foreign(None, 17) is None and smi.reasons(None) is None
+    assert cuda.nvidia_smi("compute-apps=pid", "GPU-1") is None
+    assert cuda.foreign(None, 17) is None and cuda.reasons(None) is None
 
 
 @pytest.mark.parametrize(("value", "waits"), [(None, False), ("", False), ("0", False), ("1", True)])

@@ -9,7 +9,7 @@ import torch
 
 from mmkv_bench import devices
 from mmkv_bench.devices import Bytes, Counters
-from mmkv_bench.devices.base import cores
+from mmkv_bench.devices.device import cores
 from mmkv_bench.generation.meter import Meter
 
 FLOAT = 4
@@ -90,7 +90,7 @@ def test_cores_are_those_of_the_affinity_within_the_quota(tmp_path, monkeypatch,
 def test_threads_are_never_more_than_cores(monkeypatch):
     asked = torch.get_num_threads()
     for there, granted in ((asked + 1, asked), (asked, asked), (asked - 1, asked - 1)):
-        monkeypatch.setattr("mmkv_bench.devices.base.cores", lambda there=there: there)
+        monkeypatch.setattr("mmkv_bench.devices.device.cores", lambda there=there: there)
         assert HOST.threads() == granted
 
 

@@ -98,7 +98,7 @@ def test_stored_devices_are_read_without_torch_and_damaged_files_are_none(tmp_pa
 def test_a_plan_takes_the_only_measured_device_of_the_kind_that_computes(tmp_path, monkeypatch, capsys):
     """A login node's CPU made the hours of a sweep on GPUs."""
     monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))
-    monkeypatch.setattr("mmkv_bench.devices.meant.sign_here", lambda: None)
+    monkeypatch.setattr("mmkv_bench.devices.requirements.sign_here", lambda: None)
     words = ("model=tiny", "method=snapkv", "dataset=[pages_walk]", "limit=1", f"out={tmp_path / 'rows'}")
     cpu = dataclasses.replace(SPEED, name="Xeon", kind="cpu", rates={"float32": 1e12})
     slurm = ("launcher=slurm", "hydra.launcher.partition=any")

@@ -18,7 +18,7 @@ from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.fixed import FixedLayer, fix, fixed_view
 from mmkv_bench.compression.fixed_pool import Pool, Room, StorageShape, bucket, pool_of
 from mmkv_bench.compression.session import attach as attached
-from mmkv_bench.devices.installed import check_compiler
+from mmkv_bench.devices.requirements import check_compiler
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.generation import decode as compiled
 from mmkv_bench.generation.decode import EAGER_DECODE, CompiledStep, config_of

@@ -20,7 +20,7 @@ from mmkv_bench.compression.scorers.deviation import DeviationScorer, cutoff, fi
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import compose, method_defaults
-from mmkv_bench.devices import Host
+from mmkv_bench.devices import Device
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import build_compressor, identity_form
 from mmkv_bench.methods.node import under_reading
@@ -134,7 +134,7 @@ def test_extra_memory_is_one_tile_or_a_few_channels(heads, length, dim):
     """Neither T x T nor T x D numbers: a tile, or one channel at a time, beside a few rows per head."""
     x = torch.randn(heads, length, dim)
     peak = oracles.allocator_peak(lambda: high_pass(x, length // 5))
-    assert peak <= 4 * max(Host.tile, 4 * length) + (heads * 8 + 64) * length
+    assert peak <= 4 * max(Device.tile, 4 * length) + (heads * 8 + 64) * length
 
 
 # ---------------------------------------------------------------- scores

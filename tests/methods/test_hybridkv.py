@@ -15,7 +15,7 @@ from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.retrieval import ChunkRetrieval
 from mmkv_bench.compression.scorers.window import WindowScorer
 from mmkv_bench.compression.selectors.text_first import TextFirst
-from mmkv_bench.devices import Host
+from mmkv_bench.devices import Device
 from mmkv_bench.errors import ConfigError
 from tests.compression import oracles
 from tests.each import each
@@ -77,12 +77,12 @@ def test_rows_that_see_no_more_than_the_top_keys_are_fully_sparse():
 def test_sparsity_does_not_depend_on_blocks_of_rows(monkeypatch):
     layer, allocator = oracles.make_layer(90, 2, 3), Hybrid()
     whole = allocator.summary(layer.observe(allocator.needs), 8, 0)
-    monkeypatch.setattr(Host, "tile", 2000)
+    monkeypatch.setattr(Device, "tile", 2000)
     assert torch.allclose(allocator.summary(layer.observe(allocator.needs), 8, 0), whole, rtol=1e-6)
 
 
 def test_sparsity_needs_no_square_memory(monkeypatch):
-    monkeypatch.setattr(Host, "tile", 2**16)
+    monkeypatch.setattr(Device, "tile", 2**16)
     layer, allocator = oracles.make_layer(600, 1, 4), Hybrid()
     obs = layer.observe(allocator.needs)
     assert oracles.allocator_peak(lambda: allocator.summary(obs, 8, 0)) < 4 * 4 * 2**16 < 600 * 600 * 4 * 4 / 4

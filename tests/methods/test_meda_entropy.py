@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mmkv_bench.compression.allocators.entropy import Entropy
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.numerics.entropy import causal_entropy, cross_modal_entropy, map_entropy
-from mmkv_bench.devices import Host
+from mmkv_bench.devices import Device
 from tests.compression import oracles
 from tests.each import each
 from tests.oracles import meda
@@ -50,7 +50,7 @@ def test_entropies_of_300_tokens_in_several_blocks(monkeypatch):
     layer = oracles.make_layer(300, 2, 2, seed=4)
     query, key, types = layer.query.float(), layer.key.float(), torch.tensor(mixed(300))
     whole = (cross_modal_entropy(query, key, 0.4, types), causal_entropy(query, key, 0.4))
-    monkeypatch.setattr(Host, "tile", 4000)
+    monkeypatch.setattr(Device, "tile", 4000)
     blocks = (cross_modal_entropy(query, key, 0.4, types), causal_entropy(query, key, 0.4))
     assert blocks == pytest.approx(whole, rel=1e-6)
     assert whole[1] == pytest.approx(meda.full_rows(query, key, 0.4), rel=1e-5)

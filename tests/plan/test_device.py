@@ -7,7 +7,7 @@ import torch
 
 from mmkv_bench.cli.main import main
 from mmkv_bench.devices import kind_of
-from mmkv_bench.devices.meant import sign_of_gpu
+from mmkv_bench.devices.requirements import sign_of_gpu
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.load import device_of
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.devices import Bytes, Counters
-from mmkv_bench.devices.tally import LiveStorages
+from mmkv_bench.devices.live_storages import LiveStorages
 
 
 class Memory(Counters):

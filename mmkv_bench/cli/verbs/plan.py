@@ -203,7 +203,7 @@ def _launcher(overrides: list[str]) -> Mapping[str, Any] | None:
 
 def _kind(model: Model, models: Mapping[str, Any] | None, launcher: Mapping[str, Any] | None) -> str | None:
     """`cpu` or `cuda` of the device that the plan will run on; None: whatever torch finds here. models: `slurm.models`."""
-    from mmkv_bench.devices.meant import sign_here
+    from mmkv_bench.devices.requirements import sign_here
 
     if model.device != "auto":
         return model.device

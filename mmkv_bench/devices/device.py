@@ -1,14 +1,17 @@
-"""What a device is asked, whichever it is; and what is the same of all, since the host asks it of itself."""
+"""What a device is asked. `Device` answers for the host: its clock needs no waiting, and its memory is counted storage by
+storage where that is asked for. Other kinds override what differs."""
 
 from __future__ import annotations
 
 import os
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mmkv_bench.devices.counters import Counters
 
 if TYPE_CHECKING:
     import torch
@@ -17,71 +20,43 @@ if TYPE_CHECKING:
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
-class Bytes(NamedTuple):
-    """`allocated` bytes of live storages; `reserved` ones that an allocator holds for them, None where it does not say."""
-
-    allocated: int
-    reserved: int | None = None
-
-    def larger(self, other: Bytes) -> Bytes:
-        """The larger of both, number by number."""
-        sides = [one.reserved for one in (self, other) if one.reserved is not None]
-        return Bytes(max(self.allocated, other.allocated), max(sides) if sides else None)
-
-
-class Counters(ABC):
-    """Memory that is held now, and the most that was held since `restart`."""
-
-    @abstractmethod
-    def held(self) -> Bytes: ...
-
-    @abstractmethod
-    def peak(self) -> Bytes: ...
-
-    @abstractmethod
-    def alike(self, one: Tensor, other: Tensor) -> None:
-        """Count another tensor where one is counted: of a pass that stands for a larger one."""
-
-    @abstractmethod
-    def restart(self) -> None:
-        """The peak begins again with what is held now."""
-
-
 class Lane(AbstractContextManager[None]):
-    """A second line of a device's work: what is given inside its block runs beside what is given outside."""
+    """A second line of a device's work: work given inside its block runs beside work given outside."""
 
     @abstractmethod
     def settle(self) -> None:
-        """The host waits until what was given inside is done."""
+        """Let the host wait until the work given inside is done."""
 
     @abstractmethod
     def join(self) -> None:
-        """What is given outside from now on waits for what was given inside."""
+        """Let work given outside from now on wait for the work given inside."""
 
 
 Mark = Any
 """A place in a device's stream of work, see `Device.mark`."""
 
 
-class Device(ABC):
-    """One torch device.
+class Device:
+    """One torch device; as it stands, the host.
 
     Attributes:
         place: the torch device. kind: as torch calls it.
-        tile: float32 elements that one block of a streaming statistic may have.
+        tile: float32 elements that one block of a streaming statistic may have; the host's stays near the caches.
         adds_in_order: scattered additions to one place happen in the order of their sources, the same on every run.
         attends_by_query_head: its attention kernel takes grouped heads (`enable_gqa`) under any mask, and reads keys and
             values once per query head.
         runs_flash_attention: flash-attn has kernels for it.
         compile_mode: of `torch.compile` for a decode step.
+        memory: counters that cost nothing, None where there are none.
     """
 
-    kind: ClassVar[str]
-    tile: ClassVar[int]
-    adds_in_order: ClassVar[bool]
-    attends_by_query_head: ClassVar[bool]
-    runs_flash_attention: ClassVar[bool]
-    compile_mode: ClassVar[str | None]
+    kind: ClassVar[str] = "cpu"
+    tile: ClassVar[int] = 2**20
+    adds_in_order: ClassVar[bool] = True
+    attends_by_query_head: ClassVar[bool] = True
+    runs_flash_attention: ClassVar[bool] = False
+    compile_mode: ClassVar[str | None] = None
+    memory: Counters | None = None
 
     def __init__(self, place: torch.device):
         self.place = place
@@ -97,94 +72,99 @@ class Device(ABC):
         return False
 
     def current(self) -> AbstractContextManager[object]:
-        """Within it kernels that are started without naming a device run on this one."""
+        """A block in which kernels that are started without naming a device run on this one."""
         return nullcontext()
 
     @classmethod
-    @abstractmethod
     def here(cls) -> torch.device:
         """The one that this process uses, with its number where there may be several: some of torch's calls want it."""
+        import torch
+
+        return torch.device("cpu")
 
     @classmethod
-    @abstractmethod
     def count(cls) -> int:
-        """How many of this kind this process can use."""
+        """Number of devices of this kind that this process can use."""
+        return 1
 
     @classmethod
     def ruled_out(cls) -> bool:
-        """Whether it is certain, without asking torch, that there is none."""
+        """It is certain, without asking torch, that there is none."""
         return False
 
-    @abstractmethod
     def name(self) -> str:
-        """As its maker calls it."""
+        """Its maker's name of it."""
+        return str(self.place)
 
     # ------------------------------------------------------------------ time
-    @abstractmethod
     def synchronise(self) -> None:
-        """Wait until all work given to the device is done."""
+        """Wait until all work given to the device is done; the host's is done when an operation returns."""
 
     def now(self) -> float:
         """Seconds of a clock without jumps, when all work given to the device is done."""
         self.synchronise()
         return time.perf_counter()
 
-    @abstractmethod
     def mark(self) -> Mark:
-        """A place behind all work given so far; does not wait for it, so a step that is marked is not slowed."""
+        """A place behind all work given so far. It is not waited for, so a step that is marked is not slowed."""
+        return time.perf_counter()
 
-    @abstractmethod
     def between(self, start: Mark, end: Mark) -> float:
         """Seconds of the device from one mark to a later one; waits for the later one."""
+        return end - start
 
     # ------------------------------------------------------------------ memory
-    memory: Counters | None = None
-    """Counters that cost nothing, None where there are none."""
-
-    @abstractmethod
     def total_bytes(self) -> int:
-        """All memory that it has, whoever uses it."""
+        """All memory of the device, whoever uses it."""
+        import psutil
 
-    @abstractmethod
+        return psutil.virtual_memory().total
+
     def counted(self, held: Iterable[Tensor] = (), limit: int | None = None) -> AbstractContextManager[Counters]:
-        """Counters within the block; `held`: tensors made before it that are to be counted (weights, inputs). Beyond `limit`
-        bytes whatever is allocated raises `torch.OutOfMemoryError`.
+        """Counters within the block. Where `memory` is None, counting slows the block: time it in another pass.
 
-        Where `memory` is None, counting slows what runs inside: time it in another pass.
+        Args:
+            held: tensors made before the block that are to be counted (weights, inputs).
+            limit: bytes beyond which an allocation raises `torch.OutOfMemoryError`.
         """
+        from mmkv_bench.devices.live_storages import LiveStorages
 
-    @abstractmethod
+        return LiveStorages(self.place, held, limit)
+
     def release(self) -> None:
-        """Give back memory that is reserved and not used, after tensors are gone."""
+        """Give back memory that is reserved and not used, after tensors are gone; the host's allocator does so by itself."""
 
-    @abstractmethod
     def forget_graphs(self) -> None:
-        """Let go of graphs of compiled steps, whose storages are gone."""
+        """Drop graphs of compiled steps whose storages are gone; on the host a compiled step is a program."""
 
-    @abstractmethod
     def host_buffer(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """An empty tensor in host memory that the device can copy from while it works (pinned, where it matters)."""
+        import torch
 
-    @abstractmethod
+        return torch.empty(*shape, dtype=dtype)
+
     def to_host(self, tensor: Tensor) -> Tensor:
         """The tensor in memory as `host_buffer` gives; itself on the host."""
+        return tensor
 
-    @abstractmethod
     def lane(self) -> Lane | None:
         """A second line of work, behind everything given so far; None where copies do not run beside computing."""
+        return None
 
     # ------------------------------------------------------------------ random numbers
-    @abstractmethod
     def forked_random(self) -> AbstractContextManager[None]:
-        """Within it torch's global generators of host and device may be seeded; afterwards they are as before."""
+        """A block in which torch's global generators of host and device may be seeded; afterwards they are as before."""
+        import torch
+
+        return torch.random.fork_rng([])
 
     # ------------------------------------------------------------------ trust
     def foreign_processes(self) -> tuple[int, ...] | None:
-        """Process ids of others that compute on the device; None where that cannot be told."""
+        """Process ids of others that compute on the device; None where that is not known."""
         return None
 
     def throttled(self) -> tuple[str, ...] | None:
-        """Why its clock is held down now, empty when it is not; None where that cannot be told."""
+        """Reasons for which its clock is held down now, empty when it is not; None where that is not known."""
         return None
 
     def waits_for_launches(self) -> bool:
@@ -192,7 +172,7 @@ class Device(ABC):
         return False
 
     def threads(self) -> int:
-        """Threads that torch's operations on the host really have: no more than cores that this process may use."""
+        """Threads of torch's operations on the host: no more than cores that this process may use."""
         import torch
 
         return min(torch.get_num_threads(), cores())

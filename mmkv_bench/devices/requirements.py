@@ -1,15 +1,20 @@
-"""Signs that work is meant for a GPU: `model.device=auto` is refused there if torch sees none, never taken for the CPU."""
+"""What a run wants of this machine: the GPU that it is meant for, a C++ compiler, flash-attn. Only `check_meant` asks torch."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError
 
+COMPILED = "compiled"
+FLASH = "flash_attention_2"
 _GRANTED = ("SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NONE = ("", "0", "-1", "NoDevFiles")
@@ -17,7 +22,7 @@ _FILE = re.compile(r"nvidia(\d+|ctl)")
 
 
 def sign_of_gpu(environment: Mapping[str, str], files: Sequence[str]) -> str | None:
-    """What says that a process is meant to have a GPU, None without a sign.
+    """The sign that a process is meant to have a GPU, None without one.
 
     A hidden device (CUDA_VISIBLE_DEVICES empty or -1) is no sign, unless Slurm granted one to the job.
 
@@ -58,7 +63,7 @@ def check_meant(setting: str) -> None:
 
 
 def _why() -> str:
-    """Why torch sees no CUDA device, in its own words."""
+    """The reason for which torch sees no CUDA device, in its own words."""
     import torch
 
     version = f"torch {torch.__version__}"
@@ -69,3 +74,26 @@ def _why() -> str:
     except (AssertionError, RuntimeError) as error:
         return f"{version}: {str(error).strip().partition('. ')[0].splitlines()[0]}"
     return f"{version} counts 0 devices"
+
+
+def check_compiler() -> None:
+    """Refuse a run that would fail at its first compiled step.
+
+    Raises:
+        ConfigError: no C++ compiler, which writes the kernels of a CPU and the launchers of a GPU's.
+    """
+    wanted = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(shlex.split(wanted)[0]) is None:
+        raise ConfigError(
+            f"decode=compiled needs a C++ compiler, and there is no {wanted}; install one, name one in the variable CXX, or "
+            "use decode=eager"
+        )
+
+
+def check_flash_attn() -> None:
+    """Raises ConfigError where the package flash-attn is not installed."""
+    if find_spec("flash_attn") is None:
+        raise ConfigError(
+            f"model.attention={FLASH} needs the package flash-attn, which is not installed; allowed without it: sdpa, "
+            "eager; install it (pip install 'mmkv-bench[gpu]'), or choose model.attention=sdpa"
+        )

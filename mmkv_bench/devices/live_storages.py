@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mmkv_bench.devices.base import Bytes, Counters
+from mmkv_bench.devices.counters import Bytes, Counters
 
 
 class LiveStorages(TorchDispatchMode, Counters):
