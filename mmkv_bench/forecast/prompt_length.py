@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,17 +17,16 @@ from mmkv_bench.datasets.page_tasks import PAGE_TASKS, page_task
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.families.base import PixelLimits
 from mmkv_bench.families.registry import image_tokens
-from mmkv_bench.models.source import FOLDER, Source
+from mmkv_bench.models.source import Source
 
 if TYPE_CHECKING:
     from mmkv_bench.datasets.task_spec import TaskSpec
-    from mmkv_bench.plan.plan import Part, Plan
+    from mmkv_bench.plan.parts import Part
+    from mmkv_bench.plan.plan import Plan
     from mmkv_bench.store.store import Store
 
-ASSUMED = 2048
-"""Tokens of a prompt of which nothing is known."""
-QUESTION = 64
-"""Tokens of the text beside images, template included, where only images are known."""
+ASSUMED, QUESTION = 2048, 64
+"""Tokens of a prompt of which nothing is known, and of the text beside images where only those are known."""
 _PAGE_TEXT, _PAGE_MARKERS = 10, 2  # tokens of the embedded model's template and question, and beside each of its images
 _SHOWN = ("min_pixels", "max_pixels", "video_max_pixels", "frames")
 """Settings of `model` that change how many tokens an image or a video has."""
@@ -34,7 +34,7 @@ _SHAPES = (
     (336, 336),
     (1344, 896),
     (300, 1500),
-)  # pixels; a model that gives these the same number of tokens scales to one size
+)  # pixels; a model that gives them the same tokens scales all images to one size
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,16 @@ class PromptLength:
 
 def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
     """Median lengths of stored prompts by dataset, of the plan's model with the same image settings and any method."""
-    model = plan.model
-    shown = [getattr(model, name) for name in _SHOWN]
-    columns = ("cell", "base", "model_fingerprint", "config")
-    cells = store.cells(columns=columns)
+    shown = [getattr(plan.model, name) for name in _SHOWN]
+    cells = store.cells(columns=("cell", "base", "model_fingerprint", "config"))
     cells = cells.filter(pc.equal(cells["model_fingerprint"], plan.cells[0].model_fingerprint))
-    same: dict[str, bool] = {}
-    names = []
-    for cell in cells.to_pylist():
-        config = cell["config"]
-        if config not in same:
-            stored = json.loads(config).get("model") or {}
-            same[config] = [stored.get(name) for name in _SHOWN] == shown
-        if same[config] and cell["base"] != "pixels":  # whose pictures are smaller
-            names.append(cell["cell"])
+    configs = {text: json.loads(text).get("model") or {} for text in set(cells["config"].to_pylist())}
+    same = {text for text, model in configs.items() if [model.get(name) for name in _SHOWN] == shown}
+    names = [
+        cell["cell"]
+        for cell in cells.to_pylist()
+        if cell["config"] in same and cell["base"] != "pixels"  # whose pictures are smaller
+    ]
     rows = store.responses(names, ("dataset", "prompt_tokens", "visual_tokens"), coded=True)
     lengths = {}
     for part in plan.parts:
@@ -80,19 +76,17 @@ def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
 
 def expected_length(plan: Plan, part: Part) -> PromptLength:
     """The length that a dataset's shape tells: its pages, or one image where a model scales all to one size; else assumed."""
-    images, text = _images(part.spec), QUESTION
-    if images and part.spec.is_pages and str(plan.model.path).startswith(PACKAGE_SCHEME):
-        text = _PAGE_TEXT + _PAGE_MARKERS * len(images)
-    visual = None
-    if images and plan.family is not None and plan.family.multimodal:
-        try:
-            counts = {visual_tokens(plan, sizes) for sizes in _alternatives(part.spec, images)}
-        except (MMKVError, KeyError, TypeError):  # settings that do not tell
-            counts = set()
-        visual = counts.pop() if len(counts) == 1 else None
-    if visual is not None:
-        return PromptLength(visual + text, "pages" if part.spec.is_pages else "picture", visual)
-    context = None if plan.family is None else plan.family.max_context
+    spec, family = part.spec, plan.family
+    prompts = [_pages(spec)] if spec.is_pages else [[shape] for shape in _SHAPES]
+    one_image = [*spec.columns].count("image") == 1 and "turns" not in spec.columns and not spec.fixture
+    if family is not None and family.multimodal and (spec.is_pages or one_image):
+        with suppress(MMKVError, KeyError, TypeError):  # settings of a processor that do not tell
+            counts = {visual_tokens(plan, images) for images in prompts}
+            if len(counts) == 1:
+                embedded = str(plan.model.path).startswith(PACKAGE_SCHEME)
+                text = _PAGE_TEXT + _PAGE_MARKERS * len(prompts[0]) if spec.is_pages and embedded else QUESTION
+                return PromptLength(min(counts) + text, "pages" if spec.is_pages else "picture", min(counts))
+    context = None if family is None else family.max_context
     return PromptLength(min(ASSUMED, context or ASSUMED), "assumed")
 
 
@@ -102,53 +96,38 @@ def of_images(plan: Plan, images: Sequence[tuple[int, int]]) -> PromptLength:
     Raises:
         ConfigError: a model whose processor is not known here; UnsupportedError: one without images.
     """
-    if not plan.model.processor:
-        raise ConfigError(
-            f"--image needs the settings of a processor, and {plan.model.name} has none in conf/model; give "
-            "--prompt-tokens instead"
-        )
     visual = visual_tokens(plan, images)
     return PromptLength(visual + QUESTION, "pictures", visual)
 
 
 def visual_tokens(plan: Plan, images: Sequence[tuple[int, int]]) -> int:
-    """Visual tokens of a prompt's images, given as width and height in pixels. Raises ConfigError without a known processor."""
+    """Visual tokens of a prompt's images, given as width and height in pixels. Raises as `of_images`."""
     model = plan.model
     settings = model.processor or _folder_processor(Source.of(model))
-    assert plan.family is not None, "without a family nothing is counted"
+    if not settings or plan.family is None:
+        raise ConfigError(
+            f"--image needs the settings of a processor, and {model.name} has none in conf/model; give --prompt-tokens instead"
+        )
     limits = PixelLimits(model.min_pixels, model.max_pixels)
     return sum(image_tokens(plan.family.model_type, settings, *size, len(images), limits) for size in images)
 
 
-def _images(spec: TaskSpec) -> list[tuple[int, int]]:
-    """Sizes in pixels of the images of a dataset's prompt; of data whose prompts have one image, of any size; else none."""
-    if not spec.is_pages:
-        return [_SHAPES[0]] if list(spec.columns).count("image") == 1 and not spec.fixture else []
+def _pages(spec: TaskSpec) -> list[tuple[int, int]]:
+    """Sizes in pixels of the images of a page's prompt; of a mix of kinds, those with one image."""
     from mmkv_bench.tiny.glyphs import CELL
     from mmkv_bench.tiny.pages import FRAMES, SIZES
 
     task, size = page_task(spec.name)
     side = SIZES[size] * CELL
-    cut = [kind.startswith(("mi_", "redundant_")) for kind in PAGE_TASKS[task]]
-    return [(side // 2, side // 2)] * FRAMES if all(cut) else [(side, side)]
-
-
-def _alternatives(spec: TaskSpec, images: Sequence[tuple[int, int]]) -> list[Sequence[tuple[int, int]]]:
-    """Images to count: those of pages, whose size is known; else one of several shapes, which must agree."""
-    return [images] if spec.is_pages else [[shape] for shape in _SHAPES]
+    cut = all(kind.startswith(("mi_", "redundant_")) for kind in PAGE_TASKS[task])
+    return [(side // 2, side // 2)] * FRAMES if cut else [(side, side)]
 
 
 def _folder_processor(source: Source) -> Mapping[str, Any]:
-    """Settings of the processor in a model's folder, in the form of `model.processor`.
-
-    Raises:
-        ConfigError: they are not here or cannot be read.
-    """
-    if source.kind == FOLDER:
-        try:
-            values = json.loads((Path(source.place) / "processor_config.json").read_text(encoding="utf-8"))
-            parts = {kind: values[f"{kind}_processor"] for kind in ("image", "video") if f"{kind}_processor" in values}
-            return parts | {"processor": values}
-        except (OSError, ValueError):
-            pass
-    raise ConfigError(f"the processor of {source.place} is not known here; give --prompt-tokens")
+    """Settings of the processor in a model's folder, in the form of `model.processor`; empty where there are none."""
+    try:
+        values = json.loads((Path(source.place) / "processor_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    parts = {kind: values[f"{kind}_processor"] for kind in ("image", "video") if f"{kind}_processor" in values}
+    return parts | {"processor": values}

@@ -1,0 +1,42 @@
+"""Promise: a prompt's length is that of stored prompts, else what the shape of the data tells, else assumed and marked."""
+
+from __future__ import annotations
+
+from mmkv_bench.config.compose import compose
+from mmkv_bench.forecast.prompt_length import PromptLength, expected_length, stored_lengths
+from mmkv_bench.plan.plan import outline
+from mmkv_bench.store.store import Store
+from tests.each import each
+
+
+@each(
+    ("words", "length"),
+    [
+        (("dataset=pages_walk",), PromptLength(268, "pages", 256)),
+        (("dataset=pages_walk", "page_size=large"), PromptLength(588, "pages", 576)),
+        (("dataset=pages_redundant",), PromptLength(274, "pages", 256)),
+        (("dataset=pages_walk", "model=qwen2_5_vl_7b"), PromptLength(256 + 64, "pages", 256)),
+        (("dataset=pages_walk", "model=llama_3_8b"), PromptLength(2048, "assumed")),
+        (("dataset=docvqa", "model=llava_v1_5_7b"), PromptLength(576 + 64, "picture", 576)),
+        (("dataset=docvqa", "model=qwen2_5_vl_7b"), PromptLength(2048, "assumed")),  # whose pictures keep their size
+        (("dataset=videomme", "model=llava_v1_5_7b"), PromptLength(2048, "assumed")),
+    ],
+)
+def test_the_shape_of_the_data_tells_a_length_or_it_is_assumed(words, length, tmp_path):
+    plan = outline(compose([*words, f"out={tmp_path}/rows"]))
+    assert expected_length(plan, plan.parts[0]) == length
+
+
+def test_stored_prompts_have_the_lengths_that_pages_are_expected_to_have():
+    """Committed rows of all methods, not of the plan's cells alone; none for other settings of images."""
+    words = ("dataset=[pages_walk,pages_redundant]", "budget=7", "out=results/tiny/methods")
+    plan = outline(compose([*words]))
+    store = Store(plan.out)
+    assert {cell.cell for cell in plan.cells if cell.budget is not None}.isdisjoint(store.cells()["cell"].to_pylist())
+    lengths = stored_lengths(plan, store)
+    assert [length.source for length in lengths.values()] == ["stored", "stored"]
+    for part in plan.parts:
+        stored, expected = lengths[part.dataset], expected_length(plan, part)
+        assert (stored.tokens, stored.visual) == (expected.tokens, expected.visual)
+    other = outline(compose([*words, "model.max_pixels=50176"]))
+    assert stored_lengths(other, store) == {}
