@@ -158,6 +158,7 @@ ARROWS = {
         "diagnostics",
         "efficiency",
         "evaluation",
+        "families",
         "generation",
         "methods",
         "models",

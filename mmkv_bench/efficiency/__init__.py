@@ -1,5 +1,5 @@
 """The scenario of efficiency: one cell at a time at true shape, its times by phase, its bytes, and the limit beside each.
 
-`planned` makes cells and the order of their passes, `prompts` what they read, `measure` runs one pass, `run` all of them into the
-table `timings`; `summary` computes what `show` prints, from rows alone.
+`plan` has the cells and the order of their passes, `prompts` what they read, `measure` one pass, `run` all of them, into the
+table `timings`; `summary` computes from rows alone what `text` prints.
 """

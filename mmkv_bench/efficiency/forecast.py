@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import TOGETHER
-from mmkv_bench.efficiency.planned import DATASETS, TEXT, Planned, Unit, kind_of
+from mmkv_bench.efficiency.plan import DATASETS, TEXT, EfficiencyPlan, PassId, kind_of
 from mmkv_bench.efficiency.run import card
 from mmkv_bench.forecast.forecast import Workload, kept_entries
 from mmkv_bench.forecast.prompt_length import PromptLength
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from mmkv_bench.plan.cells import Cell
 
 
-def workloads_of(plan: Planned, todo: Sequence[Unit]) -> list[Workload]:
+def workloads_of(plan: EfficiencyPlan, todo: Sequence[PassId]) -> list[Workload]:
     """The passes to do, one workload for every kind of prompts, length and batch; without passes to do it takes no time."""
     batches = sorted({*plan.batches, *(unit.batch for unit in todo)}) or [1]
     return [_workload(plan, todo, *shape) for shape in product(plan.kinds, sorted(plan.lengths), batches)]
 
 
-def notes_of(plan: Planned) -> list[str]:
+def notes_of(plan: EfficiencyPlan) -> list[str]:
     """Sentences about what a forecast leaves out."""
     notes = ["the vision tower is in no time and no byte here; --memory counts what it holds"] * (plan.kinds != [TEXT])
     return notes + ["the search for the largest batch is in no time here"] * plan.searches
 
 
-def text(plan: Planned, todo: Sequence[Unit]) -> str:
+def text(plan: EfficiencyPlan, todo: Sequence[PassId]) -> str:
     """The card, and how many tokens all passes read."""
     tokens = sum(unit.tokens * unit.batch for unit in todo)
     reads = f"reads     {tokens:,} prompt tokens in these passes, {_warm(todo):,} more to warm up"
     return "\n".join([card(plan, len(todo)), reads, f"model     {weights_text(plan)}"])
 
 
-def document(plan: Planned, todo: Sequence[Unit]) -> dict[str, Any]:
+def document(plan: EfficiencyPlan, todo: Sequence[PassId]) -> dict[str, Any]:
     """The same as data."""
     return {
         "out": str(plan.out),
@@ -51,7 +51,7 @@ def document(plan: Planned, todo: Sequence[Unit]) -> dict[str, Any]:
     }
 
 
-def prompts(plan: Planned) -> list[Prompt]:
+def prompts(plan: EfficiencyPlan) -> list[Prompt]:
     """The prompts that are measured, for a dry run (loads torch and the processor).
 
     Raises:
@@ -72,7 +72,7 @@ def prompts(plan: Planned) -> list[Prompt]:
     return found
 
 
-def _workload(plan: Planned, todo: Sequence[Unit], kind: str, tokens: int, batch: int) -> Workload:
+def _workload(plan: EfficiencyPlan, todo: Sequence[PassId], kind: str, tokens: int, batch: int) -> Workload:
     new, cells = int(plan.pass_config.new_tokens), [cell for cell in plan.cells if kind_of(cell.dataset) == kind]
     passes = {cell.cell: _passes(cell, tokens, batch, todo) for cell in cells}
     prefills: Counter[int] = Counter()
@@ -92,7 +92,7 @@ def _workload(plan: Planned, todo: Sequence[Unit], kind: str, tokens: int, batch
     )
 
 
-def _passes(cell: Cell, tokens: int, batch: int, todo: Sequence[Unit]) -> int:
+def _passes(cell: Cell, tokens: int, batch: int, todo: Sequence[PassId]) -> int:
     """Passes of a cell to do, one more to warm up where any is timed."""
     units = [unit for unit in todo if (unit.cell, unit.tokens, unit.batch) == (cell.cell, tokens, batch)]
     return len(units) + any(unit.repeat is not None for unit in units)
@@ -103,6 +103,6 @@ def _prefilled(cell: Cell, tokens: int) -> int:
     return kept_entries(cell, tokens) if cell.compressor.resamples else tokens
 
 
-def _warm(todo: Sequence[Unit]) -> int:
+def _warm(todo: Sequence[PassId]) -> int:
     """Prompt tokens of the passes that warm up."""
     return sum(shape.tokens * shape.batch for shape in {unit.shape for unit in todo if unit.repeat is not None})

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 INSIDE = ("vision", "score", "select", "reduce")
 """Phases within the text model's forward pass over the prompt, or before it."""
-OWN = "account"  # our own counting, in no time
+ACCOUNT = "account"  # counting of entries, in no time
 ROW_BY_ROW = "row_by_row"  # the fallback of batches whose sequences have states of a decode policy
 
 
@@ -54,14 +54,14 @@ class Clock:
 
     def seconds(self) -> dict[str, float]:
         """Phase -> seconds of all its intervals together."""
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for name, start, end in self.intervals:
-            found[name] = found.get(name, 0.0) + self.device.between(start, end)
-        return found
+            seconds[name] = seconds.get(name, 0.0) + self.device.between(start, end)
+        return seconds
 
 
 @dataclass
-class Held:
+class CacheBytes:
     """What the cache is before the first step [bytes], see the columns of `timings`; fallbacks of the method."""
 
     held: int
@@ -76,7 +76,7 @@ class Timed:
 
     seconds: dict[str, float]
     steps: list[float]
-    held: Held
+    held: CacheBytes
     answers: list[list[int]]
 
 
@@ -86,7 +86,7 @@ class Counted:
 
     peaks: dict[str, Bytes]
     resident: int | None
-    held: Held
+    held: CacheBytes
 
 
 @dataclass
@@ -114,20 +114,20 @@ class Bench:
         marks, held = self._run(prompts, cell, clock, self.step)
         between, inside = self.device.between, clock.seconds()
         compressed = {name: inside.get(name, 0.0) for name in INSIDE if name != "vision" or name in inside}
-        prefilled = sum(between(lap.start, lap.prefilled) for lap in marks.laps) - inside.get(OWN, 0.0)
-        told = sum(between(lap.prefilled, lap.end) for lap in marks.laps)
+        prefilled = sum(between(lap.start, lap.prefilled) for lap in marks.laps) - inside.get(ACCOUNT, 0.0)
+        first_token = sum(between(lap.prefilled, lap.end) for lap in marks.laps)
         joined = {name: inside[name] for name in ("join",) if name in inside}
         joining, tokens = sum(joined.values()), marks.tokens
         if marks.fed:
-            told += between(marks.ready, tokens[0])
-        first = prefilled + told + (joining if marks.fed else 0.0)
+            first_token += between(marks.ready, tokens[0])
+        first = prefilled + first_token + (joining if marks.fed else 0.0)
         ends = [tokens[0] if marks.fed else marks.ready, *tokens[1:]]
         steps = [between(one, after) for one, after in pairwise(ends)]
         reached = first + (0.0 if marks.fed else joining)  # when the first step begins
         seconds = {
             "encode": sum(prompt.encode_s for prompt in prompts),
             "prefill": prefilled - sum(compressed.values()),
-            "first_token": told,
+            "first_token": first_token,
             "ttft": first,
             "second_token": reached + steps[0],
             "total": reached + sum(steps),
@@ -172,7 +172,7 @@ class Bench:
         phases: Phases,
         step: Callable[..., Any] | None,
         copies: Copies | None = None,
-    ) -> tuple[Pass, Held]:
+    ) -> tuple[Pass, CacheBytes]:
         lengths = lengths_of(protocol(cell.protocol), prompts[0], self.loaded.family)
         driver = Driver(
             self.loaded.model,
@@ -183,7 +183,7 @@ class Bench:
             together=self.together,
             copies=copies,
         )
-        held: list[Held] = []
+        held: list[CacheBytes] = []
 
         def counted(cache: CompressedCache, filled: FilledBatch) -> None:
             held.append(self._held(cache, filled, lengths.fed, driver.acts(cell, lengths)))
@@ -191,13 +191,13 @@ class Bench:
         self.device.synchronise()
         return driver.run(prompts, cell, lengths, self.device, phases, counted), held[0]
 
-    def _held(self, cache: CompressedCache, filled: FilledBatch, fed: int, acting: bool) -> Held:
+    def _held(self, cache: CompressedCache, filled: FilledBatch, fed: int, acting: bool) -> CacheBytes:
         fallback = list(dict.fromkeys(filled.fallback))
         if self.step is not None and acting:
             fallback.append(EAGER_DECODE)
         if any(isinstance(layer, RowsLayer) for layer in cache.layers):
             fallback.append(ROW_BY_ROW)
-        return Held(
+        return CacheBytes(
             held=sum(tensor.nbytes for layer in cache.layers for tensor in layer.buffers()),
             useful=filled.useful,
             read=sum(layer.read_nbytes(fed) for layer in cache.layers),

@@ -23,17 +23,8 @@ if TYPE_CHECKING:
     from mmkv_bench.families.facts import ModelFacts
     from mmkv_bench.plan.cells import Cell
 
-_SAME = (
-    "base",
-    "parameters",
-    "reading",
-    "protocol",
-    "budget_kind",
-    "budget_entries",
-    "budget_fraction",
-    "method_version",
-)
-"""What a cell and the one whose rows are its profile have in common."""
+_SAME = ("base", "reading", "protocol", "budget_kind", "budget_entries", "budget_fraction", "method_version")
+"""Columns that a cell and the one whose rows are its profile have in common, besides their parameters."""
 
 
 @dataclass(frozen=True)
@@ -62,28 +53,28 @@ class Profile:
         return f"{self.model} on {self.dataset}, sample {self.sample} of {self.tokens} tokens"
 
 
-def imposed(cell: Cell, folder: str, family: ModelFacts) -> tuple[Cell, Profile]:
+def with_profile(cell: Cell, folder: str, family: ModelFacts) -> tuple[Cell, Profile]:
     """The cell as another one, that divides its budget as a row of its method in a store did.
 
     Raises:
         ConfigError: no store, or none of its rows goes with the cell.
         UnsupportedError: a method of which rows do not tell enough.
     """
-    refuse_unseen(cell)
+    refuse_unprofiled(cell)
     profile = _profile(cell, folder, family)
     made = cell.compressor
     assert made.allocator is not None, "a division is an allocator's"
     allocator = Replayed(made.allocator, profile.kept, profile.entries)
-    told: dict[str, Any] = {"profile": {name: value for name, value in vars(profile).items() if name != "kept"}}
+    about = {"profile": {name: value for name, value in vars(profile).items() if name != "kept"}}
     return replace(
         cell,
         cell=checksum(f"{cell.cell}/{profile.digest}".encode()),
         compressor=replace(made, allocator=allocator),
-        calibrations={**cell.calibrations, profile.digest: told},
+        calibrations={**cell.calibrations, profile.digest: about},
     ), profile
 
 
-def refuse_unseen(cell: Cell) -> None:
+def refuse_unprofiled(cell: Cell) -> None:
     """Raises UnsupportedError for a method whose rows do not tell how it divided."""
     decoding = cell.compressor.decoding
     if decoding is not None and decoding.retrieves:
@@ -100,30 +91,27 @@ def refuse_unseen(cell: Cell) -> None:
 
 
 def _profile(cell: Cell, folder: str, family: ModelFacts) -> Profile:
-    root = Path(folder).expanduser()
+    root, shape = Path(folder).expanduser(), (family.num_layers, family.num_kv_heads)
     if not root.is_dir():
         raise ConfigError(f"profiles={folder} is no folder; give the folder of a run's rows (its out=...)")
     store = Store(root)
-    cells = store.cells()
-    known = {row["cell"]: row for row in cells.to_pylist() if _goes_with(row, cell)}
+    alike = {row["cell"]: row for row in store.cells().to_pylist() if _goes_with(row, cell)}
     columns = ("cell", "sample_id", "status", "kept", "budget_entries", "context_tokens")
-    rows = _evicted(store.responses(known, columns), (family.num_layers, family.num_kv_heads)) if known else None
-    if rows is None or not rows.num_rows:
-        why = (
-            f"rows of {len(known)} such cells, none of a prompt longer than its budget with {family.num_layers} layers of "
-            f"{family.num_kv_heads} KV heads"
-            if known
-            else "no rows of it"
-        )
+    rows = _evicted(store.responses(alike, columns), shape)
+    if not rows.num_rows:
+        there = "no rows of it"
+        if alike:
+            heads = f"{shape[0]} layers of {shape[1]} KV heads"
+            there = f"rows of {len(alike)} such cells, none of a prompt longer than its budget with {heads}"
         raise ConfigError(
-            f"profiles={folder} has {why}: {cell.label} with the same parameters on real weights is needed; run it there "
+            f"profiles={folder} has {there}: {cell.label} with the same parameters on real weights is needed; run it there "
             "(scenario=quality), or leave the method out"
         )
-    return _median(rows, known, (family.num_layers, family.num_kv_heads))
+    return _median(rows, alike, shape)
 
 
 def _goes_with(row: dict[str, Any], cell: Cell) -> bool:
-    same = all(row[name] == getattr(cell, name) for name in _SAME if name != "parameters")
+    same = all(row[name] == getattr(cell, name) for name in _SAME)
     return same and row["weights"] != "random" and json.loads(row["parameters"]) == json.loads(cell.parameters)
 
 
@@ -133,35 +121,31 @@ def _evicted(rows: pa.Table, shape: tuple[int, int]) -> pa.Table:
 
     ok = pc.and_(pc.equal(rows["status"], "ok"), pc.less(rows["budget_entries"], rows["context_tokens"]))
     rows = rows.filter(pc.fill_null(ok, False))
-    if not rows.num_rows:
-        return rows
     layers = pc.list_value_length(rows["kept"])
-    heads = pc.list_value_length(pc.list_element(rows.filter(pc.greater(layers, 0))["kept"], 0))
-    rows = rows.filter(pc.greater(layers, 0))
-    fits = pc.and_(pc.equal(pc.list_value_length(rows["kept"]), shape[0]), pc.equal(heads, shape[1]))
-    return rows.filter(fits)
+    rows = rows.filter(pc.equal(layers, shape[0]))
+    return (
+        rows.filter(pc.equal(pc.list_value_length(pc.list_element(rows["kept"], 0)), shape[1]))
+        if rows.num_rows
+        else rows
+    )
 
 
-def _median(rows: pa.Table, known: dict[str, dict[str, Any]], shape: tuple[int, int]) -> Profile:
+def _median(rows: pa.Table, cells: dict[str, dict[str, Any]], shape: tuple[int, int]) -> Profile:
     """The row whose entries, padded to the longest head of each layer, are the median multiple of what they are."""
     import numpy as np
 
     flat = rows["kept"].combine_chunks().flatten().flatten().to_numpy(zero_copy_only=False)
     kept = flat.reshape(-1, *shape).astype(np.int64)
     padded = shape[1] * kept.max(2).sum(1) / np.maximum(kept.sum((1, 2)), 1)
-    names = (
-        rows["sample_id"].to_numpy(zero_copy_only=False).astype(str),
-        rows["cell"].to_numpy(zero_copy_only=False).astype(str),
-    )
-    place = int(np.lexsort((names[1], names[0], padded))[(len(padded) - 1) // 2])
+    cell, sample = (np.asarray(rows[name].to_pylist(), str) for name in ("cell", "sample_id"))
+    place = int(np.lexsort((cell, sample, padded))[(len(padded) - 1) // 2])
     row = rows.slice(place, 1).drop_columns("kept").to_pylist()[0]
-    origin = known[row["cell"]]
     return Profile(
         kept=tuple(tuple(map(int, layer)) for layer in kept[place]),
         entries=int(row["budget_entries"]),
         tokens=int(row["context_tokens"]),
         cell=row["cell"],
         sample=row["sample_id"],
-        model=origin["model"],
-        dataset=origin["dataset"],
+        model=cells[row["cell"]]["model"],
+        dataset=cells[row["cell"]]["dataset"],
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mmkv_bench.efficiency.planned import DATASETS, IMAGE, SCHEMES, TEXT, VIDEO
+from mmkv_bench.efficiency.plan import DATASETS, IMAGE, SCHEMES, TEXT, VIDEO
 from mmkv_bench.efficiency.sizing import Rules, Size
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.base import PixelLimits
@@ -79,8 +79,8 @@ def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPro
     Raises:
         UnsupportedError: a tokenizer that makes nothing of plain English.
     """
-    own = f"/{number}" if number else ""
-    draw, text, before = random.Random(f"{DATASETS[TEXT]}/{SCHEMES[TEXT]}/{tokens}{own}"), "", -1
+    suffix = f"/{number}" if number else ""
+    draw, text, before = random.Random(f"{DATASETS[TEXT]}/{SCHEMES[TEXT]}/{tokens}{suffix}"), "", -1
     while True:
         text += sentences(_SENTENCES, draw)
         start = time.perf_counter()
@@ -95,7 +95,7 @@ def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPro
         before = len(ids)
         text += sentences(_SENTENCES * (tokens // max(len(ids), 1)), draw)
     inputs = {"input_ids": torch.tensor([ids[:tokens]])}
-    prompt = from_tensors(f"{DATASETS[TEXT]}/{tokens}{own}", inputs, loaded.family, seconds)
+    prompt = from_tensors(f"{DATASETS[TEXT]}/{tokens}{suffix}", inputs, loaded.family, seconds)
     if prompt.visual_tokens:
         raise UnsupportedError(
             f"the tokenizer of {loaded.name} makes visual tokens of plain English; choose another model"
@@ -163,10 +163,10 @@ def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -
         sizes = rules.pictures(room, each)
         visual = sum(image_tokens(rules.model_type, rules.settings, *size, len(sizes), rules.limits) for size in sizes)
         return _Media(kind, [picture(size, draw) for size in sizes], visual) if sizes else None
-    found = rules.video(room - each)
-    if found is None:
+    video_size = rules.video(room - each)
+    if video_size is None:
         return None
-    frames, size = found
+    frames, size = video_size
     visual = video_tokens(rules.model_type, rules.settings, frames, *size, rules.limits)
     return _Media(kind, [video(frames, size, draw)], visual)
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
 from mmkv_bench.config.schema import ONE_BY_ONE, TOGETHER
-from mmkv_bench.efficiency.planned import TEXT, Planned, Shape, Unit, counting, kind_of, planned
-from mmkv_bench.efficiency.search import Ended
+from mmkv_bench.efficiency.plan import TEXT, EfficiencyPlan, PassId, Shape, counting, kind_of, plan_passes
+from mmkv_bench.efficiency.search import Outcome
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.run.tracking import described, settings, summarise
 from mmkv_bench.store.store import Store
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mmkv_bench.config.schema import RunConfig
-    from mmkv_bench.efficiency.measure import Bench, Held
+    from mmkv_bench.efficiency.measure import Bench, CacheBytes
     from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.generation.result import CellSpec
 
@@ -37,22 +37,22 @@ def run(config: RunConfig) -> int:
         MMKVError: what stops the run as a whole, with its exit code.
     """
     started = time.perf_counter()
-    plan = planned(config)
+    plan = plan_passes(config)
     store = Store(plan.out)
     store.check_writable()
     rows = store.timings([cell.cell for cell in plan.cells])
-    todo, found = missing(plan, rows, plan.retry), outcomes(rows, plan.memory_limit, plan.retry)
+    todo, outcomes = missing(plan, rows, plan.retry), stored_outcomes(rows, plan.memory_limit, plan.retry)
     track, ran = tracker(settings(plan.logger, plan.answering.selection.shard), store.root), 0
     print(card(plan, len(todo)), flush=True)
     if todo:
         track.start(described(plan.resolved, plan.cells))
         ended = False
         try:
-            ran = _measure(plan, store, found, track)
+            ran = _measure(plan, store, outcomes, track)
             ended = True
         finally:
             track.finish(failed=not ended)
-    code = _close(plan, store, found, ran, time.perf_counter() - started)
+    code = _close(plan, store, outcomes, ran, time.perf_counter() - started)
     summarise(plan.logger, plan.answering.selection.shard, store, ran > 0)
     return code
 
@@ -64,37 +64,37 @@ PREFILLED = 3
 _UNIT = ("cell", "prompt_tokens", "batch", "repeat", "batch_prefill")
 
 
-def outcomes(rows: pa.Table, memory_limit: int | None = None, retry: Sequence[str] = ()) -> dict[Unit, str]:
+def stored_outcomes(rows: pa.Table, memory_limit: int | None = None, retry: Sequence[str] = ()) -> dict[PassId, str]:
     """How each pass with rows ended; without those that are to run again: `retry` says so, or another limit held."""
-    found: dict[Unit, str] = {}
+    outcomes: dict[PassId, str] = {}
     names = (*_UNIT, "phase", "status", "memory_limit", "peak_allocated", "copied")
     for *unit, phase, status, limit, peak, copied in zip(*(rows[name].to_pylist() for name in names), strict=True):
-        made = Unit(*unit)
+        made = PassId(*unit)
         if phase == "total" and status not in retry and (made.repeat is not None or limit == memory_limit):
-            found[made] = Ended(status, peak, bool(copied))
-    return found
+            outcomes[made] = Outcome(status, peak, bool(copied))
+    return outcomes
 
 
-def missing(plan: Planned, rows: pa.Table, retry: Sequence[str] = ()) -> list[Unit]:
+def missing(plan: EfficiencyPlan, rows: pa.Table, retry: Sequence[str] = ()) -> list[PassId]:
     """Passes without rows, as far as they are known, what waits for a search included."""
-    found = outcomes(rows, plan.memory_limit, retry)
-    return _unfinished(plan, [*plan.passes(found), *plan.units], found)
+    outcomes = stored_outcomes(rows, plan.memory_limit, retry)
+    return _unfinished(plan, [*plan.passes(outcomes), *plan.units], outcomes)
 
 
-def left(plan: Planned, found: Mapping[Unit, str]) -> list[Unit]:
+def left(plan: EfficiencyPlan, outcomes: Mapping[PassId, str]) -> list[PassId]:
     """Passes that can run now and have not, in order."""
-    return _unfinished(plan, plan.passes(found), found)
+    return _unfinished(plan, plan.passes(outcomes), outcomes)
 
 
-def _unfinished(plan: Planned, units: Sequence[Unit], found: Mapping[Unit, str]) -> list[Unit]:
+def _unfinished(plan: EfficiencyPlan, units: Sequence[PassId], outcomes: Mapping[PassId, str]) -> list[PassId]:
     """Where one failed, the others of its shape are left out."""
-    failed = {unit.shape for unit, status in found.items() if status != "ok"}
-    known = found.keys() - plan.unconfirmed(found)
+    failed = {unit.shape for unit, status in outcomes.items() if status != "ok"}
+    known = outcomes.keys() - plan.unconfirmed(outcomes)
     return [unit for unit in dict.fromkeys(units) if unit not in known and unit.shape not in failed]
 
 
 # ---------------------------------------------------------------------- before work
-def card(plan: Planned, todo: int) -> str:
+def card(plan: EfficiencyPlan, todo: int) -> str:
     """The passes in words, and the number of those to do."""
     lengths, sizes = (", ".join(map(str, sorted(numbers))) for numbers in (plan.lengths, plan.batches))
     batches = " and ".join([sizes] * bool(sizes) + ["the largest that fits"] * plan.searches)
@@ -115,7 +115,7 @@ def card(plan: Planned, todo: int) -> str:
     return "\n".join([*lines, *plan.notes])
 
 
-def _measure(plan: Planned, store: Store, found: dict[Unit, str], track: Tracker) -> int:
+def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], track: Tracker) -> int:
     """Runs what is missing, until nothing is; returns the number of passes."""
     from mmkv_bench.compression.flash import check as check_flash
     from mmkv_bench.devices.requirements import COMPILED, check_compiler
@@ -144,15 +144,15 @@ def _measure(plan: Planned, store: Store, found: dict[Unit, str], track: Tracker
     store.write_cells(stored_rows(plan.cells, plan.resolved, provenance))
     refuse_other_machine(store, [cell.cell for cell in plan.cells], provenance, times=True)
     with computing_with(threads_for(loaded, model.threads)):
-        return _Passes(plan, store, bench, found, track).run()
+        return _Passes(plan, store, bench, outcomes, track).run()
 
 
 class _Passes:
-    """Runs passes in their order, stores each as it ends and shows it; `found`: how passes ended so far."""
+    """Runs passes in their order, stores each as it ends and shows it; `outcomes`: how passes ended so far."""
 
-    def __init__(self, plan: Planned, store: Store, bench: Bench, found: dict[Unit, str], track: Tracker):
-        self.plan, self.store, self.bench, self.found, self.track = plan, store, bench, found, track
-        self.places: dict[Unit, int] = {}
+    def __init__(self, plan: EfficiencyPlan, store: Store, bench: Bench, outcomes: dict[PassId, str], track: Tracker):
+        self.plan, self.store, self.bench, self.outcomes, self.track = plan, store, bench, outcomes, track
+        self.places: dict[PassId, int] = {}
         self.prompts: dict[tuple[str, int, int], EncodedPrompt] = {}
         self.datasets = {cell.cell: cell.dataset for cell in plan.cells}
         self.warm: set[Shape] = set()
@@ -160,12 +160,12 @@ class _Passes:
     def run(self) -> int:
         """All that are missing, and those that a search then asks for; returns their number."""
         ran = 0
-        while todo := left(self.plan, self.found):
-            self.places = {unit: place for place, unit in enumerate(self.plan.passes(self.found))}
+        while todo := left(self.plan, self.outcomes):
+            self.places = {unit: place for place, unit in enumerate(self.plan.passes(self.outcomes))}
             ran += self._run(todo)
         return ran
 
-    def _run(self, todo: Sequence[Unit]) -> int:
+    def _run(self, todo: Sequence[PassId]) -> int:
         """After one that fails the others of its shape are left out; returns how many ran."""
         from mmkv_bench.run.progress import Progress
 
@@ -180,14 +180,14 @@ class _Passes:
                     self.store.write_timings(rows)
                     self.track.log(_shown(self.plan.cell(unit.cell).label, rows))
                     whole = next(row for row in rows if row["phase"] == "total")
-                    self.found[unit] = Ended(whole["status"], whole.get("peak_allocated"), bool(whole["copied"]))
+                    self.outcomes[unit] = Outcome(whole["status"], whole.get("peak_allocated"), bool(whole["copied"]))
                     ran += 1
-                    if self.found[unit] != "ok":
+                    if self.outcomes[unit] != "ok":
                         failed.add(unit.shape)
                 bar.advance()
         return ran
 
-    def _rows(self, unit: Unit) -> list[dict[str, Any]]:
+    def _rows(self, unit: PassId) -> list[dict[str, Any]]:
         from mmkv_bench.generation.result import describe, status_of
         from mmkv_bench.secrecy import without_secrets
 
@@ -200,7 +200,7 @@ class _Passes:
         self.bench.device.release()
         return [common | row for row in rows]
 
-    def _common(self, unit: Unit) -> dict[str, Any]:
+    def _common(self, unit: PassId) -> dict[str, Any]:
         return {
             "cell": unit.cell,
             "dataset": self.datasets[unit.cell],
@@ -221,7 +221,7 @@ class _Passes:
             "measured": "own",
         }
 
-    def _pass(self, unit: Unit) -> list[dict[str, Any]]:
+    def _pass(self, unit: PassId) -> list[dict[str, Any]]:
         prompts, cell = [self._prompt(unit, number) for number in range(unit.batch)], self._spec(unit.cell)
         if unit.repeat is None:
             counted = self.bench.counted(prompts, cell, self.plan.memory_limit, self._distinct(unit))
@@ -243,10 +243,10 @@ class _Passes:
             times, timed.held, {"disturbed": disturbed, "load": load, "threads": self.bench.device.threads()}
         )
 
-    def _distinct(self, unit: Unit) -> int | None:
+    def _distinct(self, unit: PassId) -> int | None:
         """Prompts that are prefilled for a size of a search, while it looks: further sequences are copies. None: all."""
         looks = unit.repeat is None and unit.prefill == ONE_BY_ONE and unit.batch not in self.plan.batches
-        few = looks and unit.batch > PREFILLED + 1 and unit not in self.plan.unconfirmed(self.found)
+        few = looks and unit.batch > PREFILLED + 1 and unit not in self.plan.unconfirmed(self.outcomes)
         return PREFILLED if few else None
 
     def _forget_storages(self) -> None:
@@ -262,11 +262,11 @@ class _Passes:
 
         device, asked = self.bench.device, torch.get_num_threads()
         others, held_down = device.foreign_processes(), device.throttled()
-        found = [f"{len(others)} other processes on the device"] if others else []
-        found += [f"clock held down: {reason}" for reason in held_down or ()]
-        return found + ([f"{device.threads()} of {asked} threads"] if device.threads() < asked else [])
+        reasons = [f"{len(others)} other processes on the device"] if others else []
+        reasons += [f"clock held down: {reason}" for reason in held_down or ()]
+        return reasons + ([f"{device.threads()} of {asked} threads"] if device.threads() < asked else [])
 
-    def _prompt(self, unit: Unit, number: int = 0) -> EncodedPrompt:
+    def _prompt(self, unit: PassId, number: int = 0) -> EncodedPrompt:
         """What the pass reads of one sequence of the batch: the prompt of its length; of `pixels` the one of as many tokens as
         the budget, whose pictures are smaller and whose text is less.
 
@@ -317,16 +317,16 @@ def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     name = f"{one['dataset']}/{label}/{one['prompt_tokens']}x{one['batch']}"
     of = {row["phase"]: row for row in rows}
     steps, peak = of.get("decode", {}).get("steps_s"), of.get("total", {}).get("peak_allocated")
-    found = {
+    shown = {
         "ttft_s": of.get("ttft", {}).get("seconds"),
         "tpot_s": median(steps) if steps else None,
         "peak_bytes": peak,
         "failed": float(one["status"] != "ok"),
     }
-    return {f"{name}/{key}": value for key, value in found.items() if value is not None}
+    return {f"{name}/{key}": value for key, value in shown.items() if value is not None}
 
 
-def _finished(rows: Mapping[str, dict[str, Any]], held: Held, last: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _finished(rows: Mapping[str, dict[str, Any]], held: CacheBytes, last: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Rows of a pass with what belongs to its decoding and to all of it."""
     held_bytes = {"bytes_held": held.held, "bytes_useful_step": held.useful, "bytes_read_step": held.read}
     more = {"decode": held_bytes, "total": {**last, "fallback": held.fallback}}
@@ -334,8 +334,8 @@ def _finished(rows: Mapping[str, dict[str, Any]], held: Held, last: Mapping[str,
 
 
 # ---------------------------------------------------------------------- after work
-def _close(plan: Planned, store: Store, found: Mapping[Unit, str], ran: int, seconds: float) -> int:
-    from mmkv_bench.efficiency.summary import document, summarised
+def _close(plan: EfficiencyPlan, store: Store, outcomes: Mapping[PassId, str], ran: int, seconds: float) -> int:
+    from mmkv_bench.efficiency.summary import document, summary_lines
     from mmkv_bench.efficiency.text import text
     from mmkv_bench.forecast.roofline import measured_roofline, stored_roofline
 
@@ -343,7 +343,7 @@ def _close(plan: Planned, store: Store, found: Mapping[Unit, str], ran: int, sec
     if not ran:
         print("every pass has its rows; nothing to do")
     limits = measured_roofline(plan.model, plan.cells[0].dtype, rows) if ran else stored_roofline(store, rows)
-    summary = summarised(rows, plan.baselines, limits, plan.memory_limit)
+    summary = summary_lines(rows, plan.baselines, limits, plan.memory_limit)
     if len(summary):  # a prompt of `pixels` is shorter than its line's, so its operations are not those of the line
         smaller = [cell.cell for cell in plan.cells if cell.compressor.resamples]
         summary.loc[summary["cell"].isin(smaller), "prefill_mfu"] = float("nan")
@@ -351,11 +351,11 @@ def _close(plan: Planned, store: Store, found: Mapping[Unit, str], ran: int, sec
     expected = {
         counting(plan.shape(cell.cell, tokens, batch))
         for cell, tokens in product(plan.cells, plan.lengths if plan.searches else ())
-        for batch in plan.search(found, cell.cell, tokens).tried[1:]
+        for batch in plan.search(outcomes, cell.cell, tokens).tried[1:]
         if batch not in plan.batches
     }  # that a search ends where memory does is no failure
-    asked = plan.passes(found)
-    failed = sum(found.get(unit, "ok") not in ("ok", "oom" if unit in expected else "ok") for unit in asked)
+    asked = plan.passes(outcomes)
+    failed = sum(outcomes.get(unit, "ok") not in ("ok", "oom" if unit in expected else "ok") for unit in asked)
     if failed:
         print(f"{failed} of {len(asked)} passes failed; retry=[oom,error] runs them again")
     print(f"{ran} passes in {seconds:.1f} s; raw times in the table timings of {plan.out}")

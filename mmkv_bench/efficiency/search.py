@@ -15,14 +15,14 @@ _GROWTH = 4
 """No size is larger than so many times the largest that fitted: its prompts are all made before it runs."""
 
 
-class Ended(str):
+class Outcome(str):
     """A status (`ok`, `oom`, ...), with the most bytes that its pass held where they are known. copied: most of its sequences
     were copies of a few, so that it says where to look and is no answer."""
 
     peak: int | None
     copied: bool
 
-    def __new__(cls, status: str, peak: int | None = None, copied: bool = False) -> Ended:
+    def __new__(cls, status: str, peak: int | None = None, copied: bool = False) -> Outcome:
         """A status that equals its text."""
         made = super().__new__(cls, status)
         made.peak, made.copied = peak, copied
@@ -44,11 +44,11 @@ class Search:
     stopped: bool = False
 
 
-def searched(outcomes: Mapping[int, str], limit: int | None = None) -> Search:
+def search_state(outcomes: Mapping[int, str], limit: int | None = None) -> Search:
     """Where a search stands.
 
     Args:
-        outcomes: number of sequences -> how its pass ended; an `Ended` says its peak. limit: bytes that a pass may hold, None
+        outcomes: number of sequences -> how its pass ended; an `Outcome` says its peak. limit: bytes that a pass may hold, None
             where they are not known: sizes are then doubled, and bisected.
     """
     known: dict[int, str] = {}

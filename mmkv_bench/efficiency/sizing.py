@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mmkv_bench.errors import ConfigError
 from mmkv_bench.families.base import NO_LIMITS, PixelLimits
 from mmkv_bench.families.registry import family, image_tokens, video_tokens
 from mmkv_bench.models.video import DEFAULT_FRAMES
@@ -59,8 +58,8 @@ class Rules:
             for kind in ("image", "video")
             if getattr(processor, f"{kind}_processor", None) is not None
         }
-        own = {name: getattr(processor, name) for name in _READ if hasattr(processor, name)}
-        return cls(model_type, parts | {"processor": own}, limits, frames)
+        parts["processor"] = {name: getattr(processor, name) for name in _READ if hasattr(processor, name)}
+        return cls(model_type, parts, limits, frames)
 
     @property
     def _by_area(self) -> bool:
@@ -74,7 +73,7 @@ class Rules:
         """
         alone = self._greedy(room, beside, 1)
         several = self._greedy(room, beside, 2)
-        counts = [sum(self._picture(size, len(found)) for size in found) for found in (alone, several)]
+        counts = [sum(self._picture(size, len(sizes)) for size in sizes) for sizes in (alone, several)]
         return alone if counts[0] >= counts[1] else several
 
     def video(self, room: int) -> tuple[int, Size] | None:
@@ -110,13 +109,13 @@ class Rules:
             size = self._largest(lambda one: self._picture(one, images), each)
             return [size] * count if size else []
         menu = sorted(((count, size) for size, count in self._menu(images).items()), reverse=True)
-        found: list[Size] = []
+        sizes: list[Size] = []
         for count, size in menu:
             fitting = room // (count + beside)
-            taken = min(fitting, 1 - len(found)) if images == 1 else fitting
-            found += [size] * taken
+            taken = min(fitting, 1 - len(sizes)) if images == 1 else fitting
+            sizes += [size] * taken
             room -= taken * (count + beside)
-        return found
+        return sizes
 
     def _menu(self, images: int) -> dict[Size, int]:
         """Sizes in whole tiles with their visual tokens, the smallest of each number of tokens."""
@@ -166,11 +165,3 @@ def _most(fits: Callable[[int], bool], high: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
-
-
-def none_fits(kind: str, tokens: int, family: str, rest: int) -> ConfigError:
-    """The error of a length that holds no picture."""
-    return ConfigError(
-        f"lengths={tokens} holds no {kind} that {family} takes beside {rest} tokens of template and question; give a longer "
-        "length, or prompts=text"
-    )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import ONE_BY_ONE
-from mmkv_bench.efficiency.planned import TEXT
+from mmkv_bench.efficiency.plan import TEXT
 from mmkv_bench.forecast.roofline import mbu, mfu, prefill_operations
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _ALIKE = 0.05  # by which the medians of two steps may differ that are said to t
 """Bytes of a step must differ by so much between two lengths for their times to say whether it moves with them."""
 
 
-def summarised(
+def summary_lines(
     rows: pa.Table, baselines: Mapping[str, str], limits: Roofline | None, memory_limit: int | None = None
 ) -> pd.DataFrame:
     """The lines, sorted by length, batch and cell; columns that nothing is known for are null.
@@ -56,7 +56,7 @@ def summarised(
     table["batch_prefill"] = table["batch_prefill"].fillna(ONE_BY_ONE)
     limit = table["memory_limit"].isna() if memory_limit is None else table["memory_limit"] == memory_limit
     table = table[table["repeat"].notna() | limit]
-    found = _state(table)
+    lines = _state(table)
     timed = table[table["repeat"].notna() & (table["status"] == "ok")]
     if not timed.empty:
         wide = timed.pivot(index=[*LINE, "repeat"], columns="phase", values="seconds")
@@ -67,15 +67,15 @@ def summarised(
         batch = wide.index.get_level_values("batch")
         wide["tokens_s"] = batch * decode["steps_s"].map(len).reindex(wide.index) / wide["decode"]
         wide["tpot"] = steps.groupby(level=[*LINE, "repeat"]).median()
-        found = found.join(_quartiles(wide[[*POINTS, "score", "tokens_s"]])).join(_quartiles(steps.to_frame("tpot")))
-        found = found.join(_quartiles(_ratios(wide, baselines)))
-    found = found.join(_memory(table)).reset_index()
-    found = found.merge(_largest(found, baselines), how="left", on=WAY)
-    found = found.sort_values(["prompt_tokens", "batch", "batch_prefill", "cell"], ignore_index=True)
-    found.loc[found["batch"] == 1, "batch_prefill"] = None
+        lines = lines.join(_quartiles(wide[[*POINTS, "score", "tokens_s"]])).join(_quartiles(steps.to_frame("tpot")))
+        lines = lines.join(_quartiles(_ratios(wide, baselines)))
+    lines = lines.join(_memory(table)).reset_index()
+    lines = lines.merge(_largest(lines, baselines), how="left", on=WAY)
+    lines = lines.sort_values(["prompt_tokens", "batch", "batch_prefill", "cell"], ignore_index=True)
+    lines.loc[lines["batch"] == 1, "batch_prefill"] = None
     for name in ("tpot_median", "ttft_median", "vision_median", "compression_median", "bytes_useful_step"):
-        found[name] = found[name] if name in found else float("nan")
-    return _allowed(_limited(found, limits), baselines)
+        lines[name] = lines[name] if name in lines else float("nan")
+    return _allowed(_limited(lines, limits), baselines)
 
 
 def _state(table: pd.DataFrame) -> pd.DataFrame:
@@ -89,8 +89,8 @@ def _state(table: pd.DataFrame) -> pd.DataFrame:
     state = state.join(ended[[*LINE, "load"]].groupby(LINE).median()).join(
         ended[[*LINE, "threads"]].groupby(LINE).max()
     )
-    said = ended[[*LINE, "disturbed"]].explode("disturbed").dropna().drop_duplicates().groupby(LINE)["disturbed"]
-    state["disturbed"] = said.agg("; ".join).reindex(state.index)
+    reasons = ended[[*LINE, "disturbed"]].explode("disturbed").dropna().drop_duplicates().groupby(LINE)["disturbed"]
+    state["disturbed"] = reasons.agg("; ".join).reindex(state.index)
     return state
 
 
@@ -129,8 +129,8 @@ def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 def _quartiles(values: pd.DataFrame) -> pd.DataFrame:
     """`<column>_low`, `_median`, `_high` of each line."""
     lines = values.groupby(level=LINE)
-    found = [lines.quantile(share).add_suffix(f"_{name}") for name, share in _QUARTILES.items()]
-    return found[0].join(found[1:])
+    quantiles = [lines.quantile(share).add_suffix(f"_{name}") for name, share in _QUARTILES.items()]
+    return quantiles[0].join(quantiles[1:])
 
 
 def _memory(table: pd.DataFrame) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.columns import aligned
-from mmkv_bench.efficiency.planned import TEXT
+from mmkv_bench.efficiency.plan import TEXT
 from mmkv_bench.efficiency.summary import LEAST_REPEATS
 from mmkv_bench.forecast.roofline import MS
 from mmkv_bench.store.measurements import load_warning
@@ -13,7 +13,7 @@ from mmkv_bench.store.measurements import load_warning
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mmkv_bench.efficiency.planned import Planned
+    from mmkv_bench.efficiency.plan import EfficiencyPlan
     from mmkv_bench.forecast.roofline import Roofline
 
 _MIB, _NAN = 1 / 2**20, float("nan")
@@ -49,8 +49,8 @@ PEAKS: tuple[tuple[str, str, float], ...] = (
 """The same of the most bytes that were held in each phase; a device's counters have no resident set."""
 
 
-def text(plan: Planned, lines: pd.DataFrame, limits: Roofline | None) -> str:
-    """The tables and their notes. lines: of `summarised`."""
+def text(plan: EfficiencyPlan, lines: pd.DataFrame, limits: Roofline | None) -> str:
+    """The tables and their notes. lines: of `summary_lines`."""
     labels = {cell.cell: (place, cell.label) for place, cell in enumerate(plan.cells)}
     texts = []
     if len(lines):
@@ -104,7 +104,7 @@ def _number(line: dict[str, Any], column: str, factor: float = 1, digits: int = 
     return "-" if value is None or value != value else f"{value * factor:.{digits}f}"
 
 
-def _largest(plan: Planned, lines: pd.DataFrame) -> list[str]:
+def _largest(plan: EfficiencyPlan, lines: pd.DataFrame) -> list[str]:
     """One line per cell and length: the most sequences that fit, and what they do, beside what full's do."""
     texts = []
     for (tokens, kind), group in lines.groupby(["prompt_tokens", "prompts"]):

@@ -21,8 +21,7 @@ from mmkv_bench.models.source import Source
 
 if TYPE_CHECKING:
     from mmkv_bench.datasets.task_spec import TaskSpec
-    from mmkv_bench.plan.parts import Part
-    from mmkv_bench.plan.plan import Plan
+    from mmkv_bench.plan.plan import Part, Plan
     from mmkv_bench.store.store import Store
 
 ASSUMED, QUESTION = 2048, 64

@@ -1,4 +1,4 @@
-"""What a plan will take at the rate at which stored rows of its model were made: time between commits, per row."""
+"""Hours of a plan at the rate at which stored rows of its model were made: time between commits, per row."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mmkv_bench.forecast.forecast import HOUR
 from mmkv_bench.forecast.text import duration
 
 if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Coverage, Plan
     from mmkv_bench.store.store import Store
-
-_HOUR = 3600.0
 
 
 @dataclass(frozen=True)
@@ -34,24 +33,23 @@ class Rate:
     @property
     def hours(self) -> float | None:
         """Of all that is missing, in one process."""
-        return None if self.seconds is None else self.missing * self.seconds / _HOUR
+        return None if self.seconds is None else self.missing * self.seconds / HOUR
 
 
 def rates(plan: Plan, coverage: Coverage, store: Store) -> list[Rate]:
     """One rate per dataset of the plan, from what the store holds of the plan's model, whichever its cells."""
     cells = store.cells(columns=("cell", "model_fingerprint", "device"))
     mine = cells.filter(pc.equal(cells["model_fingerprint"], plan.cells[0].model_fingerprint))
-    found = store.responses(mine["cell"].to_pylist(), ("dataset", "worker", "committed_at"))
-    dataset, seconds = _per_row(found)
+    rows = store.responses(mine["cell"].to_pylist(), ("dataset", "worker", "committed_at"))
+    dataset, seconds = _per_row(rows)
     devices = tuple(sorted({*mine["device"].drop_null().to_pylist()})) if len(seconds) else ()
-    told = []
+    rates = []
     for part in plan.parts:
         own = seconds[dataset == part.dataset]
         taken = own if len(own) else seconds
         median = float(np.median(taken)) if len(taken) else None
-        missing = int((~coverage.answered(part)).sum())
-        told.append(Rate(part.dataset, missing, median, len(taken), len(own) > 0, devices))
-    return told
+        rates.append(Rate(part.dataset, coverage.left(part), median, len(taken), len(own) > 0, devices))
+    return rates
 
 
 def lines(rates: Sequence[Rate]) -> list[str]:

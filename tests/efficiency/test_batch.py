@@ -19,9 +19,9 @@ from mmkv_bench.compression.fixed_pool import pool_of
 from mmkv_bench.compression.joining import join
 from mmkv_bench.compression.session import attach
 from mmkv_bench.efficiency.measure import ROW_BY_ROW, Bench
-from mmkv_bench.efficiency.planned import planned
-from mmkv_bench.efficiency.run import PREFILLED, left, missing, outcomes
-from mmkv_bench.efficiency.search import Ended, searched
+from mmkv_bench.efficiency.plan import plan_passes
+from mmkv_bench.efficiency.run import PREFILLED, left, missing, stored_outcomes
+from mmkv_bench.efficiency.search import Outcome, search_state
 from mmkv_bench.generation.decode import CompiledStep
 from mmkv_bench.models.load import LoadedModel
 from mmkv_bench.store.store import Store
@@ -247,13 +247,13 @@ def test_rows_of_other_lengths_are_refused():
 def sizes_tried(peak, limit, known=True):
     """Of a search alone, over a made-up function of memory that never falls."""
     outcomes = {}
-    while (size := searched(outcomes, limit if known else None).next) is not None:
+    while (size := search_state(outcomes, limit if known else None).next) is not None:
         assert size not in outcomes
-        outcomes[size] = Ended("ok" if peak(size) <= limit else "oom", peak(size) if peak(size) <= limit else None)
-    ended = searched(outcomes, limit if known else None)
+        outcomes[size] = Outcome("ok" if peak(size) <= limit else "oom", peak(size) if peak(size) <= limit else None)
+    ended = search_state(outcomes, limit if known else None)
     assert (ended.stopped, ended.tried) == (False, [*outcomes])
     assert outcomes.get(ended.largest, "ok") == "ok" and outcomes[ended.largest + 1] == "oom"
-    assert searched(dict(reversed(outcomes.items())), limit).largest == ended.largest
+    assert search_state(dict(reversed(outcomes.items())), limit).largest == ended.largest
     return ended.largest, [*outcomes]
 
 
@@ -285,7 +285,7 @@ def test_a_line_is_followed_to_the_limit_in_few_tries():
 
 
 def test_a_search_ends_at_another_failure():
-    stopped = searched({1: "ok", 2: "nan"})
+    stopped = search_state({1: "ok", 2: "nan"})
     assert (stopped.largest, stopped.stopped, stopped.next) == (1, True, None)
 
 
@@ -339,8 +339,8 @@ def test_memory_ends_on_the_host_where_it_is_told():
 
 @pytest.mark.full
 def test_a_finished_search_is_not_searched_again_and_an_interrupted_one_goes_on_from_its_rows(ran):
-    plan = planned(composed(ran[0], *ASKED))
-    found = outcomes(Store(ran[0]).timings(), plan.memory_limit)
+    plan = plan_passes(composed(ran[0], *ASKED))
+    found = stored_outcomes(Store(ran[0]).timings(), plan.memory_limit)
     assert left(plan, found) == [] and done(ran[0], *ASKED).document["ran"] == 0
     order = sorted((unit for unit in found if unit.repeat is None), key=plan.passes(found).index)
     for count in range(len(order)):
@@ -351,16 +351,16 @@ def test_a_finished_search_is_not_searched_again_and_an_interrupted_one_goes_on_
 
 
 def test_a_plan_tells_of_what_waits_for_a_search(tmp_path):
-    plan = planned(composed(tmp_path, *ASKED, "batch=[1,2,max]", "repeats=3"))
+    plan = plan_passes(composed(tmp_path, *ASKED, "batch=[1,2,max]", "repeats=3"))
     nothing = Store(tmp_path).timings()
     assert {unit.repeat for unit in missing(plan, nothing)} == {None, 0, 1, 2}
-    assert {unit.repeat for unit in left(plan, outcomes(nothing))} == {None}
+    assert {unit.repeat for unit in left(plan, stored_outcomes(nothing))} == {None}
 
 
 @pytest.mark.parametrize("short", [0, 3])
 def test_what_copies_found_is_counted_once_more_before_it_is_timed(tmp_path, short):
     """short: by so many sequences the copies' pass holds less than the true one."""
-    plan = planned(composed(tmp_path, *ASKED, "batch=[1,max]", "memory_limit=4000"))
+    plan = plan_passes(composed(tmp_path, *ASKED, "batch=[1,max]", "memory_limit=4000"))
     sizes = {cell.cell: 12 + 30 * number for number, cell in enumerate(plan.cells)}
     found, prefills, timed = {}, 0, []
     while todo := left(plan, found):
@@ -369,12 +369,12 @@ def test_what_copies_found_is_counted_once_more_before_it_is_timed(tmp_path, sho
                 continue
             if unit.repeat is not None:
                 timed.append(unit.batch)
-                found[unit] = Ended("ok")
+                found[unit] = Outcome("ok")
                 continue
             few = unit.batch > PREFILLED + 1 and unit not in plan.unconfirmed(found)
             prefills += PREFILLED + 1 if few else unit.batch
             most, each = sizes[unit.cell] + short * few, 4000 // (sizes[unit.cell] + short * few)
-            found[unit] = Ended("ok" if unit.batch <= most else "oom", each * unit.batch, few)
+            found[unit] = Outcome("ok" if unit.batch <= most else "oom", each * unit.batch, few)
     answers = {cell.cell: plan.search(found, cell.cell, 40).largest for cell in plan.cells}
     assert answers == sizes
     assert not plan.unconfirmed(found) and sorted(timed) == sorted([*sizes.values(), 1, 1])
@@ -383,14 +383,16 @@ def test_what_copies_found_is_counted_once_more_before_it_is_timed(tmp_path, sho
 
 @pytest.mark.full
 def test_another_limit_counts_again_and_keeps_the_times(ran):
-    plan = planned(composed(ran[0], *ASKED, "memory_limit=1GiB"))
-    found = outcomes(Store(ran[0]).timings(), plan.memory_limit)
+    plan = plan_passes(composed(ran[0], *ASKED, "memory_limit=1GiB"))
+    found = stored_outcomes(Store(ran[0]).timings(), plan.memory_limit)
     assert found and all(unit.repeat is not None for unit in found)
     assert {unit.batch for unit in left(plan, found)} == {1}
 
 
 def test_the_two_ways_of_building_a_batch_have_rows_of_their_own():
-    plans = [planned(composed("unused", "batch=[1,2]", f"batch_prefill={way}")) for way in ("one_by_one", "together")]
+    plans = [
+        plan_passes(composed("unused", "batch=[1,2]", f"batch_prefill={way}")) for way in ("one_by_one", "together")
+    ]
     units = [{*plan.units} for plan in plans]
     assert {unit.batch for unit in units[0] & units[1]} == {1}
     assert {(unit.batch, unit.prefill) for unit in units[1]} == {(1, None), (2, "together")}

@@ -11,7 +11,7 @@ import pytest
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.efficiency.forecast import document, notes_of, text, workloads_of
-from mmkv_bench.efficiency.planned import planned
+from mmkv_bench.efficiency.plan import plan_passes
 from mmkv_bench.efficiency.run import missing
 from mmkv_bench.forecast.forecast import Assumptions, forecast
 from mmkv_bench.store.store import Store
@@ -25,7 +25,7 @@ H100 = {"memory": 80 * 2**30, "bandwidth": 3.35e12, "rate": 7e14}
 
 
 def test_passes_and_hours_are_those_computed_by_hand(tmp_path):
-    plan = planned(compose([*ASKED, "prompts=[text,image]", f"out={tmp_path}/rows"]), outline=True)
+    plan = plan_passes(compose([*ASKED, "prompts=[text,image]", f"out={tmp_path}/rows"]), outline=True)
     found = forecast(plan, workloads_of(plan, plan.units), Assumptions(**H100), notes_of(plan))
     assert [(one.dataset, one.tokens, one.source, one.new_tokens) for one in found.datasets] == [
         (f"made_up_{kind}", tokens, "lengths", 16) for kind in ("text", "image") for tokens in (2048, 32768)
@@ -62,7 +62,7 @@ def test_the_command_loads_no_torch_and_says_what_is_done(tmp_path):
 def test_what_is_measured_already_is_not_foreseen_again(tmp_path):
     asked = ["scenario=efficiency", "method=snapkv", "budget=24", "lengths=40", "repeats=1", "new_tokens=3"]
     done(tmp_path, *asked)
-    plan = planned(compose([*asked, "repeats=2", f"out={tmp_path}"]), outline=True)
+    plan = plan_passes(compose([*asked, "repeats=2", f"out={tmp_path}"]), outline=True)
     todo = missing(plan, Store(tmp_path).timings([cell.cell for cell in plan.cells]))
     assert len(todo) == 2 and "2 to do" in text(plan, todo)
 
@@ -71,7 +71,7 @@ def test_what_is_measured_already_is_not_foreseen_again(tmp_path):
 def test_a_forecast_of_a_batch_is_computed_by_hand(tmp_path):
     """Keys and values of 16 prompts, weights once a step, 16 prefills a pass, one layer twice while caches are joined."""
     words = ["batch=[1,16]", "lengths=32768", f"out={tmp_path}/rows"]
-    plan = planned(compose([*ASKED, *words]), outline=True)
+    plan = plan_passes(compose([*ASKED, *words]), outline=True)
     alone, batch = forecast(plan, workloads_of(plan, plan.units), Assumptions(**H100)).datasets
     assert (alone.sequences, batch.sequences) == (1, 16) and batch.prefill_hours == pytest.approx(
         16 * alone.prefill_hours
@@ -90,7 +90,7 @@ def test_a_forecast_of_a_batch_is_computed_by_hand(tmp_path):
     prefill, joined = 32768 * kv + activations + 15 * 32768 * kv, 16 * kv * (32768 + (32768 + 16) / 28)
     assert full.needs == pytest.approx(weights + max(prefill, joined))
     assert alone.lines[0].needs == pytest.approx(weights + 32768 * kv + activations)
-    together = planned(compose([*ASKED, *words, "batch_prefill=together"]), outline=True)
+    together = plan_passes(compose([*ASKED, *words, "batch_prefill=together"]), outline=True)
     needs = forecast(together, workloads_of(together, []), Assumptions()).datasets[1].lines[0].needs
     assert needs == pytest.approx(weights + 16 * (32768 * kv + activations))
 

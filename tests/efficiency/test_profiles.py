@@ -14,7 +14,7 @@ from mmkv_bench.compression.allocators.replayed import Replayed
 from mmkv_bench.config.compose import compose
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.efficiency.measure import Bench
-from mmkv_bench.efficiency.planned import planned
+from mmkv_bench.efficiency.plan import plan_passes
 from mmkv_bench.efficiency.prompts import visual_prompt
 from mmkv_bench.errors import MMKVError
 from mmkv_bench.generation.result import CellSpec
@@ -40,7 +40,7 @@ def composed(*words: str):
 
 @pytest.mark.full
 def test_what_a_timed_pass_keeps_is_the_profile_scaled_to_the_prompt():
-    plan = planned(composed(*RANDOM, METHODS, f"profiles={ROWS}", "budget=32", "prompts=image"))
+    plan = plan_passes(composed(*RANDOM, METHODS, f"profiles={ROWS}", "budget=32", "prompts=image"))
     assert [cell.base for cell in plan.cells] == ["full", "adakv", "meda"]
     loaded = Source.of(compose(["model.device=cpu"]).model).load()  # of the same shape, and small
     bench, prompt = Bench(loaded, 3), visual_prompt(loaded, "image", 300)
@@ -57,7 +57,7 @@ def test_what_a_timed_pass_keeps_is_the_profile_scaled_to_the_prompt():
         allocator = cell.compressor.allocator
         assert isinstance(allocator, Replayed) and allocator.divided(32, 299) == row["kept"]
     assert len({profile.digest for profile in plan.profiles.values()}) == 2
-    own = planned(composed(METHODS, "prompts=image")).cells
+    own = plan_passes(composed(METHODS, "prompts=image")).cells
     assert not {cell.cell for cell in own} & set(plan.profiles)
 
 
@@ -103,7 +103,7 @@ def test_a_division_is_scaled_exactly_and_what_a_head_cannot_hold_goes_to_the_ot
 )
 def test_a_division_that_nothing_tells_is_refused_in_one_sentence(words, said):
     with pytest.raises(MMKVError) as caught:
-        planned(composed(*(word.replace("{ROWS}", str(ROWS)) for word in words)))
+        plan_passes(composed(*(word.replace("{ROWS}", str(ROWS)) for word in words)))
     assert said in str(caught.value)
 
 

@@ -19,9 +19,9 @@ import torch
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.efficiency.measure import Bench
-from mmkv_bench.efficiency.planned import Shape, Unit, order, planned
+from mmkv_bench.efficiency.plan import PassId, Shape, order, plan_passes
 from mmkv_bench.efficiency.run import missing
-from mmkv_bench.efficiency.summary import document, summarised
+from mmkv_bench.efficiency.summary import document, summary_lines
 from mmkv_bench.efficiency.text import text
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.forecast.device_speed import DeviceSpeed, save
@@ -54,11 +54,11 @@ def ran(tmp_path_factory):
     return root, done(root, *ASKED)
 
 
-def passes(root) -> dict[Unit, dict[str, dict]]:
+def passes(root) -> dict[PassId, dict[str, dict]]:
     """Pass -> phase -> its row."""
-    found: dict[Unit, dict[str, dict]] = {}
+    found: dict[PassId, dict[str, dict]] = {}
     for row in Store(root).timings().to_pylist():
-        unit = Unit(row["cell"], row["prompt_tokens"], row["batch"], row["repeat"])
+        unit = PassId(row["cell"], row["prompt_tokens"], row["batch"], row["repeat"])
         assert found.setdefault(unit, {}).setdefault(row["phase"], row) is row, "a phase twice"
     return found
 
@@ -118,9 +118,9 @@ def test_every_derived_number_is_that_of_a_slow_loop_over_the_raw_ones(ran):
     for line in lines:
         allowed = None if line["cell"] == full else rooflines[line["prompt_tokens"]] / line["roofline_ms"]
         assert line["speed_up_allowed"] == allowed and (allowed is None or allowed > 1)
-        timed = [found[Unit(line["cell"], line["prompt_tokens"], 1, repeat)] for repeat in range(2)]
-        base = [found[Unit(full, line["prompt_tokens"], 1, repeat)] for repeat in range(2)]
-        memory = found[Unit(line["cell"], line["prompt_tokens"], 1, None)]
+        timed = [found[PassId(line["cell"], line["prompt_tokens"], 1, repeat)] for repeat in range(2)]
+        base = [found[PassId(full, line["prompt_tokens"], 1, repeat)] for repeat in range(2)]
+        memory = found[PassId(line["cell"], line["prompt_tokens"], 1, None)]
         wanted = {
             "ttft": [rows["ttft"]["seconds"] for rows in timed],
             "second_token": [rows["second_token"]["seconds"] for rows in timed],
@@ -185,12 +185,12 @@ def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_te
         made.append(timed)
     table = pa.Table.from_pandas(pd.concat(made), preserve_index=False)
     limits = Roofline(decoder_of(Source.of(compose([]).model).described()), 4, BANDWIDTH, RATE, "here")
-    lines = summarised(table, {full_of(ran[1]): full_of(ran[1])}, limits)
+    lines = summary_lines(table, {full_of(ran[1]): full_of(ran[1])}, limits)
     assert set(lines["launch_unknown"]) == {told is None}
     assert set(lines["launch_bound"]) == {bool(told)}
-    said = text(planned(composed(ran[0])), lines, limits)
+    said = text(plan_passes(composed(ran[0])), lines, limits)
     slow = Roofline(limits.decoder, 4, BANDWIDTH / 1e9, RATE / 1e9, "here")
-    exceeded = text(planned(composed(ran[0])), summarised(table, {full_of(ran[1]): full_of(ran[1])}, slow), slow)
+    exceeded = text(plan_passes(composed(ran[0])), summary_lines(table, {full_of(ran[1]): full_of(ran[1])}, slow), slow)
     assert (
         "Limits are exceeded (" in exceeded
         and "under an unknown load" in exceeded
@@ -218,7 +218,7 @@ def test_a_finished_store_does_nothing_and_one_more_repeat_runs_alone(ran):
     assert again.document["ran"] == 0 and "nothing to do" in again.out
     assert again.document["efficiency"] == ran[1].document["efficiency"]
     assert tree(ran[0]) == before
-    plan = planned(composed(ran[0], "repeats=3"))
+    plan = plan_passes(composed(ran[0], "repeats=3"))
     todo = missing(plan, Store(ran[0]).timings())
     assert {unit.repeat for unit in todo} == {2} and len(todo) == 4
 
@@ -346,13 +346,13 @@ RANDOM = ["model=qwen2_5_vl_3b", "model.weights=random", "model.layers=1", "mode
 )
 def test_what_cannot_be_measured_is_refused_in_one_sentence_before_any_work(words, said, tmp_path):
     with pytest.raises(MMKVError) as caught:
-        planned(composed(tmp_path / "out", *words))
+        plan_passes(composed(tmp_path / "out", *words))
     assert said in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
 def test_random_weights_are_timed_where_the_division_follows_from_the_length(tmp_path):
-    plan = planned(composed(tmp_path, *RANDOM, "method=[snapkv,pyramidkv,h2o]"))
+    plan = plan_passes(composed(tmp_path, *RANDOM, "method=[snapkv,pyramidkv,h2o]"))
     assert [cell.base for cell in plan.cells] == ["full", "snapkv", "pyramidkv", "h2o"]
 
 
@@ -377,7 +377,7 @@ def test_a_timed_pass_answers_as_stock_generate_does():
     bench, prompt = Bench(loaded, 5, "sdpa"), text_prompt(loaded, 50)
     assert prompt.length == 50 and prompt.visual_tokens == 0
     wanted = ["method=[full,snapkv,kivi,h2o_decode,adakv]", "protocol=[paper,strict]", "budget=20", "lengths=50"]
-    for cell in planned(composed("unused", *wanted)).cells:
+    for cell in plan_passes(composed("unused", *wanted)).cells:
         spec = CellSpec(cell.cell, cell.compressor, cell.budget, cell.protocol)
         never = loaded.model.config.get_text_config().vocab_size  # an end that no token is
         stock = generate_alone(
@@ -385,7 +385,7 @@ def test_a_timed_pass_answers_as_stock_generate_does():
             max_new_tokens=5, eos_token_id=never, pad_token_id=0, identity=prompt.identity,
         )  # fmt: skip
         assert bench.timed([prompt], spec).answers == stock.sequences[:, 50:].tolist(), cell.label
-    assert Budget.parse("20") == planned(composed("unused", *wanted)).cells[1].budget
+    assert Budget.parse("20") == plan_passes(composed("unused", *wanted)).cells[1].budget
 
 
 def test_padding_of_ragged_heads_is_read_and_not_useful():
@@ -393,7 +393,7 @@ def test_padding_of_ragged_heads_is_read_and_not_useful():
     from mmkv_bench.generation.result import CellSpec
 
     loaded = Source.of(compose(["model.device=cpu"]).model).load()
-    cell = planned(composed("unused", "method=adakv")).cells[1]
+    cell = plan_passes(composed("unused", "method=adakv")).cells[1]
     counted = Bench(loaded, 4).counted([text_prompt(loaded, 90)], CellSpec(cell.cell, cell.compressor, cell.budget))
     token = 2 * 4 * 2 * 32 * 4
     assert counted.held.useful == (24 + 1) * token < counted.held.read
@@ -456,7 +456,7 @@ def test_a_store_of_failures_alone_is_summed_up_too(ran):
         )
     cells = {name: name for name in failed["cell"].to_pylist()}
     for limits in (None, Roofline(decoder_of(Source.of(compose([]).model).described()), 4, BANDWIDTH, RATE, "here")):
-        lines = document(summarised(failed, cells, limits), planned(composed(ran[0])).cells)
+        lines = document(summary_lines(failed, cells, limits), plan_passes(composed(ran[0])).cells)
         assert [(line["status"], line["repeats"], line["tpot_median"], line["mbu"]) for line in lines] == [
             ("oom", 0, None, None)
         ] * 4

@@ -6,7 +6,7 @@ import pytest
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.config.schema import options
-from mmkv_bench.efficiency.planned import planned
+from mmkv_bench.efficiency.plan import plan_passes
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.plan.validate import validate
 
@@ -42,7 +42,7 @@ def test_each_setting_comes_to_a_plan_of_what_was_printed(tmp_path):
     for name, (lengths, methods, budgets, new_tokens) in PRINTED.items():
         config = compose([f"experiment=efficiency_{name}", f"out={tmp_path}"])
         validate(config)
-        plan = planned(config, outline=True)
+        plan = plan_passes(config, outline=True)
         assert sorted({unit.tokens for unit in plan.units}) == lengths, name
         rival = set() if name.startswith(NO_RIVAL) else {"pixels"}
         assert {cell.method for cell in plan.cells} == methods | {"full"} | rival, name
@@ -54,7 +54,7 @@ def test_each_setting_comes_to_a_plan_of_what_was_printed(tmp_path):
 
 def test_default_lengths_are_those_that_the_model_takes_and_others_are_refused(tmp_path):
     words = ["scenario=efficiency", "method=full", f"out={tmp_path}"]
-    assert planned(compose(words)).lengths == planned(compose(words), outline=True).lengths == [2048]
-    assert "are left out" in " ".join(planned(compose(words)).notes)
+    assert plan_passes(compose(words)).lengths == plan_passes(compose(words), outline=True).lengths == [2048]
+    assert "are left out" in " ".join(plan_passes(compose(words)).notes)
     with pytest.raises(ConfigError, match="is more than the model's context of 4096"):
-        planned(compose([*words, "lengths=[2048,8192]"]))
+        plan_passes(compose([*words, "lengths=[2048,8192]"]))

@@ -11,7 +11,7 @@ import torch
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.efficiency.measure import Bench
-from mmkv_bench.efficiency.planned import planned
+from mmkv_bench.efficiency.plan import plan_passes
 from mmkv_bench.efficiency.prompts import LEAST_TEXT, visual_prompt
 from mmkv_bench.efficiency.sizing import Rules
 from mmkv_bench.errors import MMKVError
@@ -176,7 +176,7 @@ def test_pictures_are_measured_like_text_with_the_tower_as_a_phase_of_its_own(tm
 def answers_as_stock(loaded: LoadedModel, kind: str, length: int, *words: str) -> None:
     prompt, bench = visual_prompt(loaded, kind, length), Bench(loaded, 5, "sdpa")
     config = composed(f"prompts={kind}", "protocol=[paper,strict]", f"lengths={length}", *words)
-    for cell in planned(config).cells:
+    for cell in plan_passes(config).cells:
         spec = CellSpec(cell.cell, cell.compressor, cell.budget, cell.protocol)
         never = loaded.model.config.get_text_config().vocab_size  # an end that no token is
         stock = generate_alone(
@@ -206,8 +206,8 @@ def composed(*words: str):
 
 
 def test_cells_of_text_are_those_that_they_were_before_there_were_pictures():
-    text = planned(composed("method=snapkv", "lengths=64")).cells
-    both = planned(composed("method=snapkv", "lengths=64", "prompts=[image,text]")).cells
+    text = plan_passes(composed("method=snapkv", "lengths=64")).cells
+    both = plan_passes(composed("method=snapkv", "lengths=64", "prompts=[image,text]")).cells
     assert {cell.cell for cell in text} < {cell.cell for cell in both} and len(both) == 2 * len(text)
     assert {(cell.dataset, cell.dataset_fingerprint) for cell in text} == {("made_up_text", "scheme 1")}
 
@@ -230,7 +230,7 @@ def test_cells_of_text_are_those_that_they_were_before_there_were_pictures():
 )
 def test_prompts_that_cannot_be_are_refused_in_one_sentence(words, said):
     with pytest.raises(MMKVError) as caught:
-        planned(composed(*words))
+        plan_passes(composed(*words))
     assert said in str(caught.value)
 
 

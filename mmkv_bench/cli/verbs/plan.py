@@ -132,7 +132,7 @@ def printed(plan: Plan, given: argparse.Namespace, launcher: Mapping[str, Any] |
 
 def _efficiency(config: RunConfig, given: argparse.Namespace, launcher: Mapping[str, Any] | None) -> dict[str, Any]:
     from mmkv_bench.efficiency import forecast as passes
-    from mmkv_bench.efficiency.planned import planned
+    from mmkv_bench.efficiency.plan import plan_passes
     from mmkv_bench.efficiency.run import missing
     from mmkv_bench.forecast.forecast import forecast
     from mmkv_bench.forecast.text import document, text
@@ -144,7 +144,7 @@ def _efficiency(config: RunConfig, given: argparse.Namespace, launcher: Mapping[
             raise ConfigError(
                 f"--{flag.replace('_', '-')} has no meaning under scenario=efficiency; say it with lengths=[...] and prompts="
             )
-    plan = planned(config, outline=True)
+    plan = plan_passes(config, outline=True)
     todo = missing(plan, Store(plan.out).timings(plan.names), list(config.retry))
     known = forecast(plan, passes.workloads_of(plan, todo), _assumptions(given, plan, launcher), passes.notes_of(plan))
     lacks = preflight.weights_lacking(config.model)

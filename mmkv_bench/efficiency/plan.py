@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mmkv_bench import protocols
 from mmkv_bench.compression.budget import LARGEST
 from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, EfficiencyConfig, RunConfig
-from mmkv_bench.efficiency.search import Search, searched
+from mmkv_bench.efficiency.search import Search, search_state
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.methods.compatibility import visual_parts
@@ -52,7 +52,7 @@ class Shape(NamedTuple):
     prefill: str | None = None
 
 
-class Unit(NamedTuple):
+class PassId(NamedTuple):
     """One pass of a shape, see there; `repeat` is None for the pass that counts memory."""
 
     cell: str
@@ -68,7 +68,7 @@ class Unit(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned(Plan):
+class EfficiencyPlan(Plan):
     """The plan of scenario=efficiency: no dataset, and passes over prompts of given lengths.
 
     Attributes:
@@ -103,37 +103,37 @@ class Planned(Plan):
         names = [cell.cell for cell in self.cells]
         return [self.shape(*one) for one in product(names, self.lengths, self.batches)]
 
-    def search(self, found: Mapping[Unit, str], cell: str, tokens: int) -> Search:
-        """Where the search for a cell's largest batch stands. found: how passes ended."""
+    def search(self, outcomes: Mapping[PassId, str], cell: str, tokens: int) -> Search:
+        """Where the search for a cell's largest batch stands. outcomes: how its passes ended."""
         sizes: dict[int, str] = {}
-        for unit, status in found.items():
+        for unit, status in outcomes.items():
             shape = unit.shape
             if shape == self.shape(cell, tokens, shape.batch) and (unit.repeat is None or status != "ok"):
                 sizes[shape.batch] = sizes[shape.batch] if sizes.get(shape.batch, "ok") != "ok" else status
-        return searched(sizes, self.room)
+        return search_state(sizes, self.room)
 
-    def unconfirmed(self, found: Mapping[Unit, str]) -> set[Unit]:
+    def unconfirmed(self, outcomes: Mapping[PassId, str]) -> set[PassId]:
         """Largest batches that finished searches have met among copies alone: they are counted once more, with a prefill for
         every sequence."""
         if not self.searches:
             return set()
         places = [*product([cell.cell for cell in self.cells], self.lengths)]
-        ends = [(place, search) for place in places if (search := self.search(found, *place)).next is None]
+        ends = [(place, search) for place in places if (search := self.search(outcomes, *place)).next is None]
         units = {counting(self.shape(*place, search.largest)) for place, search in ends if search.largest}
-        return {unit for unit in units if getattr(found.get(unit), "copied", False)}
+        return {unit for unit in units if getattr(outcomes.get(unit), "copied", False)}
 
     @property
-    def units(self) -> list[Unit]:
+    def units(self) -> list[PassId]:
         """All passes that were asked for by number; a search adds others."""
         return order(self.shapes, self.pass_config.repeats, self.pass_config.order_seed)
 
-    def passes(self, found: Mapping[Unit, str]) -> list[Unit]:
+    def passes(self, outcomes: Mapping[PassId, str]) -> list[PassId]:
         """All passes that are known of, in the order in which they run; none is timed while the largest batch of some cell is
         looked for."""
         shapes, units = self.shapes, order(self.shapes, 0, self.pass_config.order_seed)
         if self.searches:
             places = [*product([cell.cell for cell in self.cells], self.lengths)]
-            searches = [self.search(found, *place) for place in places]
+            searches = [self.search(outcomes, *place) for place in places]
             steps = [[*one.tried, *([] if one.next is None else [one.next])] for one in searches]
             for level in range(max(map(len, steps))):
                 units += [
@@ -141,7 +141,7 @@ class Planned(Plan):
                     for place, sizes in zip(places, steps, strict=True)
                     if level < len(sizes)
                 ]
-            if any(one.next is not None for one in searches) or self.unconfirmed(found):
+            if any(one.next is not None for one in searches) or self.unconfirmed(outcomes):
                 return [*dict.fromkeys(units)]
             most = [self.shape(*place, one.largest) for place, one in zip(places, searches, strict=True) if one.largest]
             shapes = [*dict.fromkeys([*shapes, *most])]
@@ -159,7 +159,7 @@ class Planned(Plan):
         return {cell.cell: full[cell.dataset, cell.protocol] for cell in self.cells}
 
 
-def planned(config: RunConfig, outline: bool = False) -> Planned:
+def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     """The scenario's plan of a validated configuration; of the model its files are read, not its weights into memory.
 
     Args:
@@ -182,11 +182,13 @@ def planned(config: RunConfig, outline: bool = False) -> Planned:
         )
     family = model_facts(described)
     generation = {"max_new_tokens": int(config.new_tokens), "ends": "length"}
-    own = {DATASETS[kind]: DatasetIdentity(f"scheme {SCHEMES[kind]}", {"prompt": kind}, generation) for kind in kinds}
+    made_up = {
+        DATASETS[kind]: DatasetIdentity(f"scheme {SCHEMES[kind]}", {"prompt": kind}, generation) for kind in kinds
+    }
     stored = Store(Path(config.out).expanduser()).cells() if outline else None
-    known = identities.gather(config.model, {}) if stored is None else identities.outline(config.model, {}, stored)
+    identity = identities.gather(config.model, {}) if stored is None else identities.outline(config.model, {}, stored)
     entries = method_entries(config)
-    cells, notes = _expanded(config, replace(known, datasets=own), entries, outline)
+    cells, notes = _expanded(config, replace(identity, datasets=made_up), entries, outline)
     for kind in kinds:
         if kind != TEXT and kind not in (takes := family.rules.media):
             raise UnsupportedError(
@@ -211,7 +213,7 @@ def planned(config: RunConfig, outline: bool = False) -> Planned:
         _refuse_limit(config, MAX in batches, limit)
         room = _room(config) if limit is None and MAX in batches else limit
     notes += [f"{cell.label} divides its budget as {profiles[cell.cell]}" for cell in cells if cell.cell in profiles]
-    return Planned.of(
+    return EfficiencyPlan.of(
         config,
         entries,
         cells,
@@ -241,12 +243,12 @@ def _expanded(
         return cells, [*notes, str(error)]
 
 
-def counting(shape: Shape) -> Unit:
+def counting(shape: Shape) -> PassId:
     """A shape's pass that counts memory."""
-    return Unit(shape.cell, shape.tokens, shape.batch, None, shape.prefill)
+    return PassId(shape.cell, shape.tokens, shape.batch, None, shape.prefill)
 
 
-def order(shapes: Sequence[Shape], repeats: int, seed: int) -> list[Unit]:
+def order(shapes: Sequence[Shape], repeats: int, seed: int) -> list[PassId]:
     """All passes: first those that count memory, which also show what runs out of it; then repeat after repeat, each with all
     shapes in an order of its own, so that what drifts meets all of them alike."""
     draw = random.Random(f"order/{seed}")
@@ -349,30 +351,30 @@ def _profiled(
     Raises:
         UnsupportedError: random weights, such a method, and no rows; ConfigError: rows that nothing takes.
     """
-    from mmkv_bench.efficiency.profiles import imposed, refuse_unseen
+    from mmkv_bench.efficiency.profiles import refuse_unprofiled, with_profile
 
-    found, profiles = [], {}
+    divided, profiles = [], {}
     for cell in cells:
         allocator = cell.compressor.allocator
         if not random_weights or allocator is None or not allocator.follows_prompt:
-            found.append(cell)
+            divided.append(cell)
             continue
-        refuse_unseen(cell)
+        refuse_unprofiled(cell)
         if config.profiles is None:
             raise UnsupportedError(
                 f"method {cell.method} divides its budget by what the weights make of the prompt ({type(allocator).__name__}), "
                 "and random weights would time another division; allowed: profiles=<folder of its rows of real prompts>, or "
                 "real weights (model.weights=<folder>); give one, or leave it out"
             )
-        cell, profile = imposed(cell, str(config.profiles), family)
+        cell, profile = with_profile(cell, str(config.profiles), family)
         profiles[cell.cell] = profile
-        found.append(cell)
+        divided.append(cell)
     if config.profiles is not None and not profiles:
         raise ConfigError(
             f"profiles={config.profiles} is taken by no method of this run: random weights and a method that divides its "
             "budget by the prompt take one; leave it out"
         )
-    return found, profiles
+    return divided, profiles
 
 
 def _fitting(config: RunConfig, lengths: list[int], family: ModelFacts) -> list[int]:
