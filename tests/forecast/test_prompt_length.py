@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.forecast.prompt_length import PromptLength, expected_length, stored_lengths
-from mmkv_bench.plan.plan import outline
+from mmkv_bench.plan.planner import outline
 from mmkv_bench.store.store import Store
 from tests.each import each
 
