@@ -15,22 +15,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mmkv_bench.api.attaching import attach
-    from mmkv_bench.api.evaluating import evaluate
-    from mmkv_bench.api.papers import paper_tables
-    from mmkv_bench.api.stored import load_rows, make_table
+    from mmkv_bench.api.attached_model import attach
+    from mmkv_bench.api.rows import evaluate, load_rows, make_table, paper_tables
     from mmkv_bench.methods.registry import method
 
 __version__ = "0.2.0"
 __all__ = ["attach", "evaluate", "load_rows", "make_table", "method", "paper_tables"]
 
 _HOMES = {
-    "attach": "mmkv_bench.api.attaching",
-    "evaluate": "mmkv_bench.api.evaluating",
-    "load_rows": "mmkv_bench.api.stored",
-    "make_table": "mmkv_bench.api.stored",
+    "attach": "mmkv_bench.api.attached_model",
+    "evaluate": "mmkv_bench.api.rows",
+    "load_rows": "mmkv_bench.api.rows",
+    "make_table": "mmkv_bench.api.rows",
     "method": "mmkv_bench.methods.registry",
-    "paper_tables": "mmkv_bench.api.papers",
+    "paper_tables": "mmkv_bench.api.rows",
 }
 
 

@@ -86,17 +86,17 @@ class MMKV(Respondent):
         source.confirm(plan.cells[0].model_fingerprint)
         done: dict[str, set[str]] = {cell: set() for cell in plan.names}
         step = compiled_step(loaded, plan.answering)
-        return Answering(loaded, plan.answering, plan.cells, done, _Nowhere(), self._take, step=step)
+        return Answering(loaded, plan.answering, plan.cells, done, _NoStore(), self._take, step=step)
 
     def _take(self, rows: list[dict[str, Any]]) -> None:
         self._rows = list(rows)
 
 
-class _Nowhere:
-    """A writer of a run that keeps no rows."""
+class _NoStore:
+    """Writer of a run that keeps no rows."""
 
     def commit(self, rows: Sequence[Mapping[str, Any]], prompt: Mapping[str, Any] | None = None) -> None:
-        """Leave them."""
+        """Drop the rows."""
 
 
 def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[str, Any]) -> Plan:
@@ -107,11 +107,13 @@ def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[st
 
     of_model = {name: value for name, value in settings.items() if name in keys(Model)}
     of_run = {name: value for name, value in settings.items() if name in _OF_RUN}
-    own = {name: value for name, value in settings.items() if name not in of_model and name not in of_run}
+    parameters = {name: value for name, value in settings.items() if name not in of_model and name not in of_run}
     if device is not None:
         of_model.setdefault("device", device.partition(":")[0])
-    said = {"model": pretrained, "method": method, "baseline": "none", "fidelity": "off", "limit": 1} | of_run
-    config = compose([*words(said), *words({"model": of_model} if of_model else {}), *words(_own(method, own))])
+    run = {"model": pretrained, "method": method, "baseline": "none", "fidelity": "off", "limit": 1} | of_run
+    config = compose(
+        [*words(run), *words({"model": of_model} if of_model else {}), *words(_of_method(method, parameters))]
+    )
     validate(config)
     plan = make_plan(config)
     if len(plan.cells) != 1:
@@ -119,12 +121,12 @@ def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[st
     return plan
 
 
-def _own(method: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _of_method(method: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {"methods": {method: dict(parameters)}} if parameters else {}
 
 
 def _request(instance: Instance, data: Mapping[str, Any], dataset: str | None) -> Request:
-    """What lmms-eval asks, as a run's loop hands it on.
+    """Turn a request of lmms-eval into the one that a run's loop hands on.
 
     Args:
         data: task -> split -> documents; dataset: see `MMKV`.

@@ -19,7 +19,7 @@ KEYS = ("dataset", "datasets", "data")
 
 
 class _EnoughError(Exception):
-    """As many samples as were asked for have been asked."""
+    """Ends a draw once it has its number of samples."""
 
 
 def of_dataset(

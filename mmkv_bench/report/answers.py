@@ -75,7 +75,7 @@ class AnswerTable:
         return [place.get(sample) for sample in samples]
 
     def account(self, cell: str) -> dict[str, Any]:
-        """What was counted in all answers of a cell; nothing where it has none."""
+        """Counts over all answers of a cell; None where it has none."""
         at = self.rows(cell)
         if at.start == at.stop:
             return {"counted": None, "kept": None}
@@ -121,6 +121,14 @@ def first_samples(answers: AnswerTable, cells: Sequence[str], most: int) -> tupl
     return [str(answers.ids[place]) for place in sample[order[:most]]], len(sample)
 
 
+def left_at(tokens: Sequence[Any], others: Sequence[Any]) -> int | None:
+    """Place of the first token, or character, that differs, from 0; None where none does."""
+    if tokens == others:
+        return None
+    shared = zip(tokens, others, strict=False)
+    return next((i for i, (a, b) in enumerate(shared) if a != b), min(len(tokens), len(others)))
+
+
 @dataclass
 class CellAnswers:
     """Answers of a cell to some samples, each list in their order; status None where it has no row.
@@ -146,9 +154,7 @@ class CellAnswers:
         other = None if full is None else full.answer[place]
         if other is None or other == answer:
             return Markup('<span class="answer">{}</span>').format(answer)
-        same = next(
-            (i for i, (a, b) in enumerate(zip(answer, other, strict=False)) if a != b), min(len(answer), len(other))
-        )
+        same = left_at(answer, other) or 0
         marked = Markup('<mark title="full: {}">{}</mark>').format(other, answer[same:] or "∅")
         return Markup('<span class="answer">{}{}</span>').format(answer[:same], marked)
 

@@ -1,4 +1,4 @@
-"""What the pages of single cells show: the row of the cell, its scores, the audit of its answers by layer and head."""
+"""Facts of single cells: the row, the scores, and the audit of the answers by layer and head."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmkv_bench.report.formats import number, numbers
+from mmkv_bench.report.formats import number, number_words, numbers
 from mmkv_bench.statistics.metric_kinds import MEASURES
 
 if TYPE_CHECKING:
@@ -52,17 +52,45 @@ def counted(cell: slice, answers: Mapping[str, np.ndarray], statuses: Sequence[s
     status = answers["status"][cell]
     ends = np.bincount(status, minlength=len(statuses))
     ok = np.flatnonzero(status == statuses.index("ok")) if "ok" in statuses else np.array([], dtype=int)
-    told: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "answers": len(status),
         "ended": {word: int(n) for word, n in zip(statuses, ends, strict=True) if n},
     }
     for name in _COUNTED:
         values = answers[name][cell][ok]
         values = values[~np.isnan(values)]
-        told[name] = numbers([values.min(), values.mean(), values.max()]) if len(values) else None
+        counts[name] = numbers([values.min(), values.mean(), values.max()]) if len(values) else None
     asked, resident = (answers[name][cell][ok] for name in _COUNTED[:2])
-    told["over"] = int(np.count_nonzero(resident > asked))
-    return told
+    counts["over"] = int(np.count_nonzero(resident > asked))
+    return counts
+
+
+def endings(ended: Mapping[str, int]) -> str:
+    """`500 ok`, `498 ok, 2 oom`."""
+    return ", ".join(f"{n} {status}" for status, n in sorted(ended.items(), key=lambda one: one[0] != "ok")) or "none"
+
+
+def audit_sentences(counts: Mapping[str, Any] | None) -> list[str]:
+    """The sums of `counted` in sentences."""
+    if counts is None:
+        return ["No answers of this cell are stored."]
+    sentences = [f"{counts['answers']} answers: {endings(counts['ended'])}."]
+    asked, resident = counts["entries_asked"], counts["entries_resident"]
+    if resident:
+        budget = "no budget" if asked is None else f"{_ends(asked)} asked"
+        sentences.append(f"Entries over all layers and KV heads: {_ends(resident)} kept, {budget}.")
+        over = counts["over"]
+        sentences.append(f"{over} answers keep more than was asked." if over else "No answer is over the budget.")
+    if counts["tokens_from_compressed"]:
+        own, compressed = _ends(counts["n_tokens"]), _ends(counts["tokens_from_compressed"])
+        sentences.append(f"Tokens of an answer: {own}; of these from the compressed cache: {compressed}.")
+    return sentences
+
+
+def _ends(values: Sequence[float]) -> str:
+    """least, mean, most -> `512`, or `496 to 512, 508 on average`."""
+    least, mean, most = map(number_words, values)
+    return mean if values[0] == values[2] else f"{least} to {most}, {mean} on average"
 
 
 def kept_by_head(kept: pa.ListArray) -> list[list[list[float | int | None]]] | None:
@@ -86,7 +114,7 @@ def kept_by_head(kept: pa.ListArray) -> list[list[list[float | int | None]]] | N
 
 
 def first_difference(tokens: pa.ListArray, others: pa.ListArray) -> list[int | None]:
-    """Of each two lists of token ids, the place of the first that differs; -1 where none does, None where one is null."""
+    """Compare lists of token ids pairwise: place of the first that differs, -1 where none does, None where one is null."""
     left, right = padded(tokens), padded(others)
     width = max(left.shape[1], right.shape[1])
     left, right = (np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=-1) for each in (left, right))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Field = tuple[str, Any]
-"""What is shown (a text, or markup), and what sorts it; None comes first."""
+"""A text, or markup, and the key that sorts it; None comes first."""
 _OF_NOTEBOOKS = ("dt_url", "connected", "display_logo_when_loading")
 
 

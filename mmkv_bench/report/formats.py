@@ -48,3 +48,8 @@ def byte_words(count: float) -> str:
 def rank_words(ends: Sequence[float], form: str = "") -> str:
     """`2` or `2-5`."""
     return "-".join(dict.fromkeys(format(end, form) for end in ends))
+
+
+def number_words(value: float) -> str:
+    """`1,024` or `63.5`."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"

@@ -34,7 +34,7 @@ OTHER_PAGE = (
 
 @dataclass
 class Prompt:
-    """What one sample asks. images: files below the report's folder; ratios: their width over height; missing: why something is
+    """Prompt of a sample. images: files below the report's folder; ratios: their width over height; missing: why something is
     not shown, "" for nothing."""
 
     question: str | None = None

@@ -80,7 +80,7 @@ class ScoreView:
 
     @property
     def axis_words(self) -> str:
-        """What its budgets count."""
+        """The unit of its budgets, in words."""
         return axis_words(self.axis)
 
     def budget_words(self, budget: str) -> str:
@@ -92,7 +92,7 @@ class ScoreView:
         return any(line.value is not None and line.cost(cost) is not None for line in self.lines)
 
     def hint(self, line: ScoreLine) -> str:
-        """What a point of a chart shows on hover."""
+        """Words that a point of a chart shows on hover."""
         value = f"{score(line.value)} {interval(line.low, line.high)}, n = {line.n}"
         return "<br>".join(filter(None, (f"{line.method}, {self.budget_words(line.budget)}", value, line.fallbacks)))
 
@@ -344,7 +344,7 @@ def _ranks(ranked: TaskRanks) -> FamilyRanks:
 
 
 def audit_words(audit: Audit) -> str:
-    """What the counted entries of a cell's answers say, in a few words."""
+    """Summary of the counted entries of a cell's answers."""
     if not audit.n:
         return "no counted answers"
     words = [f"all {audit.n} answers within the budget"]

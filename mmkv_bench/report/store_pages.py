@@ -65,7 +65,7 @@ class CellGroup:
 
 @dataclass(frozen=True)
 class GroupAnswers:
-    """What a group answered to the samples that are shown. total: samples that it has answers to; metrics: of the samples."""
+    """Answers of a group to the samples that are shown. total: samples that it has answers to; metrics: of the samples."""
 
     samples: list[str]
     total: int
@@ -128,7 +128,7 @@ class StorePages:
                         number=place,
                         samples=0 if not any(shown.answers[place].status) else len(shown.samples),
                         scores=list(map(_score_row, metric_rows.get(one.cell, []))),
-                        audit=_audit(account["counted"]),
+                        audit=" ".join(cell_rows.audit_sentences(account["counted"])),
                         heads=_heads(account["kept"]),
                     )
                 self._sample_pages(folder, answers, prompts, group, shown)
@@ -193,7 +193,7 @@ class StorePages:
     def _cell_page(
         self, one: GroupCell, group: CellGroup, commands: Commands, config: tuple[int, str, Any]
     ) -> dict[str, Any]:
-        """What a cell is and how it is made again."""
+        """Identity and provenance of a cell, and the command that makes it again."""
         number, name, content = config
         row = self._described[one.cell]
         alike = [other for other in group.cells if (other.label, other.budget) == (one.label, one.budget)]
@@ -272,26 +272,6 @@ def _score_row(row: Mapping[str, Any]) -> list[Any]:
     value = score(row["value"]) if row["value"] is None else row["value"]
     numbers = [value, interval(row["low"], row["high"]), str(row["n"]), str(row["n_ok"])]
     return [row["metric"], *numbers, *("" if one is None else one for one in (*gap, upstream))]
-
-
-def _audit(counted: Mapping[str, Any] | None) -> str:
-    """What was counted in the answers of a cell, in words."""
-    if counted is None:
-        return "No answers of this cell are stored."
-
-    def ends(name: str) -> str:
-        values = counted[name]
-        if not values:
-            return "not told"
-        low, mean, high = values
-        return str(low) if low == high else f"{low} to {high}, {score(mean)} on average"
-
-    ended = ", ".join(f"{n} {status}" for status, n in counted["ended"].items())
-    return (
-        f"{counted['answers']} answers ({ended}). Entries asked over all layers and KV heads: {ends('entries_asked')}; "
-        f"counted in the stored tensors: {ends('entries_resident')}; {counted['over']} over what was asked. Tokens per answer: "
-        f"{ends('n_tokens')}; of these from the compressed cache: {ends('tokens_from_compressed')}."
-    )
 
 
 def _heads(kept: Sequence[Heads] | None) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import pytest
 
 import mmkv_bench
 from mmkv_bench import evaluate, load_rows, make_table, paper_tables
-from mmkv_bench.api.evaluating import words
+from mmkv_bench.api.rows import words
 from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError
 from tests.cli.setting import CHECKOUT, verb

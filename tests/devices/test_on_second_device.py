@@ -10,7 +10,7 @@ import functools
 import pytest
 import torch
 
-from mmkv_bench.api.attaching import attach
+from mmkv_bench.api.attached_model import attach
 from mmkv_bench.calibrate.artefact import METHODS as CALIBRATED
 from mmkv_bench.calibrate.command import measured
 from mmkv_bench.cli.tree import reader

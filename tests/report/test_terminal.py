@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mmkv_bench.datasets.page_data import to_row
+from mmkv_bench.report.answers import left_at
 from mmkv_bench.report.terminal.kept_map import ASCII, drawn, raster, shares, side_by_side
-from mmkv_bench.report.terminal.sample import left_at
 from mmkv_bench.report.terminal.text import LONGEST, MARK, cut, marked, plain
 from mmkv_bench.store.kept_entries import digest, packed, unpacked
 from mmkv_bench.store.store import Store
@@ -66,7 +66,7 @@ def test_a_store_is_a_line_per_cell_by_dataset_and_protocol(rows, capsys):
 
 
 def test_of_many_cells_the_first_are_listed_and_the_words_that_choose_among_all(rows, capsys, monkeypatch):
-    monkeypatch.setattr("mmkv_bench.report.terminal.overview.MOST", 2)
+    monkeypatch.setattr("mmkv_bench.report.terminal.store_view.MOST", 2)
     lines = shown(capsys, rows)
     assert len([line for line in lines if line[:2] == "c0"]) == 2
     assert lines[-6:-4] == [
@@ -100,7 +100,7 @@ def test_one_cell_says_what_it_is_and_how_to_make_it_again(words, rows, capsys):
     assert (
         "0.50   [0.10, 0.90]" in text.replace("  [", "   [")
         and "2 answers: 2 ok" in text
-        and "none over the budget" in text
+        and "No answer is over the budget." in text
     )
 
 

@@ -30,7 +30,7 @@ SETTINGS_OF_METHODS = ("method", "methods", "budget", "reading")
 
 
 def options(parser: Parser) -> None:
-    """Which analysis, of which model on which samples."""
+    """Declare the analysis, the model and the samples."""
     told = "; ".join(f"{name}: {text}" for name, text in MEASURED.items())
     parser.add_argument("name", choices=tuple(MEASURED), help=told.replace("%", "%%"))
     configuration(parser)

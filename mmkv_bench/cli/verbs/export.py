@@ -14,7 +14,7 @@ RELATIONSHIPS = ("first_party", "third_party", "collaborative", "other")
 
 
 def options(parser: Parser) -> None:
-    """Which form, which rows, where to, by whom."""
+    """Declare the format, the rows, the folder and who ran them."""
     parser.add_argument("format", choices=FORMATS, help="eee: Every Eval Ever, schema 0.3.0, a file per cell")
     parser.add_argument("rows", type=Path, nargs="+", help="rows folders that runs printed")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the folder data/ is made")

@@ -12,7 +12,7 @@ SAMPLES = 50
 
 
 def options(parser: Parser) -> None:
-    """Which rows, where to, how many samples."""
+    """Declare the rows, the folder, and the number of samples."""
     parser.add_argument("rows", type=Path, nargs="+", help="rows folders that runs printed")
     parser.add_argument(
         "--out",
@@ -35,7 +35,7 @@ def options(parser: Parser) -> None:
 
 
 def answer(given: argparse.Namespace) -> int:
-    """Make it; print where it lies, its size and what is left out."""
+    """Make the report; print its page, its size and what it leaves out."""
     from mmkv_bench.report.build import build_report
 
     report = build_report([rows_folder(rows) for rows in dict.fromkeys(given.rows)], given.out, given.samples)

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mmkv_bench.diagnostics.verify import RemadeAnswer
-    from mmkv_bench.report.terminal.known import Cells
+    from mmkv_bench.report.terminal.store_cells import StoreCells
 
 SUMMARY = "show rows in the terminal: all cells, one cell, or one sample with every method's answer"
 
 
 def options(parser: Parser) -> None:
-    """Which rows, what of them."""
+    """Declare the rows and the words that choose among them."""
     parser.add_argument("rows", type=Path, help="a rows folder that a run printed")
     parser.add_argument(
         "what",
@@ -58,30 +58,31 @@ def options(parser: Parser) -> None:
 
 def answer(given: argparse.Namespace) -> int:
     """0; with --remake 1 where an answer that was made again differs from the stored one, 2 where none could be."""
-    from mmkv_bench.report.terminal import cell, overview, sample
-    from mmkv_bench.report.terminal.known import Cells
+    from mmkv_bench.report.terminal.sample import show_sample
+    from mmkv_bench.report.terminal.store_cells import StoreCells
+    from mmkv_bench.report.terminal.store_view import show_cell, show_store
     from mmkv_bench.report.terminal.text import console
     from mmkv_bench.store.store import Store
 
-    out, cells = console(), Cells(Store(rows_folder(given.rows)))
-    meant = cells.meant(given.what)
-    if meant.sample is not None:
-        shown = sample.show(out, cells, meant.sample, meant.cells, given.remake, given.prompt)
+    out, cells = console(), StoreCells(Store(rows_folder(given.rows)))
+    named = cells.named(given.what)
+    if named.sample is not None:
+        shown = show_sample(out, cells, named.sample, named.cells, given.remake, given.prompt)
         again = (given.other_versions, given.run_code)
-        return _remake(out, cells, meant.sample, shown, *again) if given.remake else 0
+        return _remake(out, cells, named.sample, shown, *again) if given.remake else 0
     if given.remake or given.prompt:
         flag = "--remake" if given.remake else "--prompt"
         raise ConfigError(f"{flag} needs a sample: name one, as in mmkv-bench show <rows> <sample id> {flag}")
-    if meant.one:
-        cell.show(out, cells, meant.cells[0])
+    if named.one:
+        show_cell(out, cells, named.cells[0])
     else:
-        overview.show(out, cells, meant.cells)
+        show_store(out, cells, named.cells)
     return 0
 
 
 def _remake(
     out: Console,
-    cells: Cells,
+    cells: StoreCells,
     name: str,
     shown: Mapping[str, Sequence[str]],
     other_versions: bool,
@@ -89,7 +90,7 @@ def _remake(
 ) -> int:
     """Print what was kept, by cell."""
     from mmkv_bench.diagnostics.verify import remake
-    from mmkv_bench.report.terminal.kept_map import Map, shares, show
+    from mmkv_bench.report.terminal.kept_map import KeptMap, shares, show
 
     found: dict[str, RemadeAnswer] = {}
     for own in shown.values():
@@ -100,7 +101,7 @@ def _remake(
         if one.kept is not None and one.prompt is not None:
             proof = "digest the same" if one.proven else "answer and counts the same" if one.same else "NOT the same"
             share = shares(one.kept, one.prompt.tokens)
-            maps.append(Map(cells.title(one.cell), [proof], share, one.prompt.visual, one.prompt.places))
+            maps.append(KeptMap(cells.title(one.cell), [proof], share, one.prompt.visual, one.prompt.places))
     out.print("\nMade again", style="bold")
     show(out, maps)
     for one in found.values():

@@ -14,7 +14,7 @@ RESULTS = Path("results/tiny")
 
 
 def options(parser: Parser) -> None:
-    """Which rows, how many of them, which draw."""
+    """Declare the rows, the number of answers and the draw."""
     parser.add_argument("rows", type=Path, nargs="*", help=f"folders of rows; all below {RESULTS} by default")
     parser.add_argument(
         "--samples", type=count, default=50, metavar="K", help="answers to draw, evenly from the folders (default: 50)"

@@ -1,1 +1,1 @@
-"""What a report shows, in a terminal: a store, one of its cells, one sample. No model is loaded here."""
+"""Views of rows in a terminal: a store, one of its cells, one sample. They load no model."""

@@ -1,4 +1,4 @@
-"""Which visual tokens a method kept, as characters over the image: darker where more layers and KV heads keep a place."""
+"""Maps of kept visual tokens as characters: darker where more layers and KV heads keep a place of the image."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def shares(kept: Sequence[np.ndarray], tokens: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Map:
-    """What one cell kept of a prompt.
+class KeptMap:
+    """Map of the tokens that a cell kept of a prompt.
 
     title, words: lines above it. share: float64 [tokens], of layers and KV heads that keep each token; visual: int [V], positions
     of the visual tokens; places: float64 [V, 5], of each its image, top, bottom, left and right as parts of the image's sides, -1
@@ -44,7 +44,7 @@ class Map:
     places: np.ndarray | None
 
     def lines(self, shades: str, width: int) -> list[str]:
-        """As a block of lines."""
+        """Draw it as a block of lines."""
         own = self.share[self.visual]
         text = len(self.share) - len(own)
         counted = f"visual {own.sum():.0f} of {len(own)}, text {self.share.sum() - own.sum():.0f} of {text}"
@@ -58,7 +58,7 @@ class Map:
         return head + side_by_side(blocks, width)
 
 
-def show(console: Console, maps: Sequence[Map]) -> None:
+def show(console: Console, maps: Sequence[KeptMap]) -> None:
     """Print maps beside each other, with what their shades mean."""
     shades = shades_of(console)
     for line in side_by_side([one.lines(shades, console.width) for one in maps], console.width):
@@ -100,7 +100,7 @@ def drawn(grid: np.ndarray, shades: str) -> list[str]:
 
 
 def legend(shades: str) -> str:
-    """What the shades mean."""
+    """Explain the shades."""
     steps = len(shades) - 1
     told = [f"{shades[0]} no layer and KV head keeps it"]
     told += [f"{shades[i]} up to {i / steps:.0%}" for i in range(1, steps)]

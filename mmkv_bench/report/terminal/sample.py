@@ -1,4 +1,4 @@
-"""One sample in a terminal: its question, its reference, and what all cells that have it answered, side by side."""
+"""One sample in a terminal: its question, its reference, and the answers of all cells, side by side."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.report import kept_maps
+from mmkv_bench.report.answers import left_at
 from mmkv_bench.report.prompts import Prompts
 from mmkv_bench.report.terminal import kept_map
-from mmkv_bench.report.terminal.kept_map import Map
-from mmkv_bench.report.terminal.known import Cells
+from mmkv_bench.report.terminal.kept_map import KeptMap
+from mmkv_bench.report.terminal.store_cells import StoreCells
 from mmkv_bench.report.terminal.text import MARK, cut, marked, pairs, plain, table
 from mmkv_bench.statistics.metric_kinds import MEASURES
 from mmkv_bench.store.kept_entries import digest, unpacked
@@ -34,8 +35,8 @@ _COLUMNS = (
 )
 
 
-def show(
-    console: Console, cells: Cells, sample: str, chosen: Sequence[str], remade: bool = False, whole: bool = False
+def show_sample(
+    console: Console, cells: StoreCells, sample: str, chosen: Sequence[str], remade: bool = False, whole: bool = False
 ) -> dict[str, list[str]]:
     """Print a sample with the answers of these cells, and what they kept where rows tell it and it is not `remade`.
 
@@ -58,7 +59,7 @@ def show(
     prompts = Prompts(None, stored)
     console.print(sample, style="bold")
     shown: dict[str, list[str]] = {}
-    maps: list[Map] = []
+    maps: list[KeptMap] = []
     for dataset, of_dataset in groupby(
         [cell for cell in cells.rows if cell in rows], lambda c: cells.rows[c]["dataset"]
     ):
@@ -87,7 +88,7 @@ def show(
     return shown
 
 
-def _rendered(console: Console, cells: Cells, stored: Mapping[str, Row]) -> None:
+def _rendered(console: Console, cells: StoreCells, stored: Mapping[str, Row]) -> None:
     """Print the prompt of each model that answered."""
     described = cells.store.cells().select(["model_fingerprint", "model"]).to_pylist()
     models = {row["model_fingerprint"]: row["model"] for row in described}
@@ -119,7 +120,7 @@ def _values(store: Store, names: Sequence[str], sample: str) -> dict[str, dict[s
     return found
 
 
-def _contexts(cells: Cells, own: Sequence[str]) -> list[list[str]]:
+def _contexts(cells: StoreCells, own: Sequence[str]) -> list[list[str]]:
     """Cells that may be compared with each other; `full` first."""
     frame = with_limits(cells.store.cells(own).to_pandas())
     key = {row["cell"]: context_key(row) for row in frame.to_dict("records")}
@@ -137,8 +138,8 @@ def _stored(store: Store, sample: str) -> dict[str, Row]:
     return {row["prompt_hash"]: row for row in table.filter(pc.equal(table["sample_id"], sample)).to_pylist()}
 
 
-def _maps(cells: Cells, own: Sequence[str], rows: Mapping[str, Row], prompts: Prompts) -> list[Map]:
-    """What the rows themselves say was kept, of those that say it."""
+def _maps(cells: StoreCells, own: Sequence[str], rows: Mapping[str, Row], prompts: Prompts) -> list[KeptMap]:
+    """Maps of the tokens that cells kept, of the cells whose rows tell them."""
     found = []
     for cell in own:
         text, proof = rows[cell].get("kept_indices"), rows[cell].get("kept_digest")
@@ -151,7 +152,7 @@ def _maps(cells: Cells, own: Sequence[str], rows: Mapping[str, Row], prompts: Pr
                 [] if proof is None else ["digest the same" if digest(bits) == proof else "NOT what its digest is of"]
             )
             place = told[:, 0].astype(int)
-            found.append(Map(cells.title(cell), proven, bits.mean((0, 1)), place, told[:, 1:]))
+            found.append(KeptMap(cells.title(cell), proven, bits.mean((0, 1)), place, told[:, 1:]))
     return found
 
 
@@ -174,7 +175,7 @@ def _prompt(console: Console, sample: str, rows: Sequence[Row], prompts: Prompts
 
 def _answers(
     console: Console,
-    cells: Cells,
+    cells: StoreCells,
     own: Sequence[str],
     full: str | None,
     rows: Mapping[str, Row],
@@ -209,11 +210,3 @@ def _answer(row: Row, full: Row | None) -> tuple[Text | str, str]:
     if place is None:
         return marked(text, None), "never"
     return marked(text, left_at(text, full["answer"])), str(place + 1)
-
-
-def left_at(tokens: Sequence[Any], others: Sequence[Any]) -> int | None:
-    """The place of the first token, or character, that differs, from 0; None where none does."""
-    if tokens == others:
-        return None
-    shared = zip(tokens, others, strict=False)
-    return next((i for i, (a, b) in enumerate(shared) if a != b), min(len(tokens), len(others)))

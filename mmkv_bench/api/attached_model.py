@@ -1,12 +1,12 @@
 """`attach`: a compressor on an unmodified transformers model, for as long as a `with` lasts.
 
-The hooks are those of `compression/session.py`, which runs use too. What is added here: names instead of objects, a report,
-and a refusal of every way of generating that would not be what it seems.
+The hooks are those of `compression/session.py`, which runs use too. This file adds names instead of objects, a report counted
+from the stored tensors, and the refusal of every way of generating that `attach` would compress wrongly.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from mmkv_bench.api.report import SessionReport, counted
 from mmkv_bench.compression import session as sessions
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedCache
@@ -23,6 +22,8 @@ from mmkv_bench.devices.requirements import check_compiler
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.generation.decode import EAGER_DECODE, config_of
+from mmkv_bench.generation.result import CellSpec, ForkResult
+from mmkv_bench.generation.single import fill_account
 from mmkv_bench.methods.compatibility import refuse, visual_parts
 from mmkv_bench.methods.registry import method as method_named
 from mmkv_bench.protocols import DEFAULT, FED_ONCE
@@ -103,6 +104,94 @@ def attach(
     return Attached(model, compressor, asked, protocol, seed, compiled_tokens, identity)
 
 
+@dataclass(frozen=True)
+class SessionReport:
+    """One prompt right after its reduction; names and units are those of result rows (docs/rows.md).
+
+    Attributes:
+        method, reading: what compressed it; budget: as it was asked, `64` or `20%`; None where there is none.
+        prompt_tokens: T; budget_entries: C, entries per KV head.
+        kept: entries per layer and KV head, `[layers][Hkv]`.
+        entries_asked, entries_planned, entries_resident, entries_reachable: over all layers and heads: C times their
+            number (T where that is less), selected, stored, and stored or to be fetched from the host.
+        bytes_device, bytes_host, bytes_metadata: of keys and values, of those in host memory, of positions and scales.
+        bytes_held: of all tensors of the cache, slack and buffers included; bytes_full: keys and values of the full cache.
+        fallback: names of what could not be done as asked (docs/rows.md).
+        allowed_over: the method's own formula, or its released code, may exceed the budget.
+    """
+
+    method: str
+    reading: str
+    budget: str | None
+    prompt_tokens: int
+    budget_entries: int | None
+    kept: tuple[tuple[int, ...], ...]
+    entries_asked: int | None
+    entries_planned: int
+    entries_resident: int
+    entries_reachable: int
+    bytes_device: int
+    bytes_host: int
+    bytes_metadata: int
+    bytes_held: int
+    bytes_full: int
+    fallback: tuple[str, ...] = ()
+    allowed_over: bool = False
+
+    @property
+    def audit(self) -> str:
+        """Verdict: the stored entries are the selected ones, and within the budget."""
+        if self.entries_resident != self.entries_planned:
+            return f"failed: {self.entries_resident} entries are stored where {self.entries_planned} were selected"
+        if self.entries_asked is None:
+            return "passed: no budget"
+        over = self.entries_resident - self.entries_asked
+        if over > 0:
+            why = f"as {self.method} says of itself" if self.allowed_over else "which nothing allows"
+            return f"{'passed' if self.allowed_over else 'failed'}: {over} entries over the budget, {why}"
+        return "passed: exactly the budget" if not over else f"passed: {-over} entries below the budget"
+
+    def __str__(self) -> str:
+        name = self.method if self.budget is None else f"{self.method}@{self.budget}"
+        full = self.prompt_tokens * sum(len(layer) for layer in self.kept)
+        stored = self.bytes_device + self.bytes_host + self.bytes_metadata
+        asked = "no budget" if self.entries_asked is None else f"{self.entries_asked:,}"
+        lines = [
+            f"{name} reading={self.reading}: {self.entries_resident:,} of {full:,} entries kept of "
+            f"{self.prompt_tokens} prompt tokens",
+            f"  entries  asked {asked}, planned {self.entries_planned:,}, resident "
+            f"{self.entries_resident:,}, reachable {self.entries_reachable:,}",
+            f"  bytes    {stored:,} of {self.bytes_full:,} ({self.bytes_device:,} device, {self.bytes_host:,} host, "
+            f"{self.bytes_metadata:,} metadata), {self.bytes_held:,} with slack",
+            f"  audit    {self.audit}",
+        ]
+        if self.fallback:
+            lines.append(f"  fallback {', '.join(self.fallback)}")
+        lines += [f"  layer {i:<3}{' '.join(f'{count:6d}' for count in heads)}" for i, heads in enumerate(self.kept)]
+        return "\n".join(lines)
+
+
+def counted(session: sessions.Session, compressor: Compressor, budget: Budget | None, protocol: str) -> SessionReport:
+    """The report of a session whose prompt, of one row, has just been reduced: the single run's account of it."""
+    prompt = session.prompt
+    assert prompt is not None, "its prompt has just been reduced"
+    length = prompt.length(0)
+    types = None if prompt.token_types is None else prompt.token_types[0, prompt.pads[0] :]
+    row = ForkResult(cell="", prompt_tokens=length)
+    cell = CellSpec("", compressor, budget, protocol)
+    fill_account(row, cell, protocol_named(protocol).lengths(length, length), session, types)
+    own = {"method", "reading", "budget", "kept", "fallback", "allowed_over"}
+    return SessionReport(
+        method=compressor.name,
+        reading=compressor.reading,
+        budget=None if budget is None else str(budget),
+        kept=tuple(map(tuple, row.kept)),
+        fallback=tuple(row.fallback),
+        allowed_over=compressor.exceeds,
+        **{field.name: getattr(row, field.name) for field in fields(SessionReport) if field.name not in own},
+    )
+
+
 class Attached:
     """A compressor on a model; made by `attach`, one `with` at a time."""
 
@@ -155,11 +244,11 @@ class Attached:
 
     @property
     def compile_config(self) -> CompileConfig:
-        """How `generate(compile_config=...)` compiles a decode step wherever the model is, a CPU included."""
+        """Setting for `generate(compile_config=...)` that compiles a decode step wherever the model is, a CPU included."""
         return config_of(self.model.device)
 
     def report(self) -> SessionReport:
-        """What was kept of the latest prompt.
+        """Report what was kept of the latest prompt.
 
         Raises:
             ConfigError: no prompt has been prefilled yet.
@@ -169,7 +258,7 @@ class Attached:
         return self._report
 
     def kept(self) -> list[Tensor]:
-        """Which tokens of the latest prompt were stored: per layer int64 `[KV heads, m]`, their places in the prompt, in any
+        """Give the stored tokens of the latest prompt: per layer int64 `[KV heads, m]`, their places in the prompt, in any
         order; -1 is padding of heads that keep fewer. On the CPU.
 
         Raises:
@@ -180,7 +269,7 @@ class Attached:
 
     # ------------------------------------------------------------------ hooks
     def _refuse(self, text: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before every forward of the text model: what would be compressed wrongly, or silently not at all."""
+        """Refuse, before every forward of the text model, what would be compressed wrongly, or silently not at all."""
         given = kwargs.get("inputs_embeds")
         if given is None:
             given = args[0] if args else kwargs["input_ids"]
@@ -213,7 +302,7 @@ class Attached:
             )
 
     def _count(self, text: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """After every forward of the text model: the stored tensors, right after a prompt's reduction."""
+        """Count the stored tensors after the forward that reduced a prompt."""
         if torch.compiler.is_compiling():  # a decode step
             return
         prompt = self._session.prompt

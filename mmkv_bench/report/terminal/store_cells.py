@@ -1,4 +1,4 @@
-"""The cells of a store as a terminal names them, and which of them some words mean."""
+"""Cells of a store: their names in a terminal, and the ones that a user's words name."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _COMPARED = 20_000  # ids of samples that are looked through for one that a word
 
 
 @dataclass(frozen=True)
-class Meant:
-    """What words name. sample: an id, or None; one: there is a single such cell, which was asked for."""
+class NamedCells:
+    """Cells and the sample that words name. sample: an id, or None; one: it is a single cell, and the words chose it."""
 
     cells: list[str]
     sample: str | None
     one: bool
 
 
-class Cells:
+class StoreCells:
     """The cells of a store, `full` first, then by method and budget.
 
     Raises:
@@ -78,29 +78,29 @@ class Cells:
         node = (config_of(row["config"]).get("datasets") or {}).get(row["dataset"]) or {}
         return list(node.get("metrics") or [])
 
-    def meant(self, words: Sequence[str]) -> Meant:
-        """What words name: a sample where one of them is its id, and the cells that the others choose. Of several words of one
-        kind (methods, datasets, ...) a cell has to fit one.
+    def named(self, words: Sequence[str]) -> NamedCells:
+        """Find what words name: a sample where one of them is its id, and the cells that the others choose. Of several words of
+        one kind (methods, datasets, ...) a cell has to fit one.
 
         Raises:
             ConfigError: a word that fits nothing, or words that no cell fits together.
         """
-        asked: dict[str, set[str]] = {}
+        chosen: dict[str, set[str]] = {}
         sample = None
         for word in words:
             kind, fitting = self._fitting(word)
             if fitting:
-                asked.setdefault(kind, set()).update(fitting)
+                chosen.setdefault(kind, set()).update(fitting)
             elif sample is None and word in self.samples:
                 sample = word
             else:
                 raise ConfigError(f"{word!r} is neither a cell nor a sample of {self.store.root}; {self._near(word)}")
-        found = [cell for cell in self.rows if all(cell in own for own in asked.values())]
-        if not found:
+        cells = [cell for cell in self.rows if all(cell in fitting for fitting in chosen.values())]
+        if not cells:
             raise ConfigError(
                 f"no cell of {self.store.root} is {' and '.join(map(repr, words))} at once; leave a word out"
             )
-        return Meant(found, sample, len(found) == 1 and bool(asked))
+        return NamedCells(cells, sample, len(cells) == 1 and bool(chosen))
 
     def _fitting(self, word: str) -> tuple[str, set[str]]:
         """(the kind of a word, the cells that it fits)."""

@@ -1,12 +1,16 @@
-"""`load_rows` and `make_table`: stored rows as frames, and the tables that are made of them."""
+"""`evaluate`, `load_rows`, `make_table` and `paper_tables`: rows from Python, as frames and as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+import io
+import warnings
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.config.shorthand import words
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.fidelity import names
@@ -19,6 +23,7 @@ from mmkv_bench.tables.score_text import frame, tables_of_scores
 if TYPE_CHECKING:
     import pandas as pd
 
+    from mmkv_bench.papers.filled_table import FilledTable
     from mmkv_bench.store.store import Store
 
 Names = str | Sequence[str] | None
@@ -58,7 +63,7 @@ class StoredRows:
 
     @cached_property
     def diagnostics(self) -> pd.DataFrame:
-        """What `mmkv-bench diagnose` measured; of no cell, so that no filter applies."""
+        """Rows of `mmkv-bench diagnose`; they belong to no cell, so that no filter applies."""
         return self._store.diagnostics().to_pandas()
 
     @property
@@ -111,20 +116,72 @@ def load_rows(
     return _of(root, cells[keep].reset_index(drop=True))
 
 
-def of_cells(folder: Path, names: Collection[str]) -> StoredRows:
-    """The rows of the cells of these hashes."""
-    cells = _cells(folder)
-    return _of(folder, cells[cells["cell"].isin(names)].reset_index(drop=True))
+def evaluate(
+    *,
+    model: str | None = None,
+    method: str | list[str] | None = None,
+    budget: Any = None,
+    dataset: str | list[str] | None = None,
+    verbose: bool = False,
+    **overrides: Any,
+) -> StoredRows:
+    """Run what `mmkv-bench run` runs with the same settings, and return the rows.
+
+    Only what is missing in `out` is generated; a finished run just returns its rows.
+
+    Args:
+        model, method, budget, dataset: as on the command line, one or a list (`method=["snapkv", "mine.py"]`); None: the
+            configuration's own (the embedded model, mmshift, 64 entries, pages).
+        verbose: print what the command prints.
+        overrides: any key of the configuration: `limit=20`, `out="runs/mine"`, `protocol=["paper", "strict"]`; keys with
+            dots as mappings: `methods={"snapkv": {"window": 16}}`.
+
+    Returns:
+        The rows of this run's cells, `full` among them: see `load_rows`.
+
+    Raises:
+        MMKVError: what would stop the command, with its sentence. Answers that failed stop nothing: their rows have a
+            status, and a warning counts them.
+
+    Example:
+        >>> rows = evaluate(method=["snapkv", "mmshift"], budget=[16, 64], limit=20)  # doctest: +SKIP
+        >>> print(make_table(rows))  # doctest: +SKIP
+    """
+    from mmkv_bench.config.compose import compose
+    from mmkv_bench.plan.planner import make_plan
+    from mmkv_bench.plan.validate import validate
+    from mmkv_bench.run.run import carry_out
+
+    named = {"model": model, "method": method, "budget": budget, "dataset": dataset}
+    config = compose(words({key: value for key, value in named.items() if value is not None} | overrides))
+    validate(config)
+    plan = make_plan(config)
+    with contextlib.nullcontext() if verbose else contextlib.redirect_stdout(io.StringIO()):
+        code = carry_out(plan)
+    cells = _cells(plan.out)
+    rows = _of(plan.out, cells[cells["cell"].isin(plan.names)].reset_index(drop=True))
+    if code:
+        failed = int((rows.responses["status"] != "ok").sum())
+        warnings.warn(
+            f"{failed} of {len(rows.responses)} answers failed or a dataset was stopped; rows.responses has each one's "
+            "status and error",
+            stacklevel=2,
+        )
+    return rows
 
 
-class Tables(list[ScoreTable]):
+class _Printed:
+    """Tables that a notebook shows as they print."""
+
+    def _repr_markdown_(self) -> str:
+        return str(self)
+
+
+class Tables(_Printed, list[ScoreTable]):
     """Tables that print as `mmkv-bench tables` prints them."""
 
     def __str__(self) -> str:
         return markdown(tables_of_scores(self))
-
-    def _repr_markdown_(self) -> str:
-        return str(self)
 
     def latex(self) -> str:
         """The tables in LaTeX."""
@@ -171,6 +228,54 @@ def make_table(
             metrics=names(_listed(metric), found),
         )
     )
+
+
+class PaperTables(_Printed, list["FilledTable"]):
+    """Tables that print as `mmkv-bench papers` prints them."""
+
+    def __str__(self) -> str:
+        from mmkv_bench.papers.formats import render
+
+        return render(self, "md")
+
+    def latex(self) -> str:
+        """The tables in LaTeX."""
+        from mmkv_bench.papers.formats import render
+
+        return render(self, "latex")
+
+    def frame(self) -> pd.DataFrame:
+        """One row per cell, the columns of `--format csv`: its address, state, number, interval, printed value and verdict."""
+        from mmkv_bench.papers.formats import frame
+
+        return frame(self)
+
+
+def paper_tables(*names: str, rows: Sequence[Path | str] | Path | str = ()) -> PaperTables:
+    """Tables and figures of the papers, measured beside printed.
+
+    Args:
+        names: their ids, as `mmkv-bench papers --list` has them; none: all of them.
+        rows: folders that runs printed, or that hold such; none: nothing was measured, and the cells say what runs them.
+
+    Returns:
+        A list of tables: `print` it, show it in a notebook, or take its `frame()`.
+
+    Raises:
+        ConfigError: a name that no table has, or a folder without rows. StoreError: rows that are damaged or of another
+            version.
+
+    Example:
+        >>> print(paper_tables("mmshift_table01", rows="runs/papers"))  # doctest: +SKIP
+    """
+    from mmkv_bench.papers.evidence import Evidence
+    from mmkv_bench.papers.filled_table import fill
+    from mmkv_bench.papers.layout import load, table_ids
+
+    specs = [load(name) for name in names or table_ids()]
+    folders = [rows] if isinstance(rows, str | Path) else rows
+    evidence = Evidence.of([Path(folder).expanduser() for folder in folders])
+    return PaperTables(fill(spec, evidence) for spec in specs)
 
 
 def _cells(root: Path) -> pd.DataFrame:
