@@ -39,7 +39,7 @@ def validate(config: RunConfig) -> None:
         ConfigError: the first thing that is wrong, exit code 2.
     """
     from mmkv_bench.compression.budget import Budget
-    from mmkv_bench.store.study import Endpoint
+    from mmkv_bench.store.study import PrimaryEndpoint
 
     _words(config)
     _numbers(config)
@@ -59,7 +59,7 @@ def validate(config: RunConfig) -> None:
     _gate(config)
     _out(config.out)
     if config.primary is not None:
-        Budget.parse(Endpoint.parse(config.primary).budget)
+        Budget.parse(PrimaryEndpoint.parse(config.primary).budget)
 
 
 def validate_variants(config: RunConfig, defaults: Mapping[str, Mapping[str, Any]]) -> None:

@@ -48,7 +48,7 @@ _DAMAGED = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class PublishedFile:
     """One file: its path in the store, its size in bytes, its sha256 in hexadecimal digits."""
 
     path: str
@@ -89,7 +89,7 @@ def publish(store: StoreFolder, folder: Path) -> str:
         for path in paths:
             data = path.read_bytes()
             inside = path.relative_to(store.root).as_posix()
-            entry = Entry(inside, len(data), hashlib.sha256(data).hexdigest())
+            entry = PublishedFile(inside, len(data), hashlib.sha256(data).hexdigest())
             write_bytes(folder / entry.name, data)
             entries.append(entry)
         text = json.dumps({"format": FORMAT, "files": [asdict(entry) for entry in entries]}, indent=1).encode() + b"\n"
@@ -171,7 +171,7 @@ def fetch(
     return len(missing), len(entries) - len(missing)
 
 
-def _entries(text: bytes, where: str) -> list[Entry]:
+def _entries(text: bytes, where: str) -> list[PublishedFile]:
     """The files of a manifest, `store.json` last: a store that is not whole yet has none and does not open.
 
     Raises:
@@ -196,7 +196,7 @@ def _entries(text: bytes, where: str) -> list[Entry]:
     return sorted(entries, key=lambda entry: (entry.path == MARK, entry.path))
 
 
-def _entry(file: Any) -> Entry:
+def _entry(file: Any) -> PublishedFile:
     path, size, digest = file["path"], file["bytes"], file["sha256"]
     if not isinstance(path, str) or not _PATH.fullmatch(path):
         raise ValueError(f"{path!r} is no file of a store")
@@ -204,10 +204,10 @@ def _entry(file: Any) -> Entry:
         raise ValueError(f"{path} has no size")
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
         raise ValueError(f"{path} has no sha256")
-    return Entry(path, size, digest)
+    return PublishedFile(path, size, digest)
 
 
-def _missing(entries: Sequence[Entry], out: Path) -> list[Entry]:
+def _missing(entries: Sequence[PublishedFile], out: Path) -> list[PublishedFile]:
     """Entries that `out` lacks. Raises ConfigError for a file of the same name with other content, and for other rows."""
     todo = "name another folder, or move that one away"
     paths = {entry.path for entry in entries}
@@ -225,7 +225,7 @@ def _missing(entries: Sequence[Entry], out: Path) -> list[Entry]:
     return missing
 
 
-def _write(source: Place, entry: Entry, stream: BinaryIO) -> None:
+def _write(source: Place, entry: PublishedFile, stream: BinaryIO) -> None:
     """Write one file; an exception leaves nothing of it behind."""
     shown, digest, size = f"{source.shown}/{entry.name}", hashlib.sha256(), 0
     for piece in source.chunks(entry.name):

@@ -13,7 +13,7 @@ STATUSES = ("ok", "oom", "timeout", "nan", "error")
 
 
 def _column(default: Any, doc: str, unit: str = "", required: str = "no", counted: bool = False, **more: Any) -> Any:
-    """A field with what `schema.Column` says of it. `counted`: of what is stored or fed, null where nothing was."""
+    """A field with what `schema.SchemaColumn` says of it. `counted`: of what is stored or fed, null where nothing was."""
     metadata = {"doc": doc, "unit": unit, "required": required, "counted": counted, **more}
     if isinstance(default, list):
         return field(default_factory=list, metadata=metadata)

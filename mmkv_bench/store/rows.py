@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from mmkv_bench.errors import StoreError, nearest
 from mmkv_bench.store.digests import canonical_json, checksum
-from mmkv_bench.store.schema import COLUMNS, SCHEMAS, TIME, Column
+from mmkv_bench.store.schema import COLUMNS, SCHEMAS, TIME, SchemaColumn
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,7 +82,7 @@ def to_table(table: str, rows: Iterable[Mapping[str, Any]], columns: Iterable[st
     return pa.Table.from_pylist(plain, schema=schema)
 
 
-def _value(table: str, column: Column, value: Any) -> Any:
+def _value(table: str, column: SchemaColumn, value: Any) -> Any:
     try:
         converted = _convert(value, column.type)
     except (TypeError, ValueError) as problem:

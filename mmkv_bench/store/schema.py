@@ -75,7 +75,7 @@ TEXTS, INTS, COUNTS = pa.list_(pa.string()), pa.list_(pa.int32()), pa.list_(pa.l
 
 
 @dataclass(frozen=True)
-class Column:
+class SchemaColumn:
     """One column. `required`: "always", only in rows with status "ok", or "no" (null allowed)."""
 
     name: str
@@ -93,12 +93,12 @@ class Column:
         return pa.field(self.name, self.type, nullable=self.required != "always")
 
 
-def _must(name: str, type: pa.DataType, doc: str, unit: str = "", **flags: Any) -> Column:
-    return Column(name, type, doc, unit, required="always", **flags)
+def _must(name: str, type: pa.DataType, doc: str, unit: str = "", **flags: Any) -> SchemaColumn:
+    return SchemaColumn(name, type, doc, unit, required="always", **flags)
 
 
-def _when_ok(name: str, type: pa.DataType, doc: str, unit: str = "", **flags: Any) -> Column:
-    return Column(name, type, doc, unit, required="ok", **flags)
+def _when_ok(name: str, type: pa.DataType, doc: str, unit: str = "", **flags: Any) -> SchemaColumn:
+    return SchemaColumn(name, type, doc, unit, required="ok", **flags)
 
 
 _VERSION = _must("schema_version", INT, "version of this schema the row was written under", stamped=True)
@@ -119,14 +119,14 @@ _TYPES: dict[Any, pa.DataType] = {
 }
 
 
-def _generated() -> list[Column]:
+def _generated() -> list[SchemaColumn]:
     """The columns that generation fills, in the order of `Response`'s fields, without the cell's name."""
     hints, made = get_type_hints(Response), []
     for one in fields(Response)[1:]:
         flags = {key: value for key, value in one.metadata.items() if key != "counted"}
         kinds = set(get_args(hints[one.name]))
         kind = next(iter(kinds - {NoneType})) if NoneType in kinds else hints[one.name]
-        made.append(Column(one.name, _TYPES[kind], **flags))
+        made.append(SchemaColumn(one.name, _TYPES[kind], **flags))
     return made
 
 
@@ -141,12 +141,12 @@ RESPONSE_COLUMNS = (
         "prompt_hash", TEXT, "hash of the prompt that was answered: its text, pixels of images, contents of video files"
     ),
     *_generated(),
-    Column(
+    SchemaColumn(
         "slim", BOOL, "packed for publishing, without what is listed under Slim rows; null in rows as they were made"
     ),
     _must("worker", TEXT, "writer that committed the row", stamped=True),
-    Column("shard", TEXT, "i/n when the dataset was split"),
-    Column("chosen", BOOL, "selected by its id (`samples=[...]`), not as one of the first N; null otherwise"),
+    SchemaColumn("shard", TEXT, "i/n when the dataset was split"),
+    SchemaColumn("chosen", BOOL, "selected by its id (`samples=[...]`), not as one of the first N; null otherwise"),
     _must("committed_at", TIME, "commit time; later than every row the writer had seen", stamped=True),
 )
 
@@ -164,22 +164,26 @@ CELL_COLUMNS = (
     ),
     _must("method", TEXT, "display name (a method may appear as several variants)"),
     _must("base", TEXT, "method family", identity=True),
-    Column("reading", TEXT, "paper or released code; null for full", allowed=("paper", "released"), identity=True),
+    SchemaColumn(
+        "reading", TEXT, "paper or released code; null for full", allowed=("paper", "released"), identity=True
+    ),
     _must("protocol", TEXT, "source of the first token (docs/protocols.md)", identity=True),
     _must(
         "budget_kind", TEXT, "unit of the budget; none for full", allowed=("entries", "fraction", "none"), identity=True
     ),
-    Column("budget_entries", INT, "budget in entries per KV head; null for other kinds", "entries", identity=True),
-    Column("budget_fraction", TEXT, "budget as an exact decimal fraction; null for other kinds", identity=True),
-    Column("seed", INT, "seed; null for deterministic methods", identity=True),
+    SchemaColumn(
+        "budget_entries", INT, "budget in entries per KV head; null for other kinds", "entries", identity=True
+    ),
+    SchemaColumn("budget_fraction", TEXT, "budget as an exact decimal fraction; null for other kinds", identity=True),
+    SchemaColumn("seed", INT, "seed; null for deterministic methods", identity=True),
     _must("parameters", TEXT, "method parameters", json=True, identity=True),
     _must("tuned", BOOL, "whether a parameter differs from the method's documented default"),
-    Column("allocation_scope", TEXT, "when the allocator decides; null for full", allowed=("layer", "model")),
+    SchemaColumn("allocation_scope", TEXT, "when the allocator decides; null for full", allowed=("layer", "model")),
     _must("dtype", TEXT, "floating point type of weights and cache", identity=True),
     _must("attention", TEXT, "attention implementation", identity=True),
     _must("generation", TEXT, "generation settings", json=True, identity=True),
     _must("numerics_version", INT, "raised by hand when the numbers of all methods change", identity=True),
-    Column(
+    SchemaColumn(
         "method_version",
         INT,
         "version of the method's own numbers under this reading and these parameters; null = 1, the first",
@@ -188,22 +192,24 @@ CELL_COLUMNS = (
     _must("torch", TEXT, "torch version", identity=True),
     _must("transformers", TEXT, "transformers version", identity=True),
     _must("config", TEXT, "resolved configuration, secrets redacted", json=True),
-    Column("git_commit", TEXT, "commit of the package's checkout; null when installed without one"),
-    Column("git_dirty", BOOL, "whether that checkout's code differed from the commit; null without one"),
+    SchemaColumn("git_commit", TEXT, "commit of the package's checkout; null when installed without one"),
+    SchemaColumn("git_dirty", BOOL, "whether that checkout's code differed from the commit; null without one"),
     _must("versions", TEXT, "versions of python and of the packages that touch numbers", json=True),
     _must("device", TEXT, "accelerator name, or cpu"),
-    Column("driver", TEXT, "accelerator driver version; null on cpu"),
-    Column("cpu", TEXT, "processor model"),
-    Column("weights", TEXT, "where the weights came from; null in older rows", allowed=("hub", "folder", "random")),
-    Column("model_revision", TEXT, "revision on the hub; null for local folders"),
-    Column(
+    SchemaColumn("driver", TEXT, "accelerator driver version; null on cpu"),
+    SchemaColumn("cpu", TEXT, "processor model"),
+    SchemaColumn(
+        "weights", TEXT, "where the weights came from; null in older rows", allowed=("hub", "folder", "random")
+    ),
+    SchemaColumn("model_revision", TEXT, "revision on the hub; null for local folders"),
+    SchemaColumn(
         "prompt_format",
         TEXT,
         "what the model's chat template made of one user message `mmkvprobe`: its system prompt, markers, a fixed date; null in "
         "older rows",
     ),
     _must("created_at", TIME, "when the cell was first planned", stamped=True),
-    Column(
+    SchemaColumn(
         "row_digest", TEXT, "digest of the row's other columns but the stamped ones; null in older rows", stamped=True
     ),
 )
@@ -215,9 +221,9 @@ SAMPLE_COLUMNS = (
     _SAMPLE,
     _CLUSTER,
     _must("metric", TEXT, "metric name"),
-    Column("value", FLOAT, "the sample's value; null unless ok, and where no judge answered", "metric's own"),
+    SchemaColumn("value", FLOAT, "the sample's value; null unless ok, and where no judge answered", "metric's own"),
     _must("status", TEXT, "status of the response that was scored", allowed=STATUSES),
-    Column(
+    SchemaColumn(
         "parts",
         FLOATS,
         "what a metric that is no mean over samples is aggregated from (BLEU: words, reference words, right n-grams, "
@@ -233,41 +239,43 @@ METRIC_COLUMNS = (
     _must("metric", TEXT, "metric name"),
     _must("n", INT, "samples", "samples"),
     _must("n_ok", INT, "samples with status ok and a value", "samples"),
-    Column("value", FLOAT, "headline; null unless every sample is ok and judged", "metric's own"),
-    Column(
+    SchemaColumn("value", FLOAT, "headline; null unless every sample is ok and judged", "metric's own"),
+    SchemaColumn(
         "value_failures_zero",
         FLOAT,
         "the same with failures counted as 0; null where a sample is not judged, or failed and less is better",
         "metric's own",
     ),
-    Column("low", FLOAT, "lower end of the interval", "metric's own"),
-    Column("high", FLOAT, "upper end of the interval", "metric's own"),
+    SchemaColumn("low", FLOAT, "lower end of the interval", "metric's own"),
+    SchemaColumn("high", FLOAT, "upper end of the interval", "metric's own"),
     _must("interval", TEXT, "method of the interval", allowed=("wilson", "bootstrap", "none")),
-    Column("difference", FLOAT, "paired difference to full of the same protocol", "metric's own"),
-    Column("difference_low", FLOAT, "lower end of its 95 % interval (docs/statistics.md)", "metric's own"),
-    Column("difference_high", FLOAT, "upper end of its interval", "metric's own"),
-    Column("lmms_eval", FLOAT, "lmms-eval's own aggregate of the same answers", "metric's own"),
-    Column(
+    SchemaColumn("difference", FLOAT, "paired difference to full of the same protocol", "metric's own"),
+    SchemaColumn("difference_low", FLOAT, "lower end of its 95 % interval (docs/statistics.md)", "metric's own"),
+    SchemaColumn("difference_high", FLOAT, "upper end of its interval", "metric's own"),
+    SchemaColumn("lmms_eval", FLOAT, "lmms-eval's own aggregate of the same answers", "metric's own"),
+    SchemaColumn(
         "lmms_eval_reason", TEXT, "why `lmms_eval` is missing; begins with `not judged` where a judge gave no answer"
     ),
-    Column("judge", TEXT, "id of the judge model, where one answered"),
-    Column(
+    SchemaColumn("judge", TEXT, "id of the judge model, where one answered"),
+    SchemaColumn(
         "judge_prompts",
         TEXT,
         "hash of the judge's prompts: its questions about the first two samples, with one text in place of every answer",
     ),
-    Column("judge_temperature", FLOAT, "temperature the judge answered at; null where several"),
-    Column(
+    SchemaColumn("judge_temperature", FLOAT, "temperature the judge answered at; null where several"),
+    SchemaColumn(
         "answers_digest", TEXT, "digest of the answers that were scored (sample, status and text); null in older rows"
     ),
-    Column("scorer_digest", TEXT, "digest of the task's scoring code and lmms-eval's version; null in older rows"),
-    Column(
+    SchemaColumn(
+        "scorer_digest", TEXT, "digest of the task's scoring code and lmms-eval's version; null in older rows"
+    ),
+    SchemaColumn(
         "scorer_files",
         TEXT,
         "files that a user's task opened while it scored: path from its YAML, and digest; null for none",
         json=True,
     ),
-    Column("row_digest", TEXT, "digest of the row's other columns but the stamped ones; null in older rows"),
+    SchemaColumn("row_digest", TEXT, "digest of the row's other columns but the stamped ones; null in older rows"),
 )
 
 PHASES = {
@@ -295,66 +303,70 @@ TIMING_COLUMNS = (
     _DATASET,
     _must("prompt_tokens", INT, "tokens of the prompt", "tokens"),
     _must("visual_tokens", INT, "of these, visual ones", "tokens"),
-    Column(
+    SchemaColumn(
         "prompts",
         TEXT,
         "content of the prompt beside its template; null in older rows, whose prompts are text",
         allowed=("text", "image", "video"),
     ),
-    Column(
+    SchemaColumn(
         "profile",
         TEXT,
         "digest of the stored row whose division of the budget among layers and heads was imposed, named in the cell's config; "
         "null: the method's own",
     ),
     _must("batch", INT, "sequences at a time"),
-    Column(
+    SchemaColumn(
         "batch_prefill",
         TEXT,
         "how the batch was prefilled: one by one, compressed and joined, or together in one pass; null for a batch of one",
         allowed=("one_by_one", "together"),
     ),
-    Column("copied", BOOL, "(searched) only a few prompts were prefilled, the others are copies; null otherwise"),
-    Column("searched", BOOL, "a number of sequences that batch=max alone asked for; null in timed passes"),
-    Column(
+    SchemaColumn("copied", BOOL, "(searched) only a few prompts were prefilled, the others are copies; null otherwise"),
+    SchemaColumn("searched", BOOL, "a number of sequences that batch=max alone asked for; null in timed passes"),
+    SchemaColumn(
         "memory_limit",
         INT,
         "memory limit of the pass; null for the device's own limit",
         "bytes",
     ),
     _must("new_tokens", INT, "tokens of the answer, the first included", "tokens"),
-    Column("repeat", INT, "number of the timed pass; null in the pass that counts memory, whose times are not kept"),
+    SchemaColumn(
+        "repeat", INT, "number of the timed pass; null in the pass that counts memory, whose times are not kept"
+    ),
     _must("phase", TEXT, "see Phases", allowed=tuple(PHASES)),
     _must("status", TEXT, "status of the pass; a failed pass has one row, of phase total", allowed=STATUSES),
-    Column("error", TEXT, "message of the failure; null when ok"),
-    Column("seconds", FLOAT, "time of the phase; null in the pass that counts memory", "seconds"),
-    Column("steps_s", FLOATS, "(decode) time of each step, one new token of every sequence", "seconds"),
-    Column("peak_allocated", INT, "most bytes of live storages within the phase, weights included", "bytes"),
-    Column("peak_reserved", INT, "most bytes that the device's allocator held; null on CPU", "bytes"),
-    Column("peak_resident", INT, "(total) largest resident set at a phase's end; null on an accelerator", "bytes"),
-    Column(
+    SchemaColumn("error", TEXT, "message of the failure; null when ok"),
+    SchemaColumn("seconds", FLOAT, "time of the phase; null in the pass that counts memory", "seconds"),
+    SchemaColumn("steps_s", FLOATS, "(decode) time of each step, one new token of every sequence", "seconds"),
+    SchemaColumn("peak_allocated", INT, "most bytes of live storages within the phase, weights included", "bytes"),
+    SchemaColumn("peak_reserved", INT, "most bytes that the device's allocator held; null on CPU", "bytes"),
+    SchemaColumn(
+        "peak_resident", INT, "(total) largest resident set at a phase's end; null on an accelerator", "bytes"
+    ),
+    SchemaColumn(
         "bytes_held",
         INT,
         "(decode) all tensors of the cache before the first step, slack and buffers included",
         "bytes",
     ),
-    Column(
+    SchemaColumn(
         "bytes_useful_step",
         INT,
         "(decode) keys and values that the first step reads, its own included, no padding",
         "bytes",
     ),
-    Column("bytes_read_step", INT, "(decode) the same as it lies in memory, padding included", "bytes"),
-    Column("fallback", TEXTS, "(total) reasons why less was done than configured, see Fallbacks"),
-    Column(
+    SchemaColumn("bytes_read_step", INT, "(decode) the same as it lies in memory, padding included", "bytes"),
+    SchemaColumn("fallback", TEXTS, "(total) reasons why less was done than configured, see Fallbacks"),
+    SchemaColumn(
         "disturbed",
         TEXTS,
         "(total) disturbances: other processes on the device, a throttled clock, too few threads",
     ),
-    Column(
+    SchemaColumn(
         "load", FLOAT, "(total) the host's load average of the last minute at the end of the pass; null where unknown"
     ),
-    Column("threads", INT, "(total) threads of the host that torch's operations had"),
+    SchemaColumn("threads", INT, "(total) threads of the host that torch's operations had"),
     _must("place", INT, "number of the pass in the order of its run, from 0"),
     _must("order_seed", INT, "seed of that order"),
     _must("measured", TEXT, "always own: nothing else ran in the process", allowed=("own",)),
@@ -375,8 +387,8 @@ DIAGNOSTIC_COLUMNS = (
     _DATASET,
     _must("dataset_fingerprint", TEXT, "checksum of the dataset's rows"),
     _SAMPLE,
-    Column("layer", INT, "decoder layer, from 0; null of the whole model"),
-    Column("head", INT, "KV head, from 0; null of all heads together"),
+    SchemaColumn("layer", INT, "decoder layer, from 0; null of the whole model"),
+    SchemaColumn("head", INT, "KV head, from 0; null of all heads together"),
     _must("quantity", TEXT, "name of the number within the analysis"),
     _must(
         "part",
@@ -384,7 +396,7 @@ DIAGNOSTIC_COLUMNS = (
         "the part measured: tokens (prompt, text, visual, answer), tensors (keys, values) or a method at a budget (snapkv@64); "
         "empty for all",
     ),
-    Column("x", FLOAT, "x value, where the number is a point of a curve; null otherwise"),
+    SchemaColumn("x", FLOAT, "x value, where the number is a point of a curve; null otherwise"),
     _must("value", FLOAT, "the number", "quantity's own"),
     _must("settings", TEXT, "weights, prompts, tokens of the answer, the method that part names", json=True),
     _must("versions", TEXT, "versions of the packages that touch numbers", json=True),
@@ -403,13 +415,13 @@ PROMPT_COLUMNS = (
         TEXT,
         "text of its messages, `<image>` and `<video>` where media stand, turns told apart by their roles",
     ),
-    Column("rendered", TEXT, "the whole prompt, as the model's chat template made it; null in older rows"),
-    Column("reference", TEXT, "the dataset's reference answer; null where there is none"),
+    SchemaColumn("rendered", TEXT, "the whole prompt, as the model's chat template made it; null in older rows"),
+    SchemaColumn("reference", TEXT, "the dataset's reference answer; null where there is none"),
     _must("media", INT, "images and videos in it"),
-    Column(
+    SchemaColumn(
         "images", TEXTS, "files that its images and videos were read from; null where the dataset itself holds them"
     ),
-    Column(
+    SchemaColumn(
         "visual",
         FLOATS,
         "keep=indices: of each visual token its place in the prompt, the number of its image, and top, bottom, left and right as "
@@ -418,7 +430,7 @@ PROMPT_COLUMNS = (
     _must("committed_at", TIME, "commit time", stamped=True),
 )
 
-COLUMNS: dict[str, tuple[Column, ...]] = {
+COLUMNS: dict[str, tuple[SchemaColumn, ...]] = {
     "responses": RESPONSE_COLUMNS,
     "cells": CELL_COLUMNS,
     "samples": SAMPLE_COLUMNS,

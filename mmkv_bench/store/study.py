@@ -28,7 +28,7 @@ _KEY, _LATE = "primary", "primary_named_after_answers"
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class PrimaryEndpoint:
     """One column of one table: all comparisons of methods there are confirmatory, those of other columns exploratory.
 
     late: it was named when the store held answers already.
@@ -41,7 +41,7 @@ class Endpoint:
     late: bool = field(default=False, compare=False)
 
     @classmethod
-    def parse(cls, words: str) -> Endpoint:
+    def parse(cls, words: str) -> PrimaryEndpoint:
         """From `<dataset> <metric> <budget> [<protocol>]`.
 
         Raises ConfigError for fewer or more words.
@@ -68,14 +68,14 @@ def _as_in_tables(budget: str) -> str:
     return f"{(number / 100 if budget.endswith('%') else number).normalize():f}"
 
 
-def primary_of(root: Path) -> Endpoint | None:
+def primary_of(root: Path) -> PrimaryEndpoint | None:
     """The primary endpoint of the store in a folder, if its study names one."""
     try:
         mark = json.loads((root / MARK).read_bytes())
         words = mark.get(_KEY)
     except (OSError, ValueError, AttributeError):
         return None  # no store, which whoever reads its rows says
-    return None if words is None else replace(Endpoint.parse(words), late=bool(mark.get(_LATE)))
+    return None if words is None else replace(PrimaryEndpoint.parse(words), late=bool(mark.get(_LATE)))
 
 
 def name_primary(root: Path, words: str) -> None:
@@ -83,7 +83,7 @@ def name_primary(root: Path, words: str) -> None:
 
     Raises StoreError where it names another one already (an endpoint that is chosen again is none), or the disk refuses.
     """
-    endpoint = Endpoint.parse(words)
+    endpoint = PrimaryEndpoint.parse(words)
     with disk_errors("naming the primary endpoint", root), lock_held(root / MARK):
         stored = primary_of(root)
         if stored == endpoint:

@@ -80,7 +80,7 @@ class Viewer:
         self._wandb.teardown()
 
 
-class Kept:
+class MessageLog:
     """Messages of the open run, in `.kept/<id>` until it is closed. Its writer holds a lock, so that a file without one is of a
     killed run."""
 
@@ -129,19 +129,19 @@ def begin_anew(folder: Path, name: str) -> None:
 
 def work(lines: Iterable[str], folder: Path) -> None:
     """Write killed runs again, then do what lines say; a run that is open at their end failed."""
-    viewer, kept = Viewer(folder), Kept(folder)
-    for messages in kept.killed():
+    viewer, log = Viewer(folder), MessageLog(folder)
+    for messages in log.killed():
         begin_anew(folder, messages[0]["open"]["id"])
         for message in messages:
             viewer.do(message)
         viewer.close(1)
     for message in map(json.loads, lines):
-        kept.add(message)
+        log.add(message)
         viewer.do(message)
         if "close" in message:
-            kept.forget()
+            log.forget()
     viewer.close(1)
-    kept.forget()
+    log.forget()
     viewer.end()
 
 

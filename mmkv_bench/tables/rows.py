@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.store.cell_rows import processor
-from mmkv_bench.store.study import Endpoint, primary_of
+from mmkv_bench.store.study import PrimaryEndpoint, primary_of
 from mmkv_bench.tables import audit
 from mmkv_bench.tables.agreement import agreeing
 
@@ -74,7 +74,7 @@ class Rows:
     metrics: pd.DataFrame
     full: pd.DataFrame | None = None
     held: Sequence[str] | None = None
-    primary: Endpoint | None = None
+    primary: PrimaryEndpoint | None = None
 
     @property
     def names(self) -> Sequence[str]:

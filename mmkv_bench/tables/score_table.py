@@ -15,7 +15,7 @@ import numpy as np
 from mmkv_bench.statistics.column import Column
 from mmkv_bench.statistics.intervals import Aggregator
 from mmkv_bench.statistics.metric_kinds import lower_is_better
-from mmkv_bench.store.study import Endpoint
+from mmkv_bench.store.study import PrimaryEndpoint
 from mmkv_bench.tables.audit import MOSTLY, Audit
 from mmkv_bench.tables.line import ComparisonFamily, Line, family
 from mmkv_bench.tables.rows import BASELINE
@@ -84,7 +84,7 @@ class ScoreTable:
     free: float | None = None
     calibrations: dict[str, tuple[str, ...]] = field(default_factory=dict)
     versions: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
-    primary: Endpoint | None = None
+    primary: PrimaryEndpoint | None = None
     cpus: dict[str, int] = field(default_factory=dict)
     _comparable_at: dict[str, bool] = field(default_factory=dict, repr=False)
     _above_at: dict[str, frozenset[str]] = field(default_factory=dict, repr=False)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 import mmkv_bench
 from mmkv_bench.store import journal
-from mmkv_bench.store.schema import COLUMNS, SCHEMAS, Column
+from mmkv_bench.store.schema import COLUMNS, SCHEMAS, SchemaColumn
 from mmkv_bench.store.store import Store
 
 # For the processes that tests start: the package under test, also where it is not installed.
@@ -104,7 +104,7 @@ def metric_row(cell: str = "c0", metric: str = "exact_match", **changes: Any) ->
     return {"cell": cell, "dataset": "pages", "metric": metric, "n": 2, "n_ok": 2, "interval": "wilson"} | changes
 
 
-def value_strategy(column: Column):
+def value_strategy(column: SchemaColumn):
     """Any value the column's type, enumeration and JSON flag allow (rules between columns aside)."""
     from hypothesis import strategies as st
 

@@ -10,7 +10,7 @@ import pytest
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.store.store import Store
-from mmkv_bench.store.study import Endpoint, name_primary, primary_of
+from mmkv_bench.store.study import PrimaryEndpoint, name_primary, primary_of
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.rows import load
 from tests.tables.examples import Example, markdown, zeros_and_ones
@@ -39,7 +39,7 @@ def test_tables_say_where_the_primary_endpoint_is_and_that_the_rest_is_explorato
     assert primary_of(root) is None and "xploratory" not in markdown(build(load(root)))
     name_primary(root, WORDS)
     name_primary(root, f"{WORDS} paper")
-    assert primary_of(root) == Endpoint("walk3", "exact_match", "64") and primary_of(root).late
+    assert primary_of(root) == PrimaryEndpoint("walk3", "exact_match", "64") and primary_of(root).late
     wanted = "- Primary endpoint of this study (named after its answers were made): column 64. All else"
     assert wanted in markdown(build(load(root)))
     (tmp_path / "new").mkdir()
@@ -49,7 +49,7 @@ def test_tables_say_where_the_primary_endpoint_is_and_that_the_rest_is_explorato
     with pytest.raises(StoreError, match="another folder"):
         name_primary(root, "walk3 exact_match 128")
     with pytest.raises(ConfigError, match="2 words"):
-        Endpoint.parse("walk3 exact_match")
+        PrimaryEndpoint.parse("walk3 exact_match")
     full = made.write(tmp_path / "full")
     with full_disk(), pytest.raises(StoreError, match="naming the primary endpoint"):
         name_primary(full, WORDS)
@@ -61,5 +61,7 @@ def test_tables_say_where_the_primary_endpoint_is_and_that_the_rest_is_explorato
 
 
 def test_the_budget_of_an_endpoint_is_spelt_as_tables_spell_it():
-    assert {Endpoint.parse(f"walk3 exact_match {text}").budget for text in ("0.2", "0.20", "20%", ".2")} == {"0.2"}
-    assert Endpoint.parse("walk3 exact_match 064").budget == "64"
+    assert {PrimaryEndpoint.parse(f"walk3 exact_match {text}").budget for text in ("0.2", "0.20", "20%", ".2")} == {
+        "0.2"
+    }
+    assert PrimaryEndpoint.parse("walk3 exact_match 064").budget == "64"
