@@ -143,7 +143,7 @@ def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Art
     if artefact.model_fingerprint != model_fingerprint:
         raise CalibrationError(
             f"{_short(path)} was made for model {artefact.model} ({artefact.model_fingerprint}), and this run's is "
-            f"{model_name} ({model_fingerprint}); calibrations are valid for the very weights only: {make}"
+            f"{model_name} ({model_fingerprint}); a calibration is valid for its own weights only: {make}"
         )
     return artefact
 

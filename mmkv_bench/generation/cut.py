@@ -26,8 +26,7 @@ def check_way(way: Any) -> str | None:
     """Return the value of `cut_prompt`; raise UnsupportedError where it is not in `WAYS`."""
     if way not in WAYS:
         raise UnsupportedError(
-            f"cut_prompt={way!r} is not known; give middle (text), left (text and images), or null to refuse prompts that are "
-            "too long"
+            f"cut_prompt={way!r}; allowed: middle (text), left (text and images), or null to refuse prompts that are too long"
         )
     return way
 
@@ -98,7 +97,8 @@ def _only_text(messages: Sequence[dict]) -> str:
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not parts or any(part["type"] != "text" for part in parts):
         raise UnsupportedError(
-            "cut_prompt=middle cuts one user message of text; a prompt with media or several turns stays whole"
+            "cut_prompt=middle cuts one user message of text, and this prompt has media or several turns; use cut_prompt=left "
+            "or null"
         )
     return "".join(part["text"] for part in parts)
 
@@ -172,7 +172,8 @@ def _parts(messages: Sequence[dict]) -> list[dict]:
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not parts or any(part["type"] not in ("text", "image") for part in parts):
         raise UnsupportedError(
-            "cut_prompt=left cuts one user message of text and images; a prompt with videos or several turns stays whole"
+            "cut_prompt=left cuts one user message of text and images, and this prompt has videos or several turns; use "
+            "cut_prompt=null"
         )
     return list(parts)
 

@@ -1,7 +1,7 @@
 """Rules on which parts of a method make sense together.
 
-A rule looks at the built parts of one method and returns an objection (what it refuses, why, and what is allowed instead) or
-None. Parts that no rule names go with all others: they meet through scores, caps and indices alone.
+A rule is named by what it refuses. It looks at the built parts of one method and returns an objection (what is refused, why, and
+what is allowed instead) or None. Parts that no rule names go with all others: they meet through scores, caps and indices alone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _name(part: object) -> str:
     return type(part).__name__
 
 
-def something_to_do(c: Compressor) -> str | None:
+def nothing_to_do(c: Compressor) -> str | None:
     if c.scorer is None and c.decoding is not None and not c.decoding.quantises:
         return (
             f"nothing is evicted without a scorer, and the decode policy {_name(c.decoding)} does not quantise: that is "
@@ -62,14 +62,13 @@ def something_to_do(c: Compressor) -> str | None:
     return None
 
 
-def something_to_merge(c: Compressor) -> str | None:
+def nothing_to_merge(c: Compressor) -> str | None:
     if c.scorer is None and c.reducer is not None and c.reducer.merges:
         return f"{_name(c.reducer)} merges evicted entries and without a scorer none is evicted; allowed: Evict"
     return None
 
 
-def budget_that_binds(c: Compressor) -> str | None:
-
+def budget_without_effect(c: Compressor) -> str | None:
     if c.scorer is not None and isinstance(c.allocator, KeepAll):
         return (
             f"KeepAll keeps every entry, and the scores of {_name(c.scorer)} and the budget would decide nothing; allowed: "
@@ -78,7 +77,7 @@ def budget_that_binds(c: Compressor) -> str | None:
     return None
 
 
-def no_hidden_excess(c: Compressor) -> str | None:
+def excess_outside_released(c: Compressor) -> str | None:
     for part in (c.allocator, c.selector):
         if part is not None and part.exceeds and not part.printed and c.reading != "released":
             return (
@@ -88,8 +87,7 @@ def no_hidden_excess(c: Compressor) -> str | None:
     return None
 
 
-def heads_that_compare(c: Compressor) -> str | None:
-
+def incomparable_heads(c: Compressor) -> str | None:
     if c.scorer is not None and isinstance(c.allocator, HeadPool | Safeguard) and not c.scorer.comparable:
         return (
             f"{_name(c.allocator)} gives entries to the heads with the larger scores, and those of {_name(c.scorer)} do not "
@@ -98,8 +96,7 @@ def heads_that_compare(c: Compressor) -> str | None:
     return None
 
 
-def sums_of_scores(c: Compressor) -> str | None:
-
+def sums_of_negative_scores(c: Compressor) -> str | None:
     if c.scorer is None or not c.scorer.negative:
         return None
     if isinstance(c.allocator, HeadPool) and c.allocator.normalize:
@@ -120,8 +117,7 @@ def sums_of_scores(c: Compressor) -> str | None:
     return None
 
 
-def nothing_protected(c: Compressor) -> str | None:
-
+def protected_worthless_tokens(c: Compressor) -> str | None:
     if isinstance(c.allocator, PositiveOnly) and c.selector is not None and _protects(c.selector):
         return (
             f"PositiveOnly grants entries for positive scores alone, and {_name(c.selector)} protects tokens whatever "
@@ -133,13 +129,12 @@ def nothing_protected(c: Compressor) -> str | None:
 
 def _protects(selector: Selector) -> bool:
     """Return True where tokens stay whatever their score; for `TopK` its parameters tell, without torch."""
-
     if type(selector) is TopK:
         return bool(selector.sinks or selector.recents or selector.window)
     return bool(selector.protected(8, 4, None).any())
 
 
-def one_window(c: Compressor) -> str | None:
+def different_windows(c: Compressor) -> str | None:
     """Scorer, allocator and selector with an observation window have the same one."""
     kept = getattr(c.selector, "window", 0)
     for part in (c.allocator, c.scorer):
@@ -152,8 +147,7 @@ def one_window(c: Compressor) -> str | None:
     return None
 
 
-def one_set_for_all(c: Compressor) -> str | None:
-
+def one_set_of_uneven_caps(c: Compressor) -> str | None:
     if isinstance(c.selector, OneSet) and not isinstance(c.allocator, UniformModel):
         return (
             f"OneSet keeps the same tokens in all layers, and {_name(c.allocator)} decides layer by layer or grants them "
@@ -162,8 +156,7 @@ def one_set_for_all(c: Compressor) -> str | None:
     return None
 
 
-def the_same_proxies(c: Compressor) -> str | None:
-
+def different_proxies(c: Compressor) -> str | None:
     proxies = getattr(c.scorer, "proxies", None)
     if isinstance(c.allocator, Compensation) and proxies not in (None, c.allocator.proxies):
         return (
@@ -173,8 +166,7 @@ def the_same_proxies(c: Compressor) -> str | None:
     return None
 
 
-def the_same_filter(c: Compressor) -> str | None:
-
+def different_filters(c: Compressor) -> str | None:
     if not (isinstance(c.allocator, Spectral) and c.allocator.dba and isinstance(c.scorer, DeviationScorer)):
         return None
     ours, theirs = ((part.gamma, part.keys) for part in (c.scorer, c.allocator))
@@ -186,9 +178,8 @@ def the_same_filter(c: Compressor) -> str | None:
     return None
 
 
-def heads_evict_alike(c: Compressor) -> str | None:
+def uneven_eviction_merged(c: Compressor) -> str | None:
     """LOOK-M's released filter counts evicted tokens by their place in a list, one list for all heads."""
-
     if c.scorer is None or not isinstance(c.reducer, LookMMerge) or c.reducer.sources != "misaligned":
         return None
     if c.reducer.merge not in ("average", "weighted"):
@@ -202,9 +193,8 @@ def heads_evict_alike(c: Compressor) -> str | None:
     )
 
 
-def gathered_attention(c: Compressor) -> str | None:
+def other_unit_of_attention(c: Compressor) -> str | None:
     """H2O's decode-time eviction goes on with the prompt's sums, in the same unit."""
-
     if not isinstance(c.decoding, HeavyHitters):
         return None
     sums = isinstance(c.scorer, ColumnSumScorer) or (isinstance(c.scorer, TextPriorScorer) and not c.scorer.prior)
@@ -223,8 +213,7 @@ def gathered_attention(c: Compressor) -> str | None:
     return None
 
 
-def the_same_sinks(c: Compressor) -> str | None:
-
+def different_sinks(c: Compressor) -> str | None:
     if c.scorer is None or not isinstance(c.decoding, Sliding):
         return None
     if getattr(c.selector, "sinks", None) != c.decoding.sinks:
@@ -236,7 +225,7 @@ def the_same_sinks(c: Compressor) -> str | None:
     return None
 
 
-def pages_of_their_own(c: Compressor) -> str | None:
+def retrieval_without_its_heads(c: Compressor) -> str | None:
     """HybridKV's retrieval goes with HybridKV's head classes; what is merged into an entry must not be read again."""
 
     retrieves = c.decoding is not None and c.decoding.retrieves
@@ -265,21 +254,21 @@ def pages_of_their_own(c: Compressor) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
-    something_to_do,
-    something_to_merge,
-    budget_that_binds,
-    no_hidden_excess,
-    heads_that_compare,
-    sums_of_scores,
-    nothing_protected,
-    one_window,
-    one_set_for_all,
-    the_same_proxies,
-    the_same_filter,
-    heads_evict_alike,
-    gathered_attention,
-    the_same_sinks,
-    pages_of_their_own,
+    nothing_to_do,
+    nothing_to_merge,
+    budget_without_effect,
+    excess_outside_released,
+    incomparable_heads,
+    sums_of_negative_scores,
+    protected_worthless_tokens,
+    different_windows,
+    one_set_of_uneven_caps,
+    different_proxies,
+    different_filters,
+    uneven_eviction_merged,
+    other_unit_of_attention,
+    different_sinks,
+    retrieval_without_its_heads,
 )
 
 

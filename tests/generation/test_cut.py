@@ -116,7 +116,7 @@ def test_another_way_of_cutting_is_refused_before_any_work():
 
     for way in (MIDDLE, LEFT):
         assert DecodeRules.read(GenerationConfig(), {"max_new_tokens": 4, **way}).max_new_tokens == 4
-    with pytest.raises(UnsupportedError, match="cut_prompt='right' is not known; give middle"):
+    with pytest.raises(UnsupportedError, match="cut_prompt='right'; allowed: middle"):
         DecodeRules.read(GenerationConfig(), {"max_new_tokens": 4, "cut_prompt": "right"})
 
 

@@ -154,8 +154,8 @@ class MMShiftScorer(Scorer):
         lacking += ["expansion=layer without layer_gamma"] if self.expansion == "layer" and not self.layer_gamma else []
         if lacking and self.calibration is None:
             raise ConfigError(
-                f"{' and '.join(lacking)} needs statistics of other prompts; make them with `python -m "
-                "mmkv_bench.calibrate mmshift ...` and give calibration=auto or the file's path"
+                f"{' and '.join(lacking)} needs statistics of other prompts; make them with `python -m mmkv_bench "
+                "calibrate mmshift` and give calibration=auto or the file's path"
             )
 
     @staticmethod
