@@ -16,10 +16,10 @@ from mmkv_bench.tables.audit import Audits, free_share
 from mmkv_bench.tables.compare import columns
 from mmkv_bench.tables.gates import find, verdict
 from mmkv_bench.tables.metrics import aggregate, aggregator_of, headlines
-from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, check, choose, latest, missing, with_limits
+from mmkv_bench.tables.rows import BASELINE, Rows, check, choose, choose_cells, latest, missing, with_limits
 from mmkv_bench.tables.score_table import Entry, ScoreTable
 from mmkv_bench.tables.scores import Scores, Sheet, common_samples
-from mmkv_bench.tables.sweep import SeedGroup, Sweep
+from mmkv_bench.tables.sweep import SeedGroup, Sweep, sweeps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,18 +52,15 @@ def build(
         raise ConfigError("There are no scored rows to make a table of: run the same command again with stage=score.")
     check(rows.cells, rows.samples)
     rows = replace(rows, cells=with_limits(_of_trained(rows.cells)))
-    keep = choose(rows.cells["dataset"], datasets, "dataset") & choose(rows.cells["protocol"], protocols, "protocol")
-    keep &= choose(rows.cells["reading"], readings, "reading") | rows.cells["reading"].isna()
+    keep = choose_cells(rows.cells, datasets, protocols, readings)
     choose(pd.Series(list(rows.names), dtype=object), metrics, "metric")
     parts = _Parts(rows, aggregators or {})
     cells = rows.cells.assign(place=np.arange(len(rows.cells)), latest=latest(rows.cells))[keep]
     tables = []
-    for _, group in cells.groupby(list(CONTEXT), dropna=False, sort=True):
-        for axis in [kind for kind in ("entries", "fraction") if (group["budget_kind"] == kind).any()] or ["none"]:
-            sweep = Sweep.of(group[group["budget_kind"].isin([axis, "none"])], axis)
-            held = parts.sheet.metrics_of(sweep.places)
-            wanted = [metric for metric in held if (metric in metrics if metrics else metric not in FIDELITY)]
-            tables += [_table(sweep, metric, parts) for metric in wanted]
+    for sweep in sweeps(cells):
+        held = parts.sheet.metrics_of(sweep.places)
+        wanted = [metric for metric in held if (metric in metrics if metrics else metric not in FIDELITY)]
+        tables += [_table(sweep, metric, parts) for metric in wanted]
     return tables
 
 

@@ -23,8 +23,8 @@ from mmkv_bench.store.schema import STATUSES
 from mmkv_bench.tables.cost_names import KNOWN, Cost
 from mmkv_bench.tables.cost_rows import CostRows, answer_costs, pass_costs
 from mmkv_bench.tables.line import Line
-from mmkv_bench.tables.rows import BASELINE, CONTEXT, cells_of, choose, latest, missing, with_limits
-from mmkv_bench.tables.sweep import Sweep
+from mmkv_bench.tables.rows import BASELINE, NO_ROWS, cells_of, choose_cells, latest, missing, open_store, with_limits
+from mmkv_bench.tables.sweep import Sweep, sweeps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -193,18 +193,12 @@ def _read(
     readings: Sequence[str] | None = None,
 ) -> tuple[pd.DataFrame, list[_Part]]:
     """The cells that the filters choose, with `place`, and what answers and passes say of them."""
-    from mmkv_bench.store.store import Store
-
-    root = Path(root)
-    if not root.is_dir():
-        raise ConfigError(f"There is no rows folder at '{root}': give the folder that a run printed as its rows.")
-    store = Store(root)
+    store = open_store(root)
     cells = cells_of(store)
     if cells.empty:
-        raise ConfigError(f"'{root}' holds no result rows: give the folder that a run printed as its rows.")
+        raise ConfigError(NO_ROWS.format(root))
     cells = with_limits(cells)
-    keep = choose(cells["dataset"], datasets, "dataset") & choose(cells["protocol"], protocols, "protocol")
-    keep &= choose(cells["reading"], readings, "reading") | cells["reading"].isna()
+    keep = choose_cells(cells, datasets, protocols, readings)
     cells = cells.assign(place=np.arange(len(cells)), latest=latest(cells))
     names, chosen = list(cells["cell"]), cells[keep]
     parts = []
@@ -241,18 +235,14 @@ def _tables(cells: pd.DataFrame, part: CostRows, rows: pd.DataFrame, costs: tupl
         cells = cells.assign(
             processor=[processor(device, None if missing(cpu) else cpu, dtype, True) for device, cpu, dtype in kinds]
         )
-    tables = []
-    for _, group in cells.groupby(list(CONTEXT), dropna=False, sort=True):
-        random = "weights" in group and bool((group["weights"] == "random").any())
-        for axis in [kind for kind in ("entries", "fraction") if (group["budget_kind"] == kind).any()] or ["none"]:
-            sweep = Sweep.of(group[group["budget_kind"].isin([axis, "none"])], axis)
-            tables += _of_sweep(sweep, part, rows[np.isin(rows["place"], sweep.places)], costs, random)
-    return tables
+    return [
+        table
+        for sweep in sweeps(cells)
+        for table in _of_sweep(sweep, part, rows[np.isin(rows["place"], sweep.places)], costs)
+    ]
 
 
-def _of_sweep(
-    sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cost, ...], random: bool
-) -> list[CostTable]:
+def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cost, ...]) -> list[CostTable]:
     """The tables of one context and kind of budget: one of answers, or one per shape of the prompt."""
     for group in sweep.groups.values():
         group.refuse_twins()
@@ -279,12 +269,9 @@ def _of_sweep(
         for (reason, n), answers in counts.items():
             reasons.setdefault(reason, []).append((*keys[n], int(answers)))
         disturbed = _disturbed(of_shape) if part.per_pass else ()
-        prompt = part.shapes[shape]
-        tables.append(
-            CostTable(
-                sweep.context, prompt, sweep.axis, costs, methods, entries, part.per_pass, reasons, disturbed, random
-            )
-        )
+        shown = CostTable(sweep.context, part.shapes[shape], sweep.axis, costs, methods, entries, part.per_pass)
+        shown.fallbacks, shown.disturbed, shown.random_weights = reasons, disturbed, sweep.random_weights
+        tables.append(shown)
     return tables
 
 

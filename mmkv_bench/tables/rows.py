@@ -51,6 +51,7 @@ CONTEXT = (
 LIMITS = ("min_pixels", "max_pixels", "video_max_pixels", "frames", "max_prompt_tokens")
 """Settings of `model` that change what a model is shown; the context's `limits` are those that were set."""
 
+NO_ROWS = "'{}' holds no result rows: give the folder that a run printed as its rows."
 AT_ONCE = 1 << 18
 """Answers of a store above which those of some cells at a time are read for the audit, and of a cell never a part."""
 
@@ -180,12 +181,16 @@ def load(root: Path | str, cells: Collection[str] | None = None, fidelity: Colle
 
     Raises ConfigError when there is no such folder, when it holds no rows, or when none of its answers is scored.
     """
+    return frames(ReadOnce(open_store(root), cells, fidelity=fidelity))
+
+
+def open_store(root: Path | str) -> Store:
+    """The store in a rows folder. Raises ConfigError when there is no such folder."""
     from mmkv_bench.store.store import Store
 
-    root = Path(root)
-    if not root.is_dir():
+    if not Path(root).is_dir():
         raise ConfigError(f"There is no rows folder at '{root}': give the folder that a run printed as its rows.")
-    return frames(ReadOnce(Store(root), cells, fidelity=fidelity))
+    return Store(Path(root))
 
 
 def frames(rows: ReadOnce) -> Rows:
@@ -203,7 +208,7 @@ def frames(rows: ReadOnce) -> Rows:
     full = rows.full(set(described["cell"][described["base"] == BASELINE])).to_pandas()
     pa.default_memory_pool().release_unused()  # what reading took and these frames do not hold
     if samples.empty and not len(responses):
-        raise ConfigError(f"'{root}' holds no result rows: give the folder that a run printed as its rows.")
+        raise ConfigError(NO_ROWS.format(root))
     if samples.empty:
         raise ConfigError(
             f"'{root}' holds {len(responses)} answers but no scores: run the same command again with stage=score."
@@ -259,6 +264,17 @@ def choose(column: pd.Series, wanted: Sequence[str] | None, what: str) -> pd.Ser
     return column.isin(list(wanted))
 
 
+def choose_cells(
+    cells: pd.DataFrame,
+    datasets: Sequence[str] | None,
+    protocols: Sequence[str] | None,
+    readings: Sequence[str] | None,
+) -> pd.Series:
+    """Mask of the cells that the filters name; cells without a reading, as those of `full`, pass that filter."""
+    keep = choose(cells["dataset"], datasets, "dataset") & choose(cells["protocol"], protocols, "protocol")
+    return keep & (choose(cells["reading"], readings, "reading") | cells["reading"].isna())
+
+
 def missing(value: object) -> bool:
     """True for a null scalar of a frame (None, NaN or NA)."""
     import pandas as pd
@@ -270,9 +286,9 @@ def with_limits(cells: pd.DataFrame) -> pd.DataFrame:
     """Cells with what the context reads from longer columns: `limits`, as `frames=32 max_pixels=100352`, from their
     configuration (where images stand in a prompt is among them), `processor` and `lmms_eval`."""
     cells = _with_machine(cells)
-    given = list(zip(cells["config"], cells["dataset"], strict=True))
-    known = {key: _limits(config_of(key[0]), key[1]) for key in set(given)}  # the cells of a run have one configuration
-    return cells.assign(limits=[known[key] for key in given])
+    keys = list(zip(cells["config"], cells["dataset"], strict=True))
+    limits = {key: _limits(config_of(key[0]), key[1]) for key in set(keys)}  # the cells of a run have one configuration
+    return cells.assign(limits=[limits[key] for key in keys])
 
 
 def _with_machine(cells: pd.DataFrame) -> pd.DataFrame:
@@ -280,14 +296,12 @@ def _with_machine(cells: pd.DataFrame) -> pd.DataFrame:
     not tell."""
     empty = [""] * len(cells)
     device, cpu, versions = (list(cells.get(name, empty)) for name in ("device", "cpu", "versions"))
-    known = {
-        text: "" if missing(text) or not text else json.loads(text).get("lmms_eval") or "" for text in set(versions)
-    }
+    versions_of = {text: {} if missing(text) or not text else json.loads(text) for text in set(versions)}
     kinds = zip(device, cpu, cells["dtype"], strict=True)
     return cells.assign(
         device=["" if missing(name) else name for name in device],
         processor=[processor(name, None if missing(kind) else kind, dtype) for name, kind, dtype in kinds],
-        lmms_eval=[known[text] for text in versions],
+        lmms_eval=[versions_of[text].get("lmms_eval") or "" for text in versions],
     )
 
 
@@ -299,10 +313,10 @@ def config_of(text: str) -> Mapping[str, Any]:
 
 def _limits(config: Mapping[str, Any], dataset: str) -> str:
     model, node = config.get("model") or {}, (config.get("datasets") or {}).get(dataset) or {}
-    asked = {key: model[key] for key in LIMITS if model.get(key) is not None}
+    limits = {key: model[key] for key in LIMITS if model.get(key) is not None}
     if node.get("placeholders") not in (None, "keep"):
-        asked["placeholders"] = node["placeholders"]
-    return " ".join(f"{key}={value}" for key, value in asked.items())
+        limits["placeholders"] = node["placeholders"]
+    return " ".join(f"{key}={value}" for key, value in limits.items())
 
 
 _LINE = ("method", "base", "reading", "parameters", "budget_kind", "budget_entries", "budget_fraction", "seed")

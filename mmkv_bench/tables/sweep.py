@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,7 @@ class Sweep:
     full: names of the cells of `full`. calibrations: what the artefacts of each calibrated line were made of, by label.
     versions: label -> budget -> versions of the method's numbers, the shown one first; of lines with more than one.
     cpus: kind of CPU -> cells that were made beside it; empty where rows do not tell.
+    random_weights: some of the cells were made with random weights.
     """
 
     context: dict[str, str]
@@ -60,6 +61,7 @@ class Sweep:
     calibrations: dict[str, tuple[str, ...]]
     versions: dict[str, dict[str, tuple[int, ...]]]
     cpus: dict[str, int]
+    random_weights: bool
 
     @classmethod
     def of(cls, cells: pd.DataFrame, axis: str) -> Sweep:
@@ -95,11 +97,19 @@ class Sweep:
             },
             versions=_versions(every, label_of),
             cpus=dict(Counter(row["cpu"] for row in rows if not missing(row.get("cpu")))),
+            random_weights="weights" in cells and bool((cells["weights"] == "random").any()),
         )
 
     @property
     def places(self) -> list[int]:
         return [place for group in self.groups.values() for place in group.places]
+
+
+def sweeps(cells: pd.DataFrame) -> Iterator[Sweep]:
+    """The sweeps of these cells, context by context; budgets in entries and in fractions apart."""
+    for _, group in cells.groupby(list(CONTEXT), dropna=False, sort=True):
+        for axis in [kind for kind in ("entries", "fraction") if (group["budget_kind"] == kind).any()] or ["none"]:
+            yield Sweep.of(group[group["budget_kind"].isin([axis, "none"])], axis)
 
 
 def _budget(cell: Mapping[str, Any]) -> str:
