@@ -111,21 +111,16 @@ def _headlines(
 def headlines(
     scores: Sequence[Scores], dataset: str, aggregator: Aggregator | None = None, metric: str = ""
 ) -> list[dict[str, Any]]:
-    """`headline` of each of a table's cells."""
+    """n, n_ok, value and interval of each of a table's cells (null unless every sample is ok), and the score with failures as 0.
+
+    Where less is better, 0 would flatter a failure, and nothing is counted in its place; nor is an answer 0 that no judge
+    has judged, nor a failure of which the metric's parts are not known.
+    """
     for cell in scores:
         _require_parts(cell, dataset, aggregator)
     whole = [(_aggregated(cell, aggregator), cell.clusters) for cell in scores if cell.complete]
     ends = iter(intervals(whole, dataset, aggregator, is_share(metric)))
     return [_headline(cell, aggregator, metric, next(ends) if cell.complete else NO_INTERVAL) for cell in scores]
-
-
-def headline(scores: Scores, dataset: str, aggregator: Aggregator | None = None, metric: str = "") -> dict[str, Any]:
-    """n, n_ok, value and interval (null unless every sample is ok), and the score with failures counted as 0.
-
-    Where less is better, 0 would flatter a failure, and nothing is counted in its place; nor is an answer 0 that no judge
-    has judged, nor a failure of which the metric's parts are not known.
-    """
-    return headlines([scores], dataset, aggregator, metric)[0]
 
 
 def _headline(scores: Scores, aggregator: Aggregator | None, metric: str, interval: Interval) -> dict[str, Any]:

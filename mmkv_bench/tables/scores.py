@@ -220,12 +220,6 @@ def capped(values: np.ndarray, metrics: Iterable[str], of_metric: np.ndarray) ->
     return np.minimum(values, caps[of_metric])
 
 
-def gather(samples: pd.DataFrame) -> Scores:
-    """Scores from the `samples` rows of one metric and of one cell, or of several cells that differ by seed only."""
-    cells = list(dict.fromkeys(samples["cell"]))
-    return Sheet.of(samples.assign(metric="one"), cells).scores(range(len(cells)), "one")
-
-
 def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     """(the distinct values in ascending order, object; position of each row's value among them, int [n], -1 for null)."""
     import pandas as pd

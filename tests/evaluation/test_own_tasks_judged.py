@@ -123,14 +123,14 @@ def test_a_judge_that_writes_something_else_leaves_its_sample_not_judged(spec, r
 def test_where_less_is_better_failures_and_what_is_not_judged_leave_no_headline(spec, requests, server, ledger):
     import pandas as pd
 
-    from mmkv_bench.tables.metrics import headline
-    from mmkv_bench.tables.scores import gather
+    from mmkv_bench.tables.metrics import headlines
+    from tests.tables.examples import gather
 
     server.reply = lambda messages: "I cannot tell."
     found = score(spec, answered(requests, known_texts()), judge=ledger(retries=0))
     rows = pd.DataFrame([row._asdict() | {"cell": "c"} for row in found.samples])
     for metric in ("autodq_no_events", "autodq_f1_stock", "autodq_f1"):
-        made = headline(gather(rows[rows["metric"] == metric]), "dream1k", aggregate_of(metric), metric)
+        (made,) = headlines([gather(rows[rows["metric"] == metric])], "dream1k", aggregate_of(metric), metric)
         assert (made["value"], made["value_failures_zero"]) == (None, None)
 
 

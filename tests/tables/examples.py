@@ -15,6 +15,7 @@ from mmkv_bench.tables.notes import score_notes
 from mmkv_bench.tables.rows import Rows
 from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.score_text import tables_of_scores
+from mmkv_bench.tables.scores import Scores, Sheet
 from tests.store.store_examples import write_scores
 
 HEADS = 8  # KV heads of all layers together
@@ -216,3 +217,9 @@ def csv_pairs(tables: Sequence[ScoreTable]) -> str:
 
 def notes(table: ScoreTable) -> list[str]:
     return [note.text for note in score_notes(table)]
+
+
+def gather(samples: pd.DataFrame) -> Scores:
+    """Scores from the `samples` rows of one metric and of one cell, or of several cells that differ by seed only."""
+    cells = list(dict.fromkeys(samples["cell"]))
+    return Sheet.of(samples.assign(metric="one"), cells).scores(range(len(cells)), "one")

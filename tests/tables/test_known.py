@@ -14,11 +14,10 @@ from mmkv_bench.statistics.intervals import bootstrap_statistics, cluster_draws
 from mmkv_bench.statistics.metric_kinds import Pooled, aggregate_of, upstream
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import every_pair
-from mmkv_bench.tables.metrics import headline, metrics_rows
+from mmkv_bench.tables.metrics import headlines, metrics_rows
 from mmkv_bench.tables.rows import Rows
-from mmkv_bench.tables.scores import gather
 from tests.each import each
-from tests.tables.examples import Example, markdown
+from tests.tables.examples import Example, gather, markdown
 
 BLEU = "textcaps_Bleu_2"
 
@@ -115,7 +114,7 @@ def test_a_seed_that_failed_whole_takes_its_samples_and_no_others() -> None:
     scores = gather(frame)
     np.testing.assert_array_equal(scores.ok, [False, True])
     np.testing.assert_array_equal(scores.parts, [[np.nan, np.nan], [3.0, 4.0]])
-    row = headline(scores, "any", aggregate_of("ppl"), BLEU)
+    (row,) = headlines([scores], "any", aggregate_of("ppl"), BLEU)
     assert (row["n"], row["n_ok"], row["value"], row["value_failures_zero"]) == (2, 1, None, None)
 
 
