@@ -1,4 +1,4 @@
-"""Finds an lmms-eval task's YAML file by its name, without importing lmms-eval and without its 5 s index."""
+"""YAML files of lmms-eval's tasks by name, without importing lmms-eval and without its index, which takes 5 s."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def task_file(spec: TaskSpec) -> Path:
     """
     if spec.is_pages:
         return OWN_FOLDER / "pages" / f"{spec.name}.yaml"
-    own = own_tasks() | (_index(_include_folder(spec))[0] if spec.include_path else {})
-    if spec.name in own:
-        return own[spec.name]
+    tasks_here = own_tasks() | (_index(_include_folder(spec))[0] if spec.include_path else {})
+    if spec.name in tasks_here:
+        return tasks_here[spec.name]
     tasks, groups = lmms_eval_tasks()
     if spec.name in tasks:
         return tasks[spec.name]
     if spec.name in groups:
         raise UnsupportedError(f"{spec.name!r} is a group of lmms-eval tasks; name one or several of its tasks instead")
-    close = difflib.get_close_matches(spec.name, [*own, *tasks], n=5, cutoff=0.4)
+    close = difflib.get_close_matches(spec.name, [*tasks_here, *tasks], n=5, cutoff=0.4)
     hint = f"did you mean {', '.join(map(repr, close))}?" if close else "list them with: lmms-eval tasks list"
     raise ConfigError(f"lmms-eval has no task {spec.name!r} (it has {len(tasks)}); {hint}")
 
@@ -67,7 +67,7 @@ def lmms_eval_tasks() -> tuple[dict[str, Path], set[str]]:
 
 
 def lmms_eval_folder() -> Path:
-    """Where lmms-eval is installed. Raises ConfigError when it is not."""
+    """The folder of the installed lmms-eval. Raises ConfigError when it is not installed."""
     package = importlib.util.find_spec("lmms_eval")
     if package is None or not package.submodule_search_locations:
         raise ConfigError("lmms-eval is not installed; install this project with its dependencies (make bench does)")

@@ -40,7 +40,7 @@ class DataChunk:
         return self.parent / f"{self.number:05d}"
 
     def exists(self) -> bool:
-        """Whether it was published."""
+        """Return True where it was published."""
         return self.path.exists()
 
     def publish(self, table: pa.Table, manifest: dict[str, Any]) -> None:
@@ -77,12 +77,12 @@ class DataChunk:
         remedy = f"delete {self.path} and run again"
         try:
             manifest = json.loads((self.path / MANIFEST).read_text())
-            found = hashlib.sha256((self.path / TABLE).read_bytes()).hexdigest()
+            actual = hashlib.sha256((self.path / TABLE).read_bytes()).hexdigest()
             expected = manifest["sha256"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"the cached data in {self.path} cannot be read ({error!r}); {remedy}") from error
-        if found != expected:
-            raise DataError(f"{self.path / TABLE} is corrupt: sha256 {found[:12]}, expected {expected[:12]}; {remedy}")
+        if actual != expected:
+            raise DataError(f"{self.path / TABLE} is corrupt: sha256 {actual[:12]}, expected {expected[:12]}; {remedy}")
         return self.path / TABLE
 
 

@@ -14,12 +14,12 @@ def snapshot(repository: str) -> Path | None:
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"datasets--{repository.replace('/', '--')}" / "snapshots"
-    found = sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
-    return found[-1] if found else None
+    snapshots = sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
+    return snapshots[-1] if snapshots else None
 
 
 def converted(repository: str) -> bool:
-    """Whether `datasets` keeps files that it made of the repository."""
+    """Return True where `datasets` keeps files that it made of the repository."""
     from huggingface_hub import constants
 
     caches = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets"
@@ -27,7 +27,7 @@ def converted(repository: str) -> bool:
 
 
 def refusal(repository: str, offline: bool) -> str | None:
-    """Why the data of a repository cannot be had, as a clause; None when they are cached or the hub gives them.
+    """The reason for which a repository's data cannot be had, as a clause; None when they are cached or the hub gives them.
 
     Costs one request where nothing is cached; without it, libraries would try for minutes before they say so.
     """

@@ -26,7 +26,7 @@ OTHER_MEDIA = ("video", "audio")  # in the names of columns whose {bytes, path} 
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """Where one split lies.
+    """Files of one split.
 
     kind    `parquet`: `files` are its parts; `saved`: the folder is of save_to_disk; `other`: `datasets` finds out
     """
@@ -64,9 +64,9 @@ def find(folder: Path, config: str | None, split: str) -> LocalFiles:
         if split not in splits:
             raise MissingDataError(_no_split(folder, split, splits))
         return LocalFiles(folder, split, "saved")
-    found = _listed(folder, config, split) or _named(folder, config, split)
-    if found:
-        return LocalFiles(folder, split, "parquet", tuple(sorted(found)))
+    files = _listed(folder, config, split) or _named(folder, config, split)
+    if files:
+        return LocalFiles(folder, split, "parquet", tuple(sorted(files)))
     parquet = _parquet(folder)
     if parquet:
         raise MissingDataError(_no_split(folder, split, sorted({_split_of(file) for file in parquet})))
@@ -86,33 +86,33 @@ def columns(files: Sequence[Path]) -> list[str]:
     """
     import pyarrow.parquet as pq
 
-    found: dict[Path, list[str]] = {}
+    names_of: dict[Path, list[str]] = {}
     for file in files:
         try:
-            found[file] = list(pq.read_schema(file).names)
+            names_of[file] = list(pq.read_schema(file).names)
         except Exception as error:
             reason = str(error).splitlines()[0].split(". ")[0].rstrip(".")
             raise MissingDataError(
                 f"{file} is truncated or no parquet file ({reason}); copy or download it again"
             ) from error
     first = files[0]
-    for file, names in found.items():
-        if set(names) != set(found[first]):
-            odd = sorted(set(names) ^ set(found[first]))
+    for file, names in names_of.items():
+        if set(names) != set(names_of[first]):
+            odd = sorted(set(names) ^ set(names_of[first]))
             raise MissingDataError(
                 f"{file} and {first.name} differ in columns {', '.join(odd)}; give files of one version"
             )
-    return found[first]
+    return names_of[first]
 
 
-def require_columns(dataset: str, wanted: Iterable[str], found: Iterable[str]) -> None:
+def require_columns(dataset: str, wanted: Iterable[str], present: Iterable[str]) -> None:
     """Raise MissingDataError that names the columns which the task reads and the data have not."""
-    found = list(found)
-    missing = [name for name in wanted if name not in found]
+    present = list(present)
+    missing = [name for name in wanted if name not in present]
     if missing:
         raise MissingDataError(
             f"the data of {dataset} lack column{'s' * (len(missing) > 1)} {', '.join(missing)}, which its task reads; "
-            f"they have {', '.join(found)}; give data in the upstream schema"
+            f"they have {', '.join(present)}; give data in the upstream schema"
         )
 
 
@@ -176,15 +176,15 @@ def picture_features(files: Sequence[str]) -> datasets.Features | None:
     from datasets import Features, Image, List
 
     features = Features.from_arrow_schema(pq.read_schema(files[0]))
-    found: dict[str, Any] = {}
+    pictures: dict[str, Any] = {}
     for name, feature in features.items():
         if any(word in name.lower() for word in OTHER_MEDIA):
             continue
         if _holds_picture(feature):
-            found[name] = Image()
+            pictures[name] = Image()
         elif isinstance(feature, List) and _holds_picture(feature.feature):
-            found[name] = List(Image())
-    return Features({**features, **found}) if found else None
+            pictures[name] = List(Image())
+    return Features({**features, **pictures}) if pictures else None
 
 
 def _holds_picture(feature: Any) -> bool:
@@ -226,9 +226,9 @@ def _named(folder: Path, config: str | None, split: str) -> list[Path]:
     for name in (split, *(word for group in SYNONYMS if split in group for word in group)):
         for base in bases:
             for pattern in (f"{name}-*.parquet", f"{name}.parquet", f"{name}/*.parquet"):
-                found = [file for file in base.glob(pattern) if file.is_file()]
-                if found:
-                    return found
+                files = [file for file in base.glob(pattern) if file.is_file()]
+                if files:
+                    return files
     return []
 
 

@@ -29,7 +29,7 @@ class Conversation(NamedTuple):
 
 
 def to_prompt(messages: Sequence[dict[str, Any]], task: str) -> Conversation:
-    """What a task's `doc_to_messages` returned ({"role", "content": text or parts}) as a `Conversation`.
+    """Turn the result of a task's `doc_to_messages` ({"role", "content": text or parts}) into a `Conversation`.
 
     Images become RGB; an image or video given by its path must be a local file.
     Raises DataError for media that are missing or broken, UnsupportedError for audio and unknown parts.

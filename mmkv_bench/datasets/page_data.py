@@ -70,14 +70,14 @@ def named(name: str, split: str, count: int) -> list[tuple[str, str]]:
 
 
 def folder(name: str, split: str) -> Path:
-    """Where the chunks lie: other code or other libraries that draw the pages have a folder of their own."""
+    """Folder of the chunks: other code or other libraries that draw the pages have a folder of their own."""
     identity = hashlib.sha256(json.dumps([LAYOUT, CHUNK, generator()]).encode()).hexdigest()[:12]
     return cache_root() / "pages" / identity / f"{name}-{split}"
 
 
 @cache
 def generator() -> dict[str, str]:
-    """What draws the pages: a digest of the generator's source and the versions of the libraries it draws with."""
+    """Identity of the generator: a digest of its source and the versions of the libraries it draws with."""
     source = hashlib.sha256()
     for module in GENERATOR_MODULES:
         source.update((Path(mmkv_bench.tiny.__file__).parent / f"{module}.py").read_bytes())
@@ -122,7 +122,7 @@ def frozen_digests() -> dict[str, list[str]]:
 
 
 def frozen_name(name: str, split: str) -> str:
-    """Under which name the digests of a task's split stand: the task's own for test pages."""
+    """Name under which the digests of a task's split stand: the task's own for test pages."""
     return name if split == "test" else f"{name}_{split}"
 
 

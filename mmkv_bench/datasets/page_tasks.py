@@ -1,4 +1,4 @@
-"""Which kinds of question each pages task mixes, and in which order. Imports nothing heavy."""
+"""Kinds of question that each pages task mixes, in order. Imports nothing heavy."""
 
 from __future__ import annotations
 

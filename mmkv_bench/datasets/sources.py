@@ -1,4 +1,4 @@
-"""Where a run takes a task's data from, found out and checked without lmms-eval, so that a refusal costs no import of it."""
+"""Sources of a task's data, checked without lmms-eval, so that a refusal costs no import of it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ LOCAL_BUILDERS = {"arrow", "csv", "imagefolder", "json", "parquet", "text", "vid
 
 
 def reads_itself(config: Mapping[str, Any]) -> Any:
-    """What a task of ours loads its data with, where `datasets` cannot: `metadata.read` of its YAML; None for others."""
+    """The loader of a task of ours whose data `datasets` cannot load: `metadata.read` of its YAML; None for others."""
     metadata = config.get("metadata")
     return metadata.get("read") if isinstance(metadata, Mapping) else None
 
 
 def of_hub(dataset_path: str) -> bool:
-    """Whether a YAML's `dataset_path` is a repository of the hub."""
+    """Return True where a YAML's `dataset_path` is a repository of the hub."""
     return dataset_path not in LOCAL_BUILDERS and not Path(dataset_path).expanduser().exists()
 
 
@@ -47,10 +47,10 @@ def local_rows(spec: TaskSpec) -> int | None:
     """
     if spec.is_pages or not spec.dataset_path:
         return None
-    found = source(spec, task_file(spec))
-    if found.get("dataset_path") != "parquet":
+    keys = source(spec, task_file(spec))
+    if keys.get("dataset_path") != "parquet":
         return None
-    (files,) = found["dataset_kwargs"]["data_files"].values()
+    (files,) = keys["dataset_kwargs"]["data_files"].values()
     return local_data.count_rows([Path(file) for file in files])
 
 
@@ -156,7 +156,7 @@ def videos(media_root: str | None, kwargs: Mapping[str, Any]) -> Path | None:
 
 
 def home(media_root: str | None) -> Path:
-    """What HF_HOME is while a task runs."""
+    """The value of HF_HOME while a task runs."""
     from huggingface_hub import constants
 
     return Path(media_root or os.environ.get("HF_HOME") or constants.HF_HOME).expanduser()

@@ -107,7 +107,7 @@ def _source(name: str, data: Mapping[str, Any], below: str) -> dict[str, Any]:
 
 
 def limited(spec: TaskSpec, limit: int | None) -> int | None:
-    """How many samples a run of at most `limit` takes; None = all. Raises ConfigError unless limit is None or >= 1."""
+    """Number of samples of a run of at most `limit`; None: all. Raises ConfigError unless limit is None or >= 1."""
     limit = _positive("limit", limit)
     counts = [number for number in (limit, spec.count) if number is not None]
     return min(counts) if counts else None
@@ -125,8 +125,8 @@ def _positive(name: str, value: Any) -> int | None:
 
 def _placeholders(name: str, value: Any) -> str | None:
     """None for `keep`, so that a dataset without the setting and one that says it are the same."""
-    found = _one_of(f"datasets.{name}.placeholders", str(value or "keep"), PLACEHOLDERS)
-    return None if found == "keep" else found
+    meaning = _one_of(f"datasets.{name}.placeholders", str(value or "keep"), PLACEHOLDERS)
+    return None if meaning == "keep" else meaning
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

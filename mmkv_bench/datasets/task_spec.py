@@ -1,4 +1,4 @@
-"""What a run asks of: one dataset, as everything after its configuration knows it. Imports nothing heavy."""
+"""One dataset of a run, as everything after its configuration knows it. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class TaskSpec:
 
     @property
     def is_pages(self) -> bool:
-        """Whether the data are our own pages, made locally, and not another lmms-eval task's."""
+        """The data are our own pages, made locally, and not another lmms-eval task's."""
         return self.size is not None
 
     @property
     def is_mix(self) -> bool:
-        """Whether the samples are of several kinds, so that a score has one metric over all and one per kind."""
+        """Its samples are of several kinds, so a score has one metric over all and one per kind."""
         return self.is_pages and len(PAGE_TASKS[page_task(self.name)[0]]) > 1
 
     def sample_id(self, doc_id: int) -> str:

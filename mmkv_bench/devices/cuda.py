@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _DRIVERS = ("nvidia", "nvhost", "nvgpu", "nvmap", "kfd", "dxg")
-"""How files of `/dev` begin through which torch reaches a device that it calls cuda."""
+"""First letters of the files of `/dev` through which torch reaches a device that it calls cuda."""
 
 
 # Bits of `clocks_throttle_reasons.active` in NVIDIA's nvml.h. An idle device's low clock is no throttling, and one that a site
@@ -150,7 +150,7 @@ class Cuda(Device):
 
     @classmethod
     def ruled_out(cls) -> bool:
-        """Whether it is certain, without asking torch, that none is here: Linux has no file of a driver (NVIDIA's, that of its
+        """It is certain, without asking torch, that none is here: Linux has no file of a driver (NVIDIA's, that of its
         boards with shared memory, AMD's, Windows')."""
         return sys.platform == "linux" and not any(name.startswith(_DRIVERS) for name in os.listdir("/dev"))
 
@@ -233,7 +233,7 @@ class Cuda(Device):
         return reasons(nvidia_smi("gpu=clocks_throttle_reasons.active", self._identity()))
 
     def _identity(self) -> str:
-        """As nvidia-smi names it, whatever CUDA_VISIBLE_DEVICES makes of the numbers."""
+        """nvidia-smi's name of it, whatever CUDA_VISIBLE_DEVICES makes of the numbers."""
         import torch
 
         return f"GPU-{torch.cuda.get_device_properties(self.place).uuid}"
@@ -273,6 +273,6 @@ def reasons(lines: list[str] | None) -> tuple[str, ...] | None:
         return None
     if mask is None:
         return None
-    known = sum(_THROTTLE_BITS) | _NO_THROTTLE
-    unknown = (f"unknown reason {mask & ~known:#x}",) if mask & ~known else ()
+    named = sum(_THROTTLE_BITS) | _NO_THROTTLE
+    unknown = (f"unknown reason {mask & ~named:#x}",) if mask & ~named else ()
     return tuple(name for bit, name in _THROTTLE_BITS.items() if mask & bit) + unknown

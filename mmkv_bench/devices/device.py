@@ -1,4 +1,4 @@
-"""What a device is asked. `Device` answers for the host: its clock needs no waiting, and its memory is counted storage by
+"""The device object. `Device` answers for the host: its clock needs no waiting, and its memory is counted storage by
 storage where that is asked for. Other kinds override what differs."""
 
 from __future__ import annotations

@@ -51,17 +51,17 @@ class LiveStorages(TorchDispatchMode, Counters):
         return made
 
     def storage(self, tensor: Tensor) -> torch.UntypedStorage | None:
-        """Where its values lie; None if that is no memory of the device."""
+        """The storage of a tensor's values; None if it is no memory of the device."""
         return tensor.untyped_storage() if tensor.device.type == self.place.type else None
 
     def add(self, values: Iterable[Any]) -> None:
         """Count the storages of those of the values that are tensors, from now until they are freed."""
         for value in values:
-            found = self.storage(value) if isinstance(value, Tensor) else None
-            if found is None or id(found) in self._live:
+            storage = self.storage(value) if isinstance(value, Tensor) else None
+            if storage is None or id(storage) in self._live:
                 continue
-            size = found.nbytes()
-            self._live[id(found)] = weakref.ref(found, partial(self._freed, id(found), size))
+            size = storage.nbytes()
+            self._live[id(storage)] = weakref.ref(storage, partial(self._freed, id(storage), size))
             self._now += size
         self._peak = max(self._peak, self._now)
 

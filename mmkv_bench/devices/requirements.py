@@ -1,4 +1,4 @@
-"""What a run wants of this machine: the GPU that it is meant for, a C++ compiler, flash-attn. Only `check_meant` asks torch."""
+"""Requirements of a run on this machine: a GPU where one is meant, a C++ compiler, flash-attn. Only `check_meant` asks torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a family states: facts that no config.json has, and rules for its visual tokens. Nothing heavy is imported.
+"""Facts of a family that no config.json has, and rules for its visual tokens. Nothing heavy is imported.
 
 A family is an instance of `Family`, or of a subclass with rules of its own, in the list `FAMILIES` of a file in this folder.
 """
@@ -102,7 +102,7 @@ class Family:
 
     @property
     def media(self) -> tuple[str, ...]:
-        """What a prompt can hold beside text: of `image` and `video`."""
+        """Media that a prompt can hold: of `image` and `video`."""
         kinds = (("image", self.image_processor), ("video", self.video_processor))
         return tuple(kind for kind, processor in kinds if processor)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LOW, _HIGH = "shortest_edge", "longest_edge"
-"""What the processors of Qwen-VL call their limits; both are areas in pixels, not edges."""
+"""Names of the limits in the processors of Qwen-VL; both are areas in pixels, not edges."""
 
 
 @cache

@@ -18,7 +18,7 @@ from mmkv_bench.families.base import Box, Settings, Size
 Span = tuple[Any, Any]
 """Beginning and end on one axis: pixels of what the processor made, or parts of an image's height or width."""
 POOLINGS = ("average", "bilinear")
-"""How 2x2 features of a LLaVA-Video frame become one."""
+"""Ways to make one feature of 2x2 of a LLaVA-Video frame."""
 OWN_FILES = "image sizes, pixel limits and tiles of the checkpoint's own processor files"
 
 

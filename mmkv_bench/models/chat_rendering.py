@@ -36,7 +36,7 @@ def source_of(processor: Any) -> str:
 
 
 def render(processor: Any, source: str, messages: Sequence[Mapping[str, Any]], answering: bool) -> str:
-    """What transformers makes of messages with the template, at `DATE`. answering: up to where the next answer begins.
+    """Render messages with the template, at `DATE`. answering: up to the place where the next answer begins.
 
     Raises:
         DataError: the template refuses the messages.
@@ -101,14 +101,14 @@ def in_place(processor: Any, source: str, message: Mapping[str, Any]) -> Mapping
 
 
 def _moved(processor: Any, source: str, role: str, kind: str) -> bool:
-    """Whether a template writes an image or video before the text in front of it."""
+    """Return True where a template writes an image or video before the text in front of it."""
     marker = getattr(processor, f"{kind}_token", None)
     made = _with(processor, source, role, kind) if marker else ""
     return bool(marker) and made.count(str(marker)) == 1 and made.index(str(marker)) < made.index(PROBE)
 
 
 def _written(processor: Any, source: str, role: str, kind: str) -> str:
-    """What such a template writes for an image or video."""
+    """The text that such a template writes for an image or video."""
     alone, behind = _with(processor, source, role), _with(processor, source, role, kind)
     differing = (place for place, pair in enumerate(zip(alone, behind, strict=False)) if pair[0] != pair[1])
     start = next(differing, len(alone))

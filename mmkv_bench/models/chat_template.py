@@ -24,7 +24,7 @@ _REPR = re.compile(r"""['"](type|text|content)['"]\s*:""")
 
 @dataclass(frozen=True)
 class Template:
-    """How one processor's chat template takes messages.
+    """The form in which one processor's chat template takes messages.
 
     Attributes:
         takes_text: the content of a user's message is one string; else a list of parts. roles: the same of other roles, each
@@ -50,13 +50,13 @@ class Template:
                 that begins with two beginning-of-text tokens or none where the tokenizer knows one, or that ends a turn.
         """
         source = source_of(processor)
-        known = _known.get(processor)
-        if known is None or known.source != source:
-            known = _known[processor] = _probed(processor, source)
-        return known
+        template = _templates.get(processor)
+        if template is None or template.source != source:
+            template = _templates[processor] = _probed(processor, source)
+        return template
 
 
-_known: WeakKeyDictionary[Any, Template] = WeakKeyDictionary()
+_templates: WeakKeyDictionary[Any, Template] = WeakKeyDictionary()
 
 
 def rendered(processor: Any, messages: Sequence[Mapping[str, Any]], answering: bool = True) -> str:
@@ -103,8 +103,8 @@ def _check_whole(processor: Any, text: str, messages: Sequence[Mapping[str, Any]
 
 def tokens_of(processor: Any, text: str) -> dict[str, Any]:
     """Keyword arguments that make a processor write one beginning-of-text token before rendered text, or none if it has none."""
-    asked = Template.of(processor).add_special_tokens
-    return {} if asked is None else {"add_special_tokens": asked}
+    adds = Template.of(processor).add_special_tokens
+    return {} if adds is None else {"add_special_tokens": adds}
 
 
 def check_media(name: str, processor: Any) -> None:
@@ -148,7 +148,7 @@ def _probed(processor: Any, source: str) -> Template:
 
 
 def _choice(parts: str | Exception, text: str | Exception) -> bool | None:
-    """Whether a template takes text, of what it made of `PROBE` as parts and as text; None if neither came out right."""
+    """Decide from the results for `PROBE` whether a template takes text; None if neither form came out right."""
     reprs = len(_REPR.findall(text)) if isinstance(text, str) else 0  # a system prompt may speak of such keys
     if isinstance(parts, str) and parts.count(PROBE) == 1 and len(_REPR.findall(parts)) <= reprs:
         return False
@@ -158,7 +158,7 @@ def _choice(parts: str | Exception, text: str | Exception) -> bool | None:
 
 
 def _takes_text(processor: Any, template: Template, role: str) -> bool:
-    """Whether the template takes the content of messages of this role as text."""
+    """Return True where the template takes the content of this role's messages as text."""
     if role == "user":
         return template.takes_text
     if role not in template.roles:
@@ -189,7 +189,7 @@ def _attempt(
     user: bool | None = None,
     answering: bool = True,
 ) -> str | Exception:
-    """What the template makes of these (role, text), or how it fails. user: the form of a user's messages, if another."""
+    """Render these (role, text), or return the error. user: the form of a user's messages, if another."""
     messages = []
     for role, words in spoken:
         as_text = user if role == "user" and user is not None else takes_text
@@ -248,5 +248,5 @@ def _check_end(processor: Any, template: Template) -> None:
 
 def _ids(processor: Any, template: Template) -> list[int]:
     tokenizer = getattr(processor, "tokenizer", processor)
-    asked = {} if template.add_special_tokens is None else {"add_special_tokens": template.add_special_tokens}
-    return list(tokenizer(template.probe, **asked)["input_ids"])
+    adds = {} if template.add_special_tokens is None else {"add_special_tokens": template.add_special_tokens}
+    return list(tokenizer(template.probe, **adds)["input_ids"])

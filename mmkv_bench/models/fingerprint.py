@@ -26,8 +26,8 @@ def model_files(folder: Path) -> list[Path]:
     beside = {
         file for pattern in _PATTERNS for file in folder.glob(pattern) if file.is_file() and file.name not in _REPORTS
     }
-    found = sorted(beside | {shard for index in folder.glob("*.safetensors.index.json") for shard in _shards(index)})
-    names = {file.name for file in found}
+    files = sorted(beside | {shard for index in folder.glob("*.safetensors.index.json") for shard in _shards(index)})
+    names = {file.name for file in files}
     if "config.json" not in names:
         raise ConfigError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
     if not any(name.endswith(".safetensors") for name in names):
@@ -35,7 +35,7 @@ def model_files(folder: Path) -> list[Path]:
             f"model folder {folder} has no *.safetensors; only safetensors are loaded, never pickled weights; convert it "
             "with model.save_pretrained(folder)"
         )
-    return found
+    return files
 
 
 def folder_fingerprint(folder: str | Path, cache: Path | None = None) -> str:
@@ -73,7 +73,7 @@ def _shards(index: Path) -> set[Path]:
 
 
 def hub_fingerprint(path: str, commit: str) -> str:
-    """What identifies the weights of a hub id: 16 hex digits of a sha256 over id and commit."""
+    """Fingerprint of a hub id's weights: 16 hex digits of a sha256 over id and commit."""
     return hashlib.sha256(f"{path}@{commit}".encode()).hexdigest()[:16]
 
 
@@ -86,7 +86,7 @@ def hub_commit(path: str, revision: str | None) -> str:
 def hub_folder(path: str, revision: str | None) -> Path:
     """The folder of the local cache that holds the config.json of a hub id's revision, which is fetched if need be.
 
-    Found out once in a process: everything of a run is read at this commit, so that rows name the weights that made them.
+    Asked once in a process: a run reads everything at this commit, so its rows name the weights that made them.
 
     Raises:
         ConfigError: a repository that cannot be had, or a cache that does not say the commit.
@@ -107,7 +107,7 @@ def hub_folder(path: str, revision: str | None) -> Path:
 
 
 def cached_folder(path: str, revision: str | None) -> Path | None:
-    """As `hub_folder`, of what the local cache has; nobody is asked."""
+    """The same folder as far as the local cache has it, without a connection."""
     from huggingface_hub import try_to_load_from_cache
 
     file = try_to_load_from_cache(path, "config.json", revision=revision)

@@ -8,16 +8,19 @@ from pathlib import Path
 
 
 def sentence(path: str, revision: str | None, error: BaseException) -> str:
-    """Why `path` cannot be loaded, from the error of transformers or of the hub's client behind it."""
+    """The sentence for a `path` that cannot be loaded, from the error of transformers or of the hub's client behind it."""
     what = f"model.path={path}"
     if _looks_local(path):
         if not Path(path).is_dir():
             return f"{what} is not there; give the folder of a Hugging Face checkpoint, or a hub id"
     else:
         causes = list(_causes(error))
-        for known in (*(_answered(what, revision, cause) for cause in causes), *(_unreached(what, c) for c in causes)):
-            if known is not None:
-                return known
+        for reported in (
+            *(_answered(what, revision, cause) for cause in causes),
+            *(_unreached(what, c) for c in causes),
+        ):
+            if reported is not None:
+                return reported
     reason = _first_line(error)
     if "trust_remote_code" in str(error):
         reason = "it needs code of its own repository, which is never run"
@@ -25,7 +28,7 @@ def sentence(path: str, revision: str | None, error: BaseException) -> str:
 
 
 def _answered(what: str, revision: str | None, cause: BaseException) -> str | None:
-    """What the hub itself said."""
+    """The sentence for an answer of the hub itself."""
     from huggingface_hub import errors
 
     if isinstance(cause, errors.GatedRepoError):
@@ -47,7 +50,7 @@ def _answered(what: str, revision: str | None, cause: BaseException) -> str | No
 
 
 def _unreached(what: str, cause: BaseException) -> str | None:
-    """That nothing answered; the client says so, too, where the hub answered something that it could not use."""
+    """The sentence for no answer; the client reports one, too, where the hub answered something that it could not use."""
     from huggingface_hub import errors
 
     if isinstance(cause, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)) or _is_network(cause):
@@ -68,10 +71,10 @@ def _is_network(cause: BaseException) -> bool:
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """The error and what it came from, innermost last; the hub's client knows more than the sentence around it."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
+    while current is not None and id(current) not in visited:
+        visited.add(id(current))
         yield current
         current = current.__cause__ or current.__context__
 

@@ -148,7 +148,7 @@ def set_up(
 
 
 def _fits(path: str, revision: str | None) -> bool:
-    """Whether weights fit into the memory that is free, with one shard more: then they are read whole. Mapped ones would become
+    """Return True where weights fit into free memory with one shard more: then they are read whole. Mapped ones would become
     others with their file."""
     import psutil
 
@@ -158,7 +158,7 @@ def _fits(path: str, revision: str | None) -> bool:
 
 
 def stock(attention: str) -> str:
-    """What text layers have outside of a session, whose own implementation is the one that is asked for: flash-attn is run by
+    """Attention of text layers outside of a session; inside, the session runs the one that is asked for. flash-attn is run by
     none but ours, and transformers, given its name, would look for kernels of its own."""
     return "sdpa" if attention == "flash_attention_2" else attention
 

@@ -76,11 +76,11 @@ def build_processor(hf_config: Any, settings: Mapping[str, Any]) -> Any:
     )
     if known.image_processor is None:
         return tokenizer
-    image, video, own = (plain(settings.get(part, {})) for part in ("image", "video", "processor"))
+    image, video, combined = (plain(settings.get(part, {})) for part in ("image", "video", "processor"))
     parts = {"image_processor": getattr(transformers, known.image_processor)(**image)}
     if known.video_processor is not None:
         parts["video_processor"] = getattr(transformers, known.video_processor)(**video)
-    processor = known.processor_class()(**parts, tokenizer=tokenizer, chat_template=template, **own)
+    processor = known.processor_class()(**parts, tokenizer=tokenizer, chat_template=template, **combined)
     _check_ids(hf_config, processor)
     return processor
 

@@ -1,4 +1,4 @@
-"""How large a model is: its decoder's shape and its parameters, from what its files state. Neither torch nor transformers."""
+"""Size of a model: its decoder's shape and its parameters, as its files state them. Imports neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def decoder_of(config: Any) -> Decoder | None:
 
 
 def sizes_of(model: Mapping[str, Any], config: Any, whole: Any = None, folder: str | Path | None = None) -> Sizes:
-    """What is known of a model before it is loaded.
+    """Sizes of a model that are known before it is loaded.
 
     Args:
         model: the run's `model` node; config: what its files state (`Source.outlined`), None where they are not here.

@@ -1,4 +1,4 @@
-"""Where a model comes from: `model.weights=hub`, a folder, or `random` (the shape alone, nothing is downloaded)."""
+"""Source of a model: `model.weights=hub`, a folder, or `random` (the shape alone, nothing is downloaded)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Source:
             ConfigError: weights that are no word and no folder, `layers` without random weights, random weights of a
                 model without a shape, a model without path, a revision of anything but a hub repository.
         """
-        source = cls._found(model)
+        source = cls._located(model)
         if model.revision is not None and source.kind != HUB:
             raise ConfigError(
                 f"model.revision={model.revision} is a commit of a hub repository, and these weights are "
@@ -65,7 +65,7 @@ class Source:
         return source
 
     @classmethod
-    def _found(cls, model: Any) -> Source:
+    def _located(cls, model: Any) -> Source:
         weights = model.weights
         if weights == RANDOM:
             if not model.shape or not model.processor:
@@ -102,7 +102,7 @@ class Source:
 
     @cached_property
     def commit(self) -> str | None:
-        """The commit of a hub id, found out once: everything is read at it. None for folders and random weights."""
+        """The commit of a hub id, asked once: everything is read at it. None for folders and random weights."""
         return hub_commit(self.place, self.settings.revision) if self.kind == HUB else None
 
     @cached_property
@@ -130,11 +130,11 @@ class Source:
         from mmkv_bench.families.facts import text_config
         from mmkv_bench.models.shape import config_of, values_of
 
-        asked = stated(values_of(self.settings.shape)) or config_of(self.settings.shape, None)
-        asked, found = (text_config(which) for which in (asked, config))
-        differing = [name for name in _SIZES if getattr(asked, name) != getattr(found, name)]
+        named = stated(values_of(self.settings.shape)) or config_of(self.settings.shape, None)
+        expected, actual = text_config(named), text_config(config)
+        differing = [name for name in _SIZES if getattr(expected, name) != getattr(actual, name)]
         if differing:
-            sizes = ", ".join(f"{name} {getattr(found, name)} for {getattr(asked, name)}" for name in differing)
+            sizes = ", ".join(f"{name} {getattr(actual, name)} for {getattr(expected, name)}" for name in differing)
             raise ConfigError(
                 f"{self.path} is not {self.settings.name}: it has {sizes}; give that model's checkpoint, or "
                 f"model=hf model.path={self.path}"
@@ -145,11 +145,11 @@ class Source:
         if self.kind == RANDOM:
             return self._shaped() or self._hf_config
         folder = Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision)
-        found = read(folder)
-        if found is None:
+        config = read(folder)
+        if config is None:
             return self._hf_config
-        self._same_model(found)
-        return found
+        self._same_model(config)
+        return config
 
     def _shaped(self) -> Any:
         from mmkv_bench.models.shape import values_of
@@ -157,7 +157,7 @@ class Source:
         return stated(values_of(self.settings.shape, self.settings.layers))
 
     def described(self) -> Any:
-        """What `facts.model_facts` reads the model's facts from, without transformers where the files state enough. Raises
+        """The config that `model_facts` reads, without transformers where the files state enough. Raises
         what `hf_config` raises."""
         return self._described
 
@@ -178,8 +178,8 @@ class Source:
         if self.kind != HUB:
             return self.described(), *self.fingerprint()
         folder = cached_folder(self.place, self.settings.revision)
-        known = (hub_fingerprint(self.place, folder.name), folder.name) if folder else (None, None)
-        return self.described_here(), *known
+        identity = (hub_fingerprint(self.place, folder.name), folder.name) if folder else (None, None)
+        return self.described_here(), *identity
 
     def hf_config(self) -> Any:
         """The transformers config, read or built once.
@@ -191,7 +191,7 @@ class Source:
         return self._hf_config
 
     def fingerprint(self) -> tuple[str, str | None]:
-        """What identifies the model in rows and calibrations, 16 hex digits, and the commit of a hub id.
+        """Fingerprint of the model in rows and calibrations, 16 hex digits, and the commit of a hub id.
 
         Random weights: a checksum of shape, layers, processor settings, the rules that make weights, tokens and prompts
         (`SCHEME` of their files), and the version of transformers that builds the architecture. Their precision is a
@@ -205,7 +205,7 @@ class Source:
         from mmkv_bench.models.processor import chat_template
         from mmkv_bench.models.shape import plain
 
-        what = {
+        parts = {
             "shape": plain(self.settings.shape),
             "layers": self.settings.layers,
             "processor": plain(self.settings.processor),
@@ -218,7 +218,7 @@ class Source:
             ],
             "transformers": version("transformers"),
         }
-        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16], None
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16], None
 
     def confirm(self, fingerprint: str) -> None:
         """Look again whether the model is still the one of `fingerprint`, of which this process is to write rows; of a

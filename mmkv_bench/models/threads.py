@@ -1,4 +1,4 @@
-"""How many threads of a CPU a run computes with.
+"""Threads of a CPU that a run computes with.
 
 Dividing the small products of a small model costs more than it brings: the embedded model answers no faster on two cores
 than on one, for 1.6 to 1.8 times the processor time. Cores are put to use by processes there (`mmkv-bench launch`).
@@ -21,20 +21,20 @@ SMALL = 50_000_000
 
 
 def threads_for(loaded: LoadedModel, setting: int | None) -> int:
-    """Threads of a run: what `model.threads` says; else as torch has them (`OMP_NUM_THREADS`, or all cores), and one for a
-    small model on a CPU where nobody said otherwise."""
+    """Threads of a run: `model.threads` where it is set, else torch's (`OMP_NUM_THREADS`, or all cores). Without either a small
+    model on a CPU gets one."""
     import torch
 
     if setting is not None:
         return setting
-    said = "OMP_NUM_THREADS" in os.environ or devices.at(loaded.device).kind != "cpu"
+    decided = "OMP_NUM_THREADS" in os.environ or devices.at(loaded.device).kind != "cpu"
     small = sum(parameter.numel() for parameter in loaded.model.parameters()) < SMALL
-    return 1 if small and not said else torch.get_num_threads()
+    return 1 if small and not decided else torch.get_num_threads()
 
 
 @contextmanager
 def computing_with(threads: int) -> Iterator[None]:
-    """torch's threads inside the block; who calls a run from Python gets back what they had."""
+    """Set torch's threads inside the block, and restore them for whoever calls a run from Python."""
     import torch
 
     before = torch.get_num_threads()

@@ -154,7 +154,7 @@ def _decode(
 
 
 def _seconds(frame: av.VideoFrame, rate: Any) -> float:
-    """How long a frame is shown."""
+    """Seconds for which a frame is shown."""
     return float(frame.duration * frame.time_base) if frame.duration else 1 / float(rate or 1)
 
 
@@ -166,13 +166,13 @@ def _check_complete(container: Any, stream: av.VideoStream, times: list[float], 
     import av
 
     announced: float = stream.frames
-    found: float = len(times)
+    decoded: float = len(times)
     unit = "frames"
     if not announced and len(container.streams) == 1 and container.duration:
-        announced, found, unit = container.duration / av.time_base, times[-1] + last, "seconds"
-    if announced and found < COMPLETE * announced:
+        announced, decoded, unit = container.duration / av.time_base, times[-1] + last, "seconds"
+    if announced and decoded < COMPLETE * announced:
         raise DataError(
-            f"video {name} is truncated or corrupt: {found:.4g} of {announced:.4g} {unit} decode; restore the file"
+            f"video {name} is truncated or corrupt: {decoded:.4g} of {announced:.4g} {unit} decode; restore the file"
         )
 
 
@@ -193,5 +193,5 @@ def _stacked(frames: list[np.ndarray], name: str) -> np.ndarray:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong without the path that PyAV adds."""
+    """The error's reason without the path that PyAV adds."""
     return getattr(error, "strerror", None) or str(error).splitlines()[0]

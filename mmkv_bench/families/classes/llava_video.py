@@ -78,9 +78,9 @@ class LlavaVideoModel(LlavaOnevisionModel):
 
     def get_video_features(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPooling:
         """OneVision's, without the newline that it puts after the last frame: the last row has ended already."""
-        found = super().get_video_features(*args, **kwargs)
-        found.pooler_output = found.pooler_output[:, :-1]
-        return found
+        output = super().get_video_features(*args, **kwargs)
+        output.pooler_output = output.pooler_output[:, :-1]
+        return output
 
 
 class LlavaVideoForConditionalGeneration(LlavaOnevisionForConditionalGeneration):
