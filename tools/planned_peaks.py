@@ -23,6 +23,7 @@ def lines_of(setting: str, document: Mapping[str, Any]) -> list[dict[str, str]]:
     """The lines of a setting out of the last line that `plan --memory --json` prints. Raises ValueError on a cell that was not
     counted."""
     config = compose([f"experiment={setting}"])
+    (prompts,) = config.prompts
     found = []
     for cell in document["memory"]["cells"]:
         if not cell["largest"]:
@@ -33,7 +34,7 @@ def lines_of(setting: str, document: Mapping[str, Any]) -> list[dict[str, str]]:
         told = (
             setting,
             document["model"],
-            f"made_up_{config.prompts}",
+            f"made_up_{prompts}",
             method,
             budget,
             cell["tokens"],

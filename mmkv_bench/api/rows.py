@@ -234,19 +234,19 @@ class PaperTables(_Printed, list["FilledTable"]):
     """Tables that print as `mmkv-bench papers` prints them."""
 
     def __str__(self) -> str:
-        from mmkv_bench.papers.formats import render
+        from mmkv_bench.papers.table import render
 
         return render(self, "md")
 
     def latex(self) -> str:
         """The tables in LaTeX."""
-        from mmkv_bench.papers.formats import render
+        from mmkv_bench.papers.table import render
 
         return render(self, "latex")
 
     def frame(self) -> pd.DataFrame:
         """One row per cell, the columns of `--format csv`: its address, state, number, interval, printed value and verdict."""
-        from mmkv_bench.papers.formats import frame
+        from mmkv_bench.papers.table import frame
 
         return frame(self)
 

@@ -1,9 +1,9 @@
-"""The papers' sentences that state a number: each holds, fails, is undecided or was not tested, by cells of the tables.
+"""Claims: sentences of the papers that state a number. Each holds, fails, is undecided or was not tested.
 
-A sentence is tested only by cells that are judged: of a status that compares (times and sizes in ratios alone), under the
-table's conditions, beside a full cache that is the paper's. What is about so large may be off by the margin of its cell, or of a
-ratio or percentage by SHARE, and never by more than half of the effect that it states: without an effect none of them holds.
-Seeds are in it as in a cell's verdict. A sentence that leaves open which cells it means is ambiguous and never tested.
+Only judged cells test a claim: their status allows a comparison (times and sizes in ratios alone), their conditions are the
+table's, and the full cache beside them is the paper's. A number that is stated as about so large may be off by the margin of its
+cell, or for a ratio or percentage by SHARE, but never by more than half of the stated effect: without an effect no claim holds.
+The spread over seeds counts as in a cell's verdict. A claim that leaves its cells open is ambiguous and never tested.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 from mmkv_bench.config.schema import reference_dir
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers import printed
-from mmkv_bench.papers.filled_table import FilledCell, FilledTable
-from mmkv_bench.papers.metrics import margin
+from mmkv_bench.papers.filled_table import FilledTable
+from mmkv_bench.papers.judgement import FilledCell
+from mmkv_bench.papers.margins import margin
+from mmkv_bench.papers.measurement import MEASURED, PART, WHOLE, incomparable
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS
-from mmkv_bench.papers.reader import MEASURED, PART, WHOLE, incomparable
 from mmkv_bench.papers.verdict import NOT_COMPARABLE, ROUNDING, of_seeds
 
 HOLDS, FAILS, UNDECIDED, NOT_TESTED, AMBIGUOUS = "holds", "fails", "undecided", "not tested", "ambiguous sentence"
 SHARE = 0.05
-"""Of a stated ratio or percentage: how far one that is only about so large may be off, beside its rounding."""
+"""Tolerance of a ratio or percentage that is stated as about so large, beside its rounding."""
 _NO_EFFECT = {"ratio": 1.0, "difference": 0.0, "reduction": 0.0, "gain": 0.0}
 _OF_TWO = ("ratio", "reduction", "gain")
-"""What times and sizes of another device may be compared by."""
-
+"""Operations that times and sizes of another device allow."""
 _OPERATIONS: Mapping[str, Callable[[float, float], float]] = {
     "level": lambda a, b: a,
     "difference": lambda a, b: a - b,
@@ -41,8 +41,8 @@ _OPERATIONS: Mapping[str, Callable[[float, float], float]] = {
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence. `number`, `half`: what it states and how it is rounded; `of`: where cells stand by their labels, of a level
-    that was raised also from what; `why`: of an ambiguous one, what it leaves open."""
+    """One sentence: number and half are the stated number and half of its last digit; by: one of `_OPERATIONS`; how: about, at
+    least, at most or ambiguous; of: labels of its cells; why: for an ambiguous one, what it leaves open."""
 
     paper: str
     quote: str
@@ -66,60 +66,48 @@ class ClaimResult:
 
 @cache
 def claims() -> tuple[Claim, ...]:
-    """All of `claims.yaml`, with the numbers that their sentences state.
+    """Read all claims of `claims.yaml`, with the numbers that their sentences state.
 
     Raises:
-        ConfigError: a quote that no row of the text numbers has, or that several have.
+        ConfigError: a quote that no row of the printed numbers has, or several.
     """
     import yaml
 
-    told = yaml.safe_load((reference_dir() / "claims.yaml").read_text(encoding="utf-8"))["claims"]
-    return tuple(_claim(one) for one in told)
+    return tuple(map(_claim, yaml.safe_load((reference_dir() / "claims.yaml").read_text(encoding="utf-8"))["claims"]))
 
 
-def _claim(told: Mapping[str, Any]) -> Claim:
+def _claim(entry: Mapping[str, Any]) -> Claim:
     rows = printed.load()
-    own = rows[(rows["status"] == printed.CLAIM) & (rows["paper"] == told["paper"])]
-    own = own[own["note"].str.contains(told["quote"], regex=False)]
-    for key in ("metric", "subset"):
-        own = own[own[key] == told[key]] if key in told else own
-    if own["number"].nunique() != 1:
+    rows = rows[(rows["status"] == printed.CLAIM) & (rows["paper"] == entry["paper"])]
+    rows = rows[rows["note"].str.contains(entry["quote"], regex=False)]
+    for key in {"metric", "subset"} & {*entry}:
+        rows = rows[rows[key] == entry[key]]
+    if rows["number"].nunique() != 1:
         raise ConfigError(
-            f"claims.yaml: {len(own)} numbers of {told['paper']} quote {told['quote']!r}; a claim is one of them"
+            f"claims.yaml: {len(rows)} numbers of {entry['paper']} quote {entry['quote']!r}; a claim quotes one"
         )
-    row = own.iloc[0]
-    half = printed.half_digit(str(row["value"]), float(row["number"]))
-    cells = tuple({key: str(value) for key, value in told[side].items()} for side in ("a", "b") if side in told)
-    sentence = (told["paper"], told["quote"], float(row["number"]), half)
-    return Claim(*sentence, told["table"], told.get("by", ""), told["is"], cells, told.get("why", ""))
+    number = float(rows["number"].iloc[0])
+    half = printed.half_digit(str(rows["value"].iloc[0]), number)
+    cells = tuple({key: str(value) for key, value in entry[side].items()} for side in ("a", "b") if side in entry)
+    sentence = (entry["paper"], entry["quote"], number, half)
+    return Claim(*sentence, entry["table"], entry.get("by", ""), entry["is"], cells, entry.get("why", ""))
 
 
-def find(page: FilledTable, where: Mapping[str, str]) -> FilledCell:
-    """The cell of a table that labels name.
+def find(table: FilledTable, where: Mapping[str, str]) -> FilledCell:
+    """Find the cell of a table with these labels.
 
     Raises:
         ConfigError: none, or several.
     """
-    spec = page.spec
-    found = []
-    for one in page.cells:
-        cell = one.cell
-        labels = {
-            "block": spec.blocks[cell.block].label,
-            "row": spec.rows[cell.row].label,
-            "column": spec.columns[cell.column].label,
-            "across": "" if cell.across is None else spec.across[cell.across].label,
-        }
-        if all(labels[key] == value for key, value in where.items()):
-            found.append(one)
-    if len(found) != 1:
-        raise ConfigError(f"claims.yaml: {spec.id} has {len(found)} cells {dict(where)}; a claim names one")
-    return found[0]
+    cells = [one for one in table.cells if where.items() <= table.layout.labels(one.cell).items()]
+    if len(cells) != 1:
+        raise ConfigError(f"claims.yaml: {table.layout.id} has {len(cells)} cells {dict(where)}; a claim names one")
+    return cells[0]
 
 
-def tested(pages: Sequence[FilledTable]) -> list[ClaimResult]:
-    """Every claim with its word."""
-    by_name = {page.spec.id: page for page in pages}
+def tested(tables: Sequence[FilledTable]) -> list[ClaimResult]:
+    """Test every claim."""
+    by_name = {table.layout.id: table for table in tables}
     return [_tested(claim, [find(by_name[claim.table], where) for where in claim.of]) for claim in claims()]
 
 
@@ -134,15 +122,15 @@ def _tested(claim: Claim, cells: Sequence[FilledCell]) -> ClaimResult:
     ends = [_ends(one) for one in cells]
     ours = _OPERATIONS[claim.by](*(one.measured.number for one in (*cells, *cells)[:2]))
     every = [_OPERATIONS[claim.by](a, b) for a in ends[0] for b in ends[-1]]
-    low, high = _room(claim, cells)
+    low, high = _allowed(claim, cells)
     if PART in states or min(every) < low - ROUNDING <= max(every) or min(every) <= high + ROUNDING < max(every):
         return ClaimResult(claim, UNDECIDED, ours)
     return ClaimResult(claim, HOLDS if low - ROUNDING <= ours <= high + ROUNDING else FAILS, ours)
 
 
 def _judged(one: FilledCell, by: str) -> bool:
-    """Whether a cell's number may speak for or against the paper."""
-    if one.measured.value is None or one.measured.other:
+    """Tell whether a cell's number may speak for or against the paper."""
+    if one.measured.value is None or one.measured.mismatches:
         return False
     if one.printed is None or one.printed.status == RATIOS:
         return by in _OF_TWO
@@ -155,25 +143,19 @@ def _ends(one: FilledCell) -> tuple[float, float]:
     return one.measured.number - away, one.measured.number + away
 
 
-def _room(claim: Claim, cells: Sequence[FilledCell]) -> tuple[float, float]:
-    """From where to where our number may lie."""
+def _allowed(claim: Claim, cells: Sequence[FilledCell]) -> tuple[float, float]:
+    """Return the ends of the range that our number may lie in."""
     if claim.how != "about":
         low = claim.number - claim.half if claim.how == "at least" else -inf
         return low, claim.number + claim.half if claim.how == "at most" else inf
     if claim.by in _OF_TWO:
         room, effect = SHARE * abs(claim.number), abs(claim.number - _NO_EFFECT[claim.by])
     else:
-        at, number = cells[0].cell.address, _printed(cells[0])
+        at, number = cells[0].cell.address, cells[0].printed_number
         fixed = margin(at.dataset, at.metric)
         room = fixed.margin * (number if fixed.relative else 1.0)
         effect = abs(claim.number) if claim.by == "difference" else inf
         if claim.by == "level" and len(cells) > 1:
-            effect = abs(number - _printed(cells[1]))
+            effect = abs(number - cells[1].printed_number)
     room = claim.half + min(room, effect / 2)
     return claim.number - room, claim.number + room
-
-
-def _printed(one: FilledCell) -> float:
-    assert one.printed is not None
-    assert one.printed.number is not None
-    return one.printed.number

@@ -1,4 +1,4 @@
-"""The command that makes the rows of an address."""
+"""Commands that make the rows of an address."""
 
 from __future__ import annotations
 
@@ -8,51 +8,48 @@ from functools import cache
 from typing import Any
 
 from mmkv_bench.config.schema import conf_dir
-from mmkv_bench.papers.address import SYNTHETIC, Address, file_of, is_group, members, samples_of
+from mmkv_bench.papers.address import FRACTION, SYNTHETIC, Address, file_of, is_group, members, samples_of
 from mmkv_bench.papers.metrics import DIAGNOSTICS
 
 PROGRAM = "mmkv-bench"
 SETTING = "efficiency_"
-"""How settings of timed passes begin; they lie in conf/experiment, experiments that ask questions in its folder `papers`."""
+"""Prefix of settings of timed passes in conf/experiment; experiments that ask questions lie in its folder `papers`."""
 SAMPLES = 100
-"""Of a diagnostic, where neither the figure nor the dataset's file says how many."""
+"""Samples of a diagnostic, where neither the figure nor the data set's file states a number."""
 
 
 def experiment(name: str) -> str:
-    """The line that runs an experiment that a table names."""
+    """Return the command of an experiment that a table names."""
     return f"{PROGRAM} experiment={name if name.startswith(SETTING) else f'papers/{name}'}"
 
 
 def command(address: Address, experiments: Sequence[str] = ()) -> str:
-    """One line that runs what an address needs, of all its questions; empty where nothing of it can be run.
+    """Return the command that runs what an address needs, of all its questions; empty where nothing can be run.
 
-    experiments: those of its table; of timed passes the one that plans them is the line.
+    experiments: those of its table; timed passes are run by the one that plans them.
     """
     if not address.runs:
         return ""
     if address.metric in DIAGNOSTICS:
         return _diagnose([address])
-    own = setting(address, experiments)
-    if own:
-        return experiment(own)
+    own_setting = setting(address, experiments)
+    if own_setting:
+        return experiment(own_setting)
     words = [f"model={address.model}", *_methods(address)]
     if address.budget:
-        words.append(
-            f"budget={address.budget if '.' in address.budget or address.budget_kind != 'fraction' else '1.0'}"
-        )
+        whole = address.budget_kind == FRACTION and "." not in address.budget
+        words.append(f"budget={'1.0' if whole else address.budget}")
     if address.dataset in SYNTHETIC:
-        passes = [f"lengths={address.length}", f"new_tokens={address.new_tokens}", f"batch={address.batch or 1}"]
-        words = ["scenario=efficiency", *words, f"prompts={_kind(address)}", *passes]
+        words += [f"prompts={_kind(address)}", f"lengths={address.length}", f"new_tokens={address.new_tokens}"]
+        words = ["scenario=efficiency", *words, f"batch={address.batch or 1}"]
     else:
         names = [name for name, _ in members(address.dataset)] if is_group(address.dataset) else [address.dataset]
         words += [f"dataset={_listed(map(file_of, names))}", "limit=null"]
         words += [f"page_size={name.rpartition('_')[2]}" for name in names if name != file_of(name)][:1]
-        if address.max_new_tokens is not None:
-            words += [f"datasets.{name}.generation.max_new_tokens={address.max_new_tokens}" for name in names]
-        if address.cut_prompt is not None:
-            words += [f"datasets.{name}.generation.cut_prompt={address.cut_prompt}" for name in names]
-        if address.metric in ("ppl", "rouge_l_sampled"):
-            words += [f"datasets.{name}.measures=[ppl,self_rouge]" for name in names]
+        measures = "[ppl,self_rouge]" if address.metric in ("ppl", "rouge_l_sampled") else None
+        for key, value in (("generation.max_new_tokens", address.max_new_tokens),
+                           ("generation.cut_prompt", address.cut_prompt), ("measures", measures)):  # fmt: skip
+            words += [f"datasets.{name}.{key}={value}" for name in names if value is not None]
     words += [f"reading={address.reading}"] * (address.reading != "paper")
     words += [f"protocol={address.protocol}"] * (address.protocol != "paper")
     words += [f"model.frames={address.frames}"] * (address.frames is not None)
@@ -61,45 +58,55 @@ def command(address: Address, experiments: Sequence[str] = ()) -> str:
     return f"{calibrate(address)} && {run}" if address.method.calibrated else run
 
 
+def commands(addresses: Iterable[Address]) -> list[str]:
+    """Return the commands of several addresses, each once; methods and budgets of one diagnostic share a command."""
+    groups: dict[tuple[object, ...], list[Address]] = {}
+    for one in addresses:
+        key: tuple[object, ...] = (command(one),)
+        if one.runs and one.metric in DIAGNOSTICS:
+            conditions = (one.reading, one.frames, one.samples, one.max_new_tokens)
+            key = (one.metric, one.model, one.dataset, *conditions, one.method.given)
+        groups.setdefault(key, []).append(one)
+    lines = (_diagnose(group) if len(key) > 1 else str(*key) for key, group in groups.items())
+    return list(dict.fromkeys(filter(None, lines)))
+
+
 def artefact(address: Address) -> str:
-    """The file of a calibration that an address asks for; empty where it asks for none."""
-    made_of = address.method.calibrated
-    if not made_of:
+    """Return the file of the calibration that an address asks for; empty where it asks for none."""
+    source = address.method.calibrated
+    if not source:
         return ""
-    words = [address.method.base, *(str(made_of[key]) for key in ("data", "samples", "instruction") if key in made_of)]
+    words = [address.method.base, *(str(source[key]) for key in ("data", "samples", "instruction") if key in source)]
     return f"runs/calibration/{address.model}/{'_'.join(words).replace(':', '-').strip('-')}.json"
 
 
 def calibrate(address: Address) -> str:
-    """The line that makes it."""
-    made_of = address.method.calibrated
-    words = [PROGRAM, "calibrate", address.method.base, "--model", address.model, "--samples", str(made_of["samples"])]
-    words += ["--instruction", made_of["instruction"]] if "instruction" in made_of else []
-    return shlex.join([*words, "--out", artefact(address), f"dataset={made_of['data']}"])
+    """Return the command that makes it."""
+    source = address.method.calibrated
+    words = [PROGRAM, "calibrate", address.method.base, "--model", address.model, "--samples", str(source["samples"])]
+    words += ["--instruction", source["instruction"]] if "instruction" in source else []
+    return shlex.join([*words, "--out", artefact(address), f"dataset={source['data']}"])
 
 
 def setting(address: Address, names: Sequence[str]) -> str:
-    """Of these settings the first whose passes an address is of; empty where none is."""
+    """Return the first of these settings whose passes an address has; empty where none does."""
     if address.dataset not in SYNTHETIC:
         return ""
     wanted = (address.model, _kind(address), address.new_tokens)
     for name in names:
         if not name.startswith(SETTING):
             continue
-        told = _told(name)
-        models = [one["override /model"] for one in told["defaults"] if "override /model" in one]
-        batches = told.get("batch", 1)
-        if (
-            (models[0], told["prompts"], told["new_tokens"]) == wanted
-            and address.length in told["lengths"]
-            and (address.batch or 1) in (batches if isinstance(batches, list) else [batches])
-        ):
+        file = _setting(name)
+        model = next(one["override /model"] for one in file["defaults"] if "override /model" in one)
+        batches = file.get("batch", 1)
+        fits = address.length in file["lengths"] and (model, file["prompts"], file["new_tokens"]) == wanted
+        if fits and (address.batch or 1) in (batches if isinstance(batches, list) else [batches]):
             return name
     return ""
 
 
 @cache
-def _told(name: str) -> Mapping[str, Any]:
+def _setting(name: str) -> Mapping[str, Any]:
     import yaml
 
     return yaml.safe_load((conf_dir() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8"))
@@ -109,31 +116,18 @@ def _kind(address: Address) -> str:
     return address.dataset.removeprefix("made_up_")
 
 
-def commands(addresses: Iterable[Address]) -> list[str]:
-    """The lines of several addresses; methods and budgets that one measurement of prompts can share are in one line."""
-    found: dict[tuple[object, ...], list[Address]] = {}
-    for one in addresses:
-        key = (one.metric, one.model, one.dataset, one.reading, one.frames, one.samples, one.max_new_tokens)
-        alike = (*key, one.method.given) if one.runs and one.metric in DIAGNOSTICS else (command(one),)
-        found.setdefault(alike, []).append(one)
-    lines = (
-        _diagnose(own) if own[0].metric in DIAGNOSTICS and own[0].runs else command(own[0]) for own in found.values()
-    )
-    return list(dict.fromkeys(filter(None, lines)))
-
-
 def _diagnose(addresses: Sequence[Address]) -> str:
-    """The line that measures a diagnostic at addresses which differ in method and budget alone; what is there already it
-    leaves as it is, and the numbers of `full` are beside those of any method."""
-    address = addresses[0]
-    own = DIAGNOSTICS[address.metric]
-    words = ["diagnose", own.name, f"model={address.model}", f"dataset={address.dataset}"]
-    if own.of_method:
+    """Return the command of a diagnostic at addresses that differ in method and budget alone.
+
+    It keeps what is measured already, and measures `full` beside any method.
+    """
+    address, diagnostic = addresses[0], DIAGNOSTICS[addresses[0].metric]
+    words = ["diagnose", diagnostic.name, f"model={address.model}", f"dataset={address.dataset}"]
+    if diagnostic.of_method:
         names = list(dict.fromkeys(one.method.name for one in addresses if one.budget)) or [address.method.name]
+        changed = address.method.changed.items()
         words.append(f"method={_listed(names)}")
-        words += [
-            f"methods.{name}.{key}={_value(value)}" for name in names for key, value in address.method.changed.items()
-        ]
+        words += [f"methods.{name}.{key}={_value(value)}" for name in names for key, value in changed]
         budgets = list(dict.fromkeys(one.budget for one in addresses if one.budget))
         words += [f"budget={_listed(budgets)}"] * bool(budgets)
         words += [f"reading={address.reading}"] * (address.reading != "paper")
@@ -144,17 +138,15 @@ def _diagnose(addresses: Sequence[Address]) -> str:
 
 
 def _methods(address: Address) -> list[str]:
-    names, words = [], []
-    for method in (address.method, address.minus):
-        if method is None:
-            continue
+    names, variants = [], []
+    for method in filter(None, (address.method, address.minus)):
         changed = method.changed | ({"calibration": artefact(address)} if method.calibrated else {})
-        if not changed:
+        if changed:
+            settings = ", ".join(f"{key}: {_value(value)}" for key, value in changed.items())
+            variants.append(f"variants.{method.name}_variant={{base: {method.name}, {settings}}}")
+        else:
             names.append(method.name)
-            continue
-        told = ", ".join(f"{key}: {_value(value)}" for key, value in changed.items())
-        words.append(f"variants.{method.name}_variant={{base: {method.name}, {told}}}")
-    return [f"method={_listed(names or ['full'])}", *words]
+    return [f"method={_listed(names or ['full'])}", *variants]
 
 
 def _value(value: object) -> str:

@@ -1,6 +1,6 @@
-"""The pictures of filled tables: curves over budgets or lengths, the radar of percents of full, analyses as `plot` draws them.
+"""Pictures of filled tables: measured against printed numbers, and of figures their curves, radar or analyses.
 
-What a stand-in draws says so in every panel, so that no copy of the picture loses it.
+Every panel of a stand-in's picture says that it is one, so that no copy of it loses that.
 """
 
 from __future__ import annotations
@@ -8,14 +8,17 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.papers.address import FRACTION, NONE
-from mmkv_bench.papers.filled_table import FilledCell, FilledTable
+from mmkv_bench.papers.address import FRACTION, NONE, Address
+from mmkv_bench.papers.filled_table import FilledTable
+from mmkv_bench.papers.judgement import FilledCell
+from mmkv_bench.papers.measurement import PLANNED
 from mmkv_bench.papers.metrics import DIAGNOSTICS
-from mmkv_bench.papers.reader import PLANNED
-from mmkv_bench.tables.figure import looks_of
+from mmkv_bench.tables.figure import looks_of, save
+from mmkv_bench.tables.table import COLOURS, VERDICTS, signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,134 +26,178 @@ if TYPE_CHECKING:
     from matplotlib.projections.polar import PolarAxes
 
 _PERCENT = 100.0
-_SMALL, _LETTERS = 9, 15  # points of a title's letters, and how many an inch surely holds
-_BAR = "<colorbar>"  # as matplotlib calls the axes of one
+_SMALL, _LETTERS = 9, 15  # points of a title's letters, and how many fit in an inch
+_BAR = "<colorbar>"  # matplotlib's label of the axes of one
+_NO_VERDICT = "no verdict"
+_MARKERS = {
+    "differs": "X",
+    "agrees": "o",
+    "undecided": "D",
+    "uninformative": "s",
+    "not comparable": "v",
+    _NO_VERDICT: ".",
+}
+_ACROSS = 4  # panels beside each other
 
 
-def drawable(page: FilledTable) -> bool:
-    """Whether a page is a figure that has a number to draw."""
-    return bool(page.spec.figure) and any(map(_drawn, page.cells))
+def save_pictures(table: FilledTable, folder: Path) -> list[Path]:
+    """Save the pictures of a table that has numbers to draw, and return their files."""
+    drawn = pictures(table) if table.layout.figure and any(map(_is_point, table.cells)) else {}
+    drawn |= {".printed": against_printed(table)} if any(one.shown and _is_point(one) for one in table.cells) else {}
+    stem, plain = folder / table.layout.id, bool(table.layout.stands_for)
+    return [file for name, figure in drawn.items() for file in save(figure, Path(f"{stem}{name}"), plain=plain)]
 
 
-def pictures(page: FilledTable) -> dict[str, Figure]:
-    """The pictures of a figure's page (`TableLayout.figure`), by what their files' names have behind its id: one, or one of each
-    analysis. Points without a number are left out.
+def pictures(table: FilledTable) -> dict[str, Figure]:
+    """Draw a paper's figure (`TableLayout.figure`): suffix of the file's name -> picture. Cells without a number are left out.
 
     Raises:
-        ConfigError: it is no figure that is drawn from its cells, or none of its cells holds a number.
+        ConfigError: it is no figure, or none of its cells has a number.
     """
-    if page.spec.figure not in PICTURES:
-        raise ConfigError(f"{page.spec.id} is no figure that is drawn from its cells")
-    if not any(map(_drawn, page.cells)):
-        raise ConfigError(f"no cell of {page.spec.id} holds a number, so there is nothing to draw; {page.spec.title}")
-    found = PICTURES[page.spec.figure](page)
-    for figure in found.values():
+    layout = table.layout
+    if layout.figure not in PICTURES:
+        raise ConfigError(f"{layout.id} is no figure that is drawn from its cells")
+    if not any(map(_is_point, table.cells)):
+        raise ConfigError(f"no cell of {layout.id} holds a number, so there is nothing to draw; {layout.title}")
+    drawn = PICTURES[layout.figure](table)
+    for figure in drawn.values():
         for axes in figure.axes:
-            if page.spec.stands_for and axes.get_visible() and axes.get_label() != _BAR:
-                _mark(axes)
-        title = f"{page.spec.title} ({page.spec.id}): {page.spec.caption}"
-        figure.suptitle(textwrap.fill(title, int(_LETTERS * figure.get_figwidth())), fontsize=_SMALL, color="#555555")
-    return found
+            if layout.stands_for and axes.get_visible() and axes.get_label() != _BAR:
+                axes.text(
+                    0.5, 0.5, "STAND-IN", transform=axes.transAxes, rotation=30, fontsize=34, color="#B00020",
+                    alpha=0.22, ha="center", va="center", weight="bold",
+                )  # fmt: skip
+        _title(table, figure)
+    return drawn
 
 
-def _drawn(one: FilledCell) -> bool:
-    """Whether it is a point: what a dry run foresees is none beside what was measured."""
+def against_printed(table: FilledTable) -> Figure:
+    """Draw measured against printed numbers, a panel for each metric, in the verdicts' colours and with a shape for each."""
+    panels: dict[str, list[FilledCell]] = {}
+    for one in table.cells:
+        if one.shown and _is_point(one):
+            unit = f" [{one.known.unit}]" if one.known.unit else ""
+            panels.setdefault(f"{one.cell.address.metric}{unit}", []).append(one)
+    figure, grid = _panels(len(panels))
+    for axes, (name, cells) in zip(grid, panels.items(), strict=True):
+        for word in sorted({_word(one) for one in cells}, key=[*_MARKERS].index, reverse=True):  # verdicts in front
+            group = [one for one in cells if _word(one) == word]
+            known = [(one.measured.number, one.measured.low, one.measured.high) for one in group]
+            below = [0.0 if low is None else max(value - low, 0.0) for value, low, _ in known]
+            above = [0.0 if high is None else max(high - value, 0.0) for value, _, high in known]
+            look = VERDICTS.get(word)
+            axes.errorbar(
+                [one.printed_number for one in group], [value for value, _, _ in known], (below, above),
+                fmt=_MARKERS[word], color=f"#{COLOURS[look.colour if look else 'quiet']}", label=signed(word),
+                markersize=6, elinewidth=0.9, alpha=0.85,
+            )  # fmt: skip
+        ends = [*axes.get_xlim(), *axes.get_ylim()]
+        axes.plot(
+            [min(ends), max(ends)],
+            [min(ends), max(ends)],
+            color="#999999",
+            linestyle="--",
+            zorder=0,
+            label="measured = printed",
+        )
+        axes.set_xlabel("printed", fontsize=10.5)
+        axes.set_ylabel("measured, 95% interval", fontsize=10.5)
+        axes.set_title(name, fontsize=12)
+        axes.spines[["top", "right"]].set_visible(False)
+    _legend(figure)
+    _title(table, figure)
+    return figure
+
+
+def _is_point(one: FilledCell) -> bool:
+    """Tell whether a cell holds a number to draw; a dry run's forecast is none beside measured ones."""
     return one.measured.value is not None and one.measured.state != PLANNED
 
 
-def _analyses(page: FilledTable) -> dict[str, Figure]:
-    """Each analysis as `mmkv-bench plot` draws it, from the rows of these cells alone."""
+def _word(one: FilledCell) -> str:
+    return one.verdict.word if one.verdict else _NO_VERDICT
+
+
+def _analyses(table: FilledTable) -> dict[str, Figure]:
+    """Draw each analysis as `mmkv-bench plot` does, from the rows of these cells alone."""
     import pandas as pd
 
     from mmkv_bench.tables.diagnostic_figure import BESIDE, diagnostic_figure, panels_of
 
-    own = {one.measured.source: one for one in page.cells if one.measured.drawn is not None}
-    rows = pd.concat([one.measured.drawn for one in own.values()], ignore_index=True)
-    names = dict.fromkeys(DIAGNOSTICS[one.cell.address.metric].name for one in own.values())
+    cells = {one.measured.source: one for one in table.cells if one.measured.drawn is not None}.values()
+    rows = pd.concat([one.measured.drawn for one in cells], ignore_index=True)
+    names = dict.fromkeys(DIAGNOSTICS[one.cell.address.metric].name for one in cells)
     alone = [name for name in names if not any(BESIDE.get(other) == name for other in names)]
     return {f".{name}": diagnostic_figure(panels_of(rows, name)) for name in alone}
 
 
-def _with_legend(figure: Figure) -> dict[str, Figure]:
-    """The one picture of its page, its lines' names below."""
-    handles = {
-        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        handles.values(), handles, loc="outside lower center", ncols=min(len(handles), 4), frameon=False, fontsize=10.5
-    )
-    return {"": figure}
-
-
-def _curves(page: FilledTable) -> dict[str, Figure]:
-    """A panel for each block and column, over what columns are split by; over the columns where nothing splits them."""
-    spec = page.spec
-    split = len(spec.across) > 1
+def _curves(table: FilledTable) -> dict[str, Figure]:
+    """Draw a panel for each block and column, over the values that split columns; without those, over the columns."""
+    layout = table.layout
+    split = len(layout.across) > 1
     panels: dict[tuple[int, int], list[FilledCell]] = {}
-    for one in page.cells:
+    for one in table.cells:
         panels.setdefault((one.cell.block, one.cell.column if split else 0), []).append(one)
-    figure = _empty(len(panels))
-    grid = figure.subplots(1, len(panels), squeeze=False)[0]
-    styles = _styles(page)
+    figure, grid = _panels(len(panels), len(panels))
+    styles = _styles(table)
     for axes, ((block, column), cells) in zip(grid, panels.items(), strict=True):
         for row in dict.fromkeys(one.cell.row for one in cells):
-            own = [one for one in cells if one.cell.row == row and _drawn(one)]
-            _line(axes, own, spec.rows[row].label, styles)
+            _line(
+                axes, [one for one in cells if one.cell.row == row and _is_point(one)], layout.rows[row].label, styles
+            )
+        ticks = {place: label for place, label in (_place(one.cell.address) for one in cells) if place is not None}
         axes.set_xscale("log", base=2)
-        places = {_place(one): _told(one) for one in cells if _place(one) is not None}
-        axes.set_xticks([*places], [*places.values()])
+        axes.set_xticks([*ticks], [*ticks.values()])
         axes.set_xticks([], minor=True)
-        axes.set_xlabel(_axis(cells), fontsize=10.5)
-        words = (spec.blocks[block].label, spec.columns[column].label if split else cells[0].cell.address.metric)
+        axes.set_xlabel(_axis([one.cell.address for one in cells]), fontsize=10.5)
+        words = (layout.blocks[block].label, layout.columns[column].label if split else cells[0].cell.address.metric)
         axes.set_title(" ".join(filter(None, words)), fontsize=12)
         axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    return _with_legend(figure)
+    return {"": _legend(figure)}
 
 
 def _line(axes: Axes, cells: Sequence[FilledCell], label: str, styles: Mapping[str, tuple[str, str]]) -> None:
-    """One row: a line with its band of intervals, or a level where one cell stands for all."""
+    """Draw one row: a line with its band of intervals, or a level where one cell stands for all."""
     colour, shape = styles[label]
-    if len(cells) == 1 and _place(cells[0]) is None:
-        own = cells[0].measured
-        axes.axhline(own.number, color=colour, linestyle="--", linewidth=1.4, label=label)
+    points = [(_place(one.cell.address)[0], one.measured) for one in cells]
+    if len(points) == 1 and points[0][0] is None:
+        axes.axhline(points[0][1].number, color=colour, linestyle="--", linewidth=1.4, label=label)
         return
-    points = sorted((place, one.measured) for one in cells if (place := _place(one)) is not None)
+    line = sorted((x, y.number, y.low, y.high) for x, y in points if x is not None)
     axes.plot(
-        [x for x, _ in points], [y.number for _, y in points], color=colour, marker=shape, linewidth=1.8, label=label
-    )
-    known = [(x, y.low, y.high) for x, y in points if y.low is not None and y.high is not None]
+        [x for x, *_ in line], [y for _, y, *_ in line], color=colour, marker=shape, linewidth=1.8, label=label
+    )  # fmt: skip
+    known = [(x, low, high) for x, _, low, high in line if low is not None and high is not None]
     if known:
         at, low, high = zip(*known, strict=True)
         axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _radar(page: FilledTable) -> dict[str, Figure]:
-    """Percent of `full`, an axis for each column."""
-    spec = page.spec
-    full = {one.cell.column: one.measured.value for one in page.cells if one.cell.address.method.base == "full"}
+def _radar(table: FilledTable) -> dict[str, Figure]:
+    """Draw percents of `full`, an axis for each column."""
+    layout = table.layout
+    full = {one.cell.column: one.measured.value for one in table.cells if one.cell.address.method.base == "full"}
     columns = [column for column, value in full.items() if value]
     if not columns:
-        raise ConfigError(f"{spec.id}: full has no number, so there is nothing to be a percent of")
+        raise ConfigError(f"{layout.id}: full has no number, so there is nothing to be a percent of")
     angles = [2 * math.pi * place / len(columns) for place in range(len(columns))]
-    figure = _empty(1)
+    figure = _empty(1, 1)
     axes: PolarAxes = figure.add_subplot(projection="polar")
-    for row in range(len(spec.rows)):
-        own = {one.cell.column: one.measured.value for one in page.cells if one.cell.row == row}
-        shares = [(own[column], full[column]) for column in columns]
-        if any(value is None for value, _ in shares):
-            continue
+    styles = _styles(table)
+    for row, item in enumerate(layout.rows):
+        numbers = {one.cell.column: one.measured.value for one in table.cells if one.cell.row == row}
+        shares = [(numbers[column], full[column]) for column in columns]
         values = [_PERCENT * value / whole for value, whole in shares if value is not None and whole]
-        colour, shape = _styles(page)[spec.rows[row].label]
-        axes.plot(
-            [*angles, angles[0]], [*values, values[0]], color=colour, marker=shape, markersize=5,
-            label=spec.rows[row].label,
-        )  # fmt: skip
-    axes.set_xticks(angles, [spec.columns[column].label for column in columns], fontsize=9)
+        if len(values) == len(columns):
+            colour, shape = styles[item.label]
+            closed = [*angles, angles[0]], [*values, values[0]]
+            axes.plot(*closed, color=colour, marker=shape, markersize=5, label=item.label)
+    axes.set_xticks(angles, [layout.columns[column].label for column in columns], fontsize=9)
     axes.tick_params(axis="x", pad=22)
     axes.set_ylim(0, None)
-    return _with_legend(figure)
+    return {"": _legend(figure)}
 
 
 PICTURES: Mapping[str, Callable[[FilledTable], dict[str, Figure]]] = {
@@ -158,42 +205,56 @@ PICTURES: Mapping[str, Callable[[FilledTable], dict[str, Figure]]] = {
     "radar": _radar,
     "analysis": _analyses,
 }
-"""What `figure` of a table's file may say -> how its cells are drawn."""
+"""Kind of a figure (`TableLayout.figure`) -> function that draws it."""
 
 
-def _empty(panels: int) -> Figure:
+def _empty(across: int, down: int) -> Figure:
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(max(5.2 * panels, 7.6), 5.0), dpi=110, layout="constrained")
+    return Figure(figsize=(max(5.2 * across, 7.6), 5.0 * down), dpi=110, layout="constrained")
 
 
-def _mark(axes: Axes) -> None:
-    axes.text(
-        0.5, 0.5, "STAND-IN", transform=axes.transAxes, rotation=30, fontsize=34, color="#B00020", alpha=0.22,
-        ha="center", va="center", weight="bold",
+def _panels(count: int, most: int = _ACROSS) -> tuple[Figure, list[Axes]]:
+    """Return a figure and as many panels."""
+    across = min(count, most)
+    figure = _empty(across, math.ceil(count / across))
+    grid = list(figure.subplots(math.ceil(count / across), across, squeeze=False).flat)
+    for axes in grid[count:]:
+        axes.remove()
+    return figure, grid[:count]
+
+
+def _legend(figure: Figure) -> Figure:
+    """Add the lines' names below."""
+    every = (pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True))
+    handles = {label: handle for handle, label in every}
+    columns = min(len(handles), 4)
+    figure.legend(
+        handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=10.5
     )  # fmt: skip
+    return figure
 
 
-def _styles(page: FilledTable) -> dict[str, tuple[str, str]]:
-    """Colour and marker of every row's label."""
-    return looks_of({page.spec.rows[one.cell.row].label: one.cell.address.method.base for one in page.cells})
+def _title(table: FilledTable, figure: Figure) -> None:
+    text = f"{table.layout.title} ({table.layout.id}): {table.layout.caption}"
+    wrapped = textwrap.fill(text, int(_LETTERS * figure.get_figwidth()))
+    figure.suptitle(wrapped, fontsize=_SMALL, color="#555555")
 
 
-def _place(one: FilledCell) -> float | None:
-    """Where a cell stands on the axis; None for one that stands at every budget."""
-    at = one.cell.address
+def _styles(table: FilledTable) -> dict[str, tuple[str, str]]:
+    """Return colour and marker of every row's label."""
+    return looks_of({table.layout.rows[one.cell.row].label: one.cell.address.method.base for one in table.cells})
+
+
+def _place(at: Address) -> tuple[float | None, str]:
+    """Return (place on the axis, its label); None for a number that holds at every budget."""
     if at.length is not None:
-        return float(at.length)
-    return None if at.budget_kind == NONE else float(at.budget)
+        return float(at.length), f"{at.length:,}"
+    return None if at.budget_kind == NONE else float(at.budget), at.budget
 
 
-def _told(one: FilledCell) -> str:
-    at = one.cell.address
-    return f"{at.length:,}" if at.length is not None else at.budget
-
-
-def _axis(cells: Sequence[FilledCell]) -> str:
-    if any(one.cell.address.length is not None for one in cells):
+def _axis(addresses: Sequence[Address]) -> str:
+    if any(at.length is not None for at in addresses):
         return "prompt tokens"
-    fraction = any(one.cell.address.budget_kind == FRACTION for one in cells)
+    fraction = any(at.budget_kind == FRACTION for at in addresses)
     return "fraction of the prompt's entries kept" if fraction else "entries kept per KV head"

@@ -1,26 +1,25 @@
-"""A table or figure of a paper, as `conf/table/<id>.yaml` lays it out: rows x columns, each adding to a cell's address.
+"""Layouts of the papers' tables and figures, `conf/table/<id>.yaml`: rows x columns, each adding keys to a cell's address.
 
-    paper, number, caption, kind       what it is; kind: accuracy, likelihood, efficiency or analysis
-    cell: {model: ..., reading: ...}   what all cells share (keys of an address, see `address.KEYS`)
+    paper, number, caption, kind       kind: accuracy, likelihood, efficiency or analysis
+    cell: {model: ..., reading: ...}   keys of an address (`address.KEYS`) that all cells share
     blocks: [{model: ...}, ...]        parts of the table that repeat the rows
-    rows, columns: [{method: ...}]     an item is keys of an address, and besides
-        label: text                    what stands at its edge
-        only: {model: ...}             it is there only in cells that have these keys so
+    rows, columns: [{method: ...}]     an item has keys of an address, and besides
+        label: text                    its heading
+        only: {model: ...}             it holds only in cells that have these keys so
         mean: all | [labels]           (columns) the mean of the other columns, or of these; keys of an address in a label's
-                                       place are of a part that has no column
-        readings: {name: {...}}        (rows) in the place of the table's
-    across: [{budget: 64}, ...]        what every column is split by; a method without budget has one cell for all
-    readings: {name: {...}}            further readings, declared beforehand: keys that are laid over a cell's (not over times
-                                       and bytes of made-up prompts)
+                                       place name a part that has no column
+        readings: {name: {...}}        (rows) in place of the table's
+    across: [{budget: 64}, ...]        splits every column; a method without a budget has one cell for all
+    readings: {name: {...}}            further readings, declared beforehand: keys laid over a cell's (not over timed passes)
     together: true                     the columns of one budget stand in one cell ("PPL / ROUGE")
-    figure: curves | radar | analysis  how its cells are drawn (papers/figure.py)
+    figure: curves | radar | analysis  kind of picture (papers/figure.py)
     experiments: [name]                files of conf/experiment/papers, and efficiency_* of conf/experiment, that run its cells
     notes: [text]
 
-A stand-in (`conf/table/standin/<layout>.yaml`, id `standin.<layout>`) is a layout that the embedded model fills. It has no paper
-and no number but `stands_for`, the tables that are laid out so, and `stores`, folders of rows below results/tiny.
+A stand-in (`conf/table/standin/<layout>.yaml`, id `standin.<layout>`) is a layout filled by the embedded model. In place of paper
+and number it has `stands_for`, the tables laid out like it, and `stores`, folders of rows below results/tiny.
 
-A cell whose address is not complete, or to which two parts give different values, is an error.
+A cell whose address is incomplete, or whose parts contradict each other, is an error.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.papers.address import KEYS, MEAN, STAND_IN, SYNTHETIC, Address, address, is_group, members
 
 STAND_INS = "standin"
-"""Folder of the stand-ins, and what their ids begin with."""
+"""Folder of the stand-ins, and prefix of their ids."""
 FIGURES = ("curves", "radar", "analysis")
 KINDS = ("accuracy", "likelihood", "efficiency", "analysis")
 PAPERS = {
@@ -47,29 +46,19 @@ PAPERS = {
     "hybridkv": "HybridKV",
     "meda": "MEDA",
 }
-_TOP = (
-    "caption",
-    "kind",
-    "cell",
-    "blocks",
-    "rows",
-    "columns",
-    "across",
-    "readings",
-    "together",
-    "figure",
-    "experiments",
-    "notes",
+_LISTS = ("notes", "experiments", "stands_for", "stores")
+_KEYS = (
+    *("caption", "kind", "cell", "blocks", "rows", "columns", "across", "readings", "together", "figure"),
+    *("experiments", "notes"),
 )
-_ITEM = ("label", "only", "mean", "readings")
-_NAMES = ("paper", "number")
-_NAMES_OF_STAND_INS = ("stands_for", "stores")
 
 
 @dataclass(frozen=True)
 class TableItem:
-    """One row, column, block or value of `across`. `mean`: labels of columns or keys of addresses, ("all",) for all other
-    columns, empty for none."""
+    """One row, column, block or value of `across`.
+
+    mean: labels of columns or keys of addresses; ("all",): all other columns; empty: no mean.
+    """
 
     label: str
     parts: Mapping[str, Any]
@@ -80,10 +69,10 @@ class TableItem:
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell. `across` is None where a method without a budget has one cell for all.
+    """One cell: its place, its address, and of a mean the addresses of its parts.
 
-    address: its own; parts: of a mean, the addresses that it is a mean of. readings: name -> (address, parts) of the
-    readings that were declared besides, those that change nothing left out.
+    across: None where a method without a budget has one cell for all.
+    readings: name -> (address, parts) of the further readings that change something.
     """
 
     block: int
@@ -96,14 +85,13 @@ class TableCell:
 
     @property
     def needed(self) -> tuple[Address, ...]:
-        """The addresses whose numbers it is made of."""
+        """Addresses whose numbers it is made of."""
         return self.parts or (self.address,)
 
 
 @dataclass(frozen=True)
 class TableLayout:
-    """A table, laid out. `cells` are in the order of blocks, rows, columns and `across`. Of a stand-in `paper` and `number` are
-    empty; `stands_for` names the tables that are laid out like it, `stores` folders of rows below results/tiny."""
+    """A table with its cells, in the order of blocks, rows, columns and `across`. A stand-in has no paper and no number."""
 
     id: str
     paper: str
@@ -116,11 +104,11 @@ class TableLayout:
     across: tuple[TableItem, ...]
     cells: tuple[TableCell, ...]
     together: bool = False
+    figure: str = ""
     notes: tuple[str, ...] = ()
     experiments: tuple[str, ...] = ()
     stands_for: tuple[str, ...] = ()
     stores: tuple[str, ...] = ()
-    figure: str = ""
 
     @property
     def title(self) -> str:
@@ -128,40 +116,51 @@ class TableLayout:
         return "Stand-in" if self.stands_for else f"{PAPERS[self.paper]} {self.number}"
 
     def own(self, cell: TableCell) -> bool:
-        """Whether a cell is of the paper's own method, and not of a baseline; a stand-in has no such method."""
-        if self.stands_for:
-            return False
-        return cell.address.method.name == self.paper or cell.address.method.name.startswith(f"{self.paper}_")
+        """Tell whether a cell holds the paper's own method, not a baseline; a stand-in has no such method."""
+        name = cell.address.method.name
+        return not self.stands_for and (name == self.paper or name.startswith(f"{self.paper}_"))
+
+    def labels(self, cell: TableCell) -> dict[str, str]:
+        """Labels of a cell's block, row, column and value of `across`, by these names."""
+        items = self.blocks[cell.block], self.rows[cell.row], self.columns[cell.column]
+        across = "" if cell.across is None else self.across[cell.across].label
+        return dict(zip(("block", "row", "column", "across"), (*(item.label for item in items), across), strict=True))
+
+    @property
+    def needed(self) -> list[Address]:
+        """Every address that its numbers are made of, further readings included."""
+        readings = [parts or (at,) for cell in self.cells for at, parts in cell.readings.values()]
+        return [one for each in (*(cell.needed for cell in self.cells), *readings) for one in each]
 
 
 def table_ids() -> tuple[str, ...]:
-    """All tables and figures of the papers, sorted; no stand-in is one."""
+    """List all tables and figures of the papers, sorted, without stand-ins."""
     return options(TABLES)
 
 
 def stand_in_ids() -> tuple[str, ...]:
-    """All stand-ins, sorted."""
+    """List all stand-ins, sorted."""
     return tuple(f"{STAND_INS}.{layout}" for layout in options(f"{TABLES}/{STAND_INS}"))
 
 
 def is_stand_in(name: str) -> bool:
-    """Whether an id is that of a stand-in, for which nothing is printed anywhere."""
+    """Tell whether an id is that of a stand-in, for which no paper prints a number."""
     return name.startswith(f"{STAND_INS}.")
 
 
 @cache
 def load(name: str) -> TableLayout:
-    """A table.
+    """Read a table's layout.
 
     Raises:
-        ConfigError: there is none of that name, or its file says something wrong: one sentence with the file's name.
+        ConfigError: unknown name, or a mistake in its file, which the message names.
     """
     import yaml
 
     known = stand_in_ids() if is_stand_in(name) else table_ids()
     if name not in known:
-        asked = re.sub(r"\d+$", lambda digits: digits[0].zfill(2), name)  # meda_table1
-        raise ConfigError(f"there is no table {name!r}; {nearest(asked, known)}")
+        padded = re.sub(r"\d+$", lambda digits: digits[0].zfill(2), name)  # meda_table1
+        raise ConfigError(f"there is no table {name!r}; {nearest(padded, known)}")
     file = f"{TABLES}/{name.replace('.', '/')}.yaml"
     text = (conf_dir() / file).read_text(encoding="utf-8")
     try:
@@ -170,181 +169,147 @@ def load(name: str) -> TableLayout:
         raise ConfigError(f"conf/{file}: {error}") from None
 
 
-def parse(name: str, told: Any) -> TableLayout:
-    """A table of its file's content; errors as of `load`."""
-    if not isinstance(told, Mapping):
+def parse(name: str, content: Any) -> TableLayout:
+    """Read a table's layout from its file's content; errors as of `load`."""
+    if not isinstance(content, Mapping):
         raise ConfigError("a table's file holds keys; see mmkv_bench/papers/layout.py")
-    own = _NAMES_OF_STAND_INS if is_stand_in(name) else _NAMES
-    _known(told, (*own, *_TOP), "a stand-in" if is_stand_in(name) else "a table")
-    for key in (*own, "caption", "kind", "rows", "columns"):
-        if not told.get(key):
-            raise ConfigError(f"it says nothing under {key}")
+    names = ("stands_for", "stores") if is_stand_in(name) else ("paper", "number")
+    _check_keys(content, (*names, *_KEYS), "a stand-in" if is_stand_in(name) else "a table")
+    for key in (*names, "caption", "kind", "rows", "columns"):
+        if not content.get(key):
+            raise ConfigError(f"the key {key} is missing or empty")
     for key, allowed in (("paper", PAPERS), ("kind", KINDS), ("figure", FIGURES)):
-        if key in told and told[key] not in allowed:
-            raise ConfigError(f"{key}={told[key]}; {nearest(str(told[key]), allowed)}")
-    shared = told.get("cell") or {}
-    _known(shared, KEYS, "cell")
-    blocks, rows, columns, across = (_items(told.get(key), key) for key in ("blocks", "rows", "columns", "across"))
-    spec = TableLayout(
-        id=name,
-        paper=told.get("paper", ""),
-        number=told.get("number", ""),
-        caption=told["caption"],
-        kind=told["kind"],
-        blocks=blocks,
-        rows=rows,
-        columns=columns,
-        across=across,
-        cells=(),
-        together=bool(told.get("together")),
-        notes=tuple(told.get("notes") or ()),
-        experiments=tuple(told.get("experiments") or ()),
-        stands_for=tuple(told.get("stands_for") or ()),
-        stores=tuple(told.get("stores") or ()),
-        figure=told.get("figure", ""),
-    )
-    spec = replace(spec, cells=tuple(_cells(spec, shared, told.get("readings") or {})))
-    for one in (one for cell in spec.cells for one in cell.needed):
+        if key in content and content[key] not in allowed:
+            raise ConfigError(f"{key}={content[key]}; {nearest(str(content[key]), allowed)}")
+    shared = content.get("cell") or {}
+    _check_keys(shared, KEYS, "cell")
+    texts = {key: content.get(key, "") for key in ("paper", "number", "caption", "kind", "figure")}
+    items: dict[str, Any] = {key: _items(content.get(key), key) for key in ("blocks", "rows", "columns", "across")}
+    lists: dict[str, Any] = {key: tuple(content.get(key) or ()) for key in _LISTS}
+    layout = TableLayout(id=name, cells=(), together=bool(content.get("together")), **texts, **items, **lists)
+    layout = replace(layout, cells=tuple(_cells(layout, shared, content.get("readings") or {})))
+    for one in (one for cell in layout.cells for one in cell.needed):
         if (one.model == STAND_IN) != is_stand_in(name):
-            raise ConfigError(f"{one}: model {STAND_IN} is that of stand-ins and theirs alone; give another model")
-    return spec
+            raise ConfigError(f"{one}: model {STAND_IN} is for stand-ins, and they take no other; give another model")
+    return layout
 
 
-def _items(told: Any, what: str) -> tuple[TableItem, ...]:
-    if told is None:
+def _items(content: Any, what: str) -> tuple[TableItem, ...]:
+    if content is None:
         return (TableItem("", {}),)
-    if not isinstance(told, Sequence) or isinstance(told, str) or not told:
+    if not isinstance(content, Sequence) or isinstance(content, str) or not content:
         raise ConfigError(f"{what} is no list of keys; write {what}: [{{...}}, ...]")
-    return tuple(_item(one, what) for one in told)
+    return tuple(_item(one, what) for one in content)
 
 
-def _item(told: Any, what: str) -> TableItem:
-    if not isinstance(told, Mapping):
-        raise ConfigError(f"{what} holds {told!r}; allowed: keys of an address")
-    _known(told, (*KEYS, *_ITEM), f"an item of {what}")
-    parts = {key: value for key, value in told.items() if key in KEYS}
-    mean = told.get("mean") or ()
-    mean = (mean,) if isinstance(mean, str) else tuple(mean)
+def _item(content: Any, what: str) -> TableItem:
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{what} holds {content!r}; allowed: keys of an address")
+    _check_keys(content, (*KEYS, "label", "only", "mean", "readings"), f"an item of {what}")
+    parts = {key: value for key, value in content.items() if key in KEYS}
+    mean = content.get("mean") or ()
     if mean and what != "columns":
         raise ConfigError(f"an item of {what} is a mean; only columns may be")
-    return TableItem(str(told.get("label", _label(parts))), parts, told.get("only") or {}, mean, told.get("readings"))
+    mean = (mean,) if isinstance(mean, str) else tuple(mean)
+    label = str(content.get("label", _label(parts)))
+    return TableItem(label, parts, content.get("only") or {}, mean, content.get("readings"))
 
 
 def _label(parts: Mapping[str, Any]) -> str:
-    """What stands at an item's edge where its file says nothing: the values of what it adds."""
+    """Make a label of the values that an item adds."""
     words = []
     for key, value in parts.items():
         if key == "with":
             words += [f"{name}={setting}" for name, setting in value.items()]
         elif key == "minus":
             words.append(f"minus {value['method']}")
-        elif key in ("metric", "reading", "calibration") and len(parts) > 1:
-            continue
-        else:
+        elif key not in ("metric", "reading", "calibration") or len(parts) == 1:
             words.append(str(value))
     return " ".join(words)
 
 
 def _cells(
-    spec: TableLayout, shared: Mapping[str, Any], readings: Mapping[str, Mapping[str, Any]]
+    layout: TableLayout, shared: Mapping[str, Any], readings: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[TableCell]:
-    found: dict[tuple[int, int, int | None], list[TableCell]] = {}
-    order = [column for column in range(len(spec.columns)) if not spec.columns[column].mean]
-    order += [column for column in range(len(spec.columns)) if spec.columns[column].mean]
-    for b, r, c, a in product(range(len(spec.blocks)), range(len(spec.rows)), order, range(len(spec.across))):
-        block, row, column, across = spec.blocks[b], spec.rows[r], spec.columns[c], spec.across[a]
+    by_row: dict[tuple[int, int, int | None], list[TableCell]] = {}
+    columns = sorted(range(len(layout.columns)), key=lambda c: bool(layout.columns[c].mean))  # means last
+    for b, r, c, a in product(range(len(layout.blocks)), range(len(layout.rows)), columns, range(len(layout.across))):
+        row, column, across = layout.rows[r], layout.columns[c], layout.across[a]
         where = f"row {row.label!r}, column {column.label!r}"
-        parts = _merged([shared, block.parts, across.parts, column.parts, row.parts], where, bool(column.mean))
-        if any(not _has(parts, item.only) for item in (block, row, column, across)):
+        items = (layout.blocks[b], across, column, row)
+        parts = _merged([shared, *(item.parts for item in items)], where, bool(column.mean))
+        if not all(_has(parts, item.only) for item in items):
             continue
-        own = _address(parts, where)
-        spans = own.method.unbudgeted and set(across.parts) <= {"budget"} and len(spec.across) > 1
-        if spans and any(not _skipped(spec, shared, (b, r, c, before)) for before in range(a)):
+        at = _address(parts, where)
+        spans = at.method.unbudgeted and {*across.parts} <= {"budget"} and len(layout.across) > 1
+        beside = by_row.setdefault((b, r, None if spans else a), [])
+        if spans and any(cell.column == c for cell in beside):
             continue
+        cell = TableCell(b, r, c, None if spans else a, at, _parts(layout, parts, at, column, beside, where))
         overlays = readings if row.readings is None else row.readings
-        key = (b, r, None if spans else a)
-        beside = found.setdefault(key, [])
-        cell = TableCell(*key[:2], c, key[2], own, _parts(spec, parts, own, column, beside, where))
-        cell = replace(cell, readings=_readings(cell, parts, overlays, beside, column, spec, where))
-        beside.append(cell)
-    every = [cell for beside in found.values() for cell in beside]
-    if not every:
+        beside.append(replace(cell, readings=_readings(layout, cell, parts, overlays, beside, where)))
+    cells = [cell for beside in by_row.values() for cell in beside]
+    if not cells:
         raise ConfigError("it has no cell")
-    yield from sorted(every, key=lambda cell: (cell.block, cell.row, cell.column, cell.across or 0))
-
-
-def _skipped(spec: TableLayout, shared: Mapping[str, Any], place: tuple[int, int, int, int]) -> bool:
-    b, r, c, a = place
-    items = (spec.blocks[b], spec.rows[r], spec.columns[c], spec.across[a])
-    parts = _merged([shared, *(item.parts for item in items)], "", True)
-    return any(not _has(parts, item.only) for item in items)
+    yield from sorted(cells, key=lambda cell: (cell.block, cell.row, cell.column, cell.across or 0))
 
 
 def _parts(
-    spec: TableLayout,
-    parts: Mapping[str, Any],
-    own: Address,
+    layout: TableLayout,
+    keys: Mapping[str, Any],
+    at: Address,
     column: TableItem,
     beside: Sequence[TableCell],
     where: str,
-    reading: str | None = None,
+    reading: str = "",
 ) -> tuple[Address, ...]:
-    """The addresses that a mean is of: other columns of its row, a group's datasets, or what its file lists."""
+    """Return the addresses that a mean is of: other columns of its row, a group's data sets, or those that its file lists."""
     if not column.mean:
-        if own.metric != MEAN:
+        if at.metric != MEAN:
             return ()
-        if not is_group(own.dataset):
-            raise ConfigError(
-                f"{where}: the metric is mean and the column says of what neither by `mean` nor by `group`"
-            )
-        return tuple(replace(own, dataset=dataset, metric=metric) for dataset, metric in members(own.dataset))
-    labels = {spec.columns[cell.column].label: cell for cell in beside if not spec.columns[cell.column].mean}
-    found: list[Address] = []
-    for part in labels if column.mean == ("all",) else column.mean:
+        if not is_group(at.dataset):
+            raise ConfigError(f"{where}: metric=mean needs the key `mean` or `group`")
+        return tuple(replace(at, dataset=dataset, metric=metric) for dataset, metric in members(at.dataset))
+    by_label = {layout.columns[cell.column].label: cell for cell in beside if not layout.columns[cell.column].mean}
+    parts: list[Address] = []
+    for part in by_label if column.mean == ("all",) else column.mean:
         if isinstance(part, Mapping):
-            found.append(_address({**parts, **part}, where))
-        elif part not in labels:
-            raise ConfigError(f"{where}: it is a mean of {part!r}; {nearest(part, labels)}")
-        elif labels[part].parts:
+            parts.append(_address({**keys, **part}, where))
+        elif part not in by_label:
+            raise ConfigError(f"{where}: it is a mean of {part!r}; {nearest(part, by_label)}")
+        elif by_label[part].parts:
             raise ConfigError(f"{where}: it is a mean of {part!r}, which is a mean itself; list its parts")
-        elif reading is not None and reading in labels[part].readings:
-            found.append(labels[part].readings[reading][0])
         else:
-            found.append(labels[part].address)
-    return tuple(found)
+            parts.append(by_label[part].readings.get(reading, (by_label[part].address,))[0])
+    return tuple(parts)
 
 
 def _readings(
+    layout: TableLayout,
     cell: TableCell,
     parts: Mapping[str, Any],
     overlays: Mapping[str, Mapping[str, Any]],
     beside: Sequence[TableCell],
-    column: TableItem,
-    spec: TableLayout,
     where: str,
 ) -> dict[str, tuple[Address, tuple[Address, ...]]]:
-    found = {}
-    for name, told in overlays.items():
-        over = dict(told)
-        if cell.address.method.unbudgeted or cell.address.dataset in SYNTHETIC or not _has(parts, over.pop("only", {})):
+    readings = {}
+    for name, overlay in overlays.items():
+        keys = dict(overlay)
+        if cell.address.method.unbudgeted or cell.address.dataset in SYNTHETIC or not _has(parts, keys.pop("only", {})):
             continue
-        laid = {**parts, **over, "with": {**(parts.get("with") or {}), **(over.get("with") or {})}}
-        own = _address(laid, f"{where}, reading {name!r}")
-        if own != cell.address:
-            found[name] = (own, _parts(spec, laid, own, column, beside, where, name))
-    return found
+        laid = {**parts, **keys, "with": {**(parts.get("with") or {}), **(keys.get("with") or {})}}
+        at = _address(laid, f"{where}, reading {name!r}")
+        if at != cell.address:
+            readings[name] = (at, _parts(layout, laid, at, layout.columns[cell.column], beside, where, name))
+    return readings
 
 
 def _merged(all_parts: Sequence[Mapping[str, Any]], where: str, mean: bool) -> dict[str, Any]:
-    """All parts of an address together.
-
-    Raises:
-        ConfigError: two of them give a key different values.
-    """
-    found: dict[str, Any] = {}
+    """Join all parts of an address; a key with two values is an error."""
+    merged: dict[str, Any] = {}
     for parts in all_parts:
         for key, value in parts.items():
-            old = found.get(key)
+            old = merged.get(key)
             if key == "with" and old is not None:
                 twice = {name for name in {*old} & {*value} if old[name] != value[name]}
                 if twice:
@@ -352,10 +317,10 @@ def _merged(all_parts: Sequence[Mapping[str, Any]], where: str, mean: bool) -> d
                 value = {**old, **value}
             elif old is not None and old != value:
                 raise ConfigError(f"{where}: two parts give {key} different values, {old} and {value}")
-            found[key] = value
-    if mean and not {"dataset", "group"} & {*found}:
-        found |= {"dataset": "avg", "metric": MEAN}
-    return found
+            merged[key] = value
+    if mean and not {"dataset", "group"} & {*merged}:
+        merged |= {"dataset": "avg", "metric": MEAN}
+    return merged
 
 
 def _address(parts: Mapping[str, Any], where: str) -> Address:
@@ -369,7 +334,7 @@ def _has(parts: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     return all(parts.get(key) in (value if isinstance(value, list) else [value]) for key, value in wanted.items())
 
 
-def _known(told: Mapping[str, Any], allowed: Sequence[str], what: str) -> None:
-    for key in told:
+def _check_keys(content: Mapping[str, Any], allowed: Sequence[str], what: str) -> None:
+    for key in content:
         if key not in allowed:
             raise ConfigError(f"{what} has no key {key!r}; {nearest(str(key), allowed)}")

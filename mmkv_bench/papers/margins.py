@@ -1,86 +1,155 @@
-"""How far a measured number may lie from a printed one, for each address: by its metric (`margins.yaml`), by what the paper
-prints beside it, and by how many questions its number is a mean of.
+"""Margins: how far a measured number may lie from a printed one (`results/reference/margins.yaml`), for each address.
 
-The margin is at most half of the printed gap to the number that it must not be taken for: the strongest baseline of that
-column and budget for the paper's own method, the paper's method for a baseline, no effect for a difference and for a ratio to
-full. Two numbers that both agree can then not change places. Baselines are looked for in all tables of the paper, so that an
-address has one margin wherever it stands. The full cache has the metric's: it is the gate of the others.
+A margin depends on the metric, on the numbers printed beside it, and on the number of questions. It is at most half of the
+printed gap to a rival: for the paper's own method the strongest baseline of that column and budget, for a baseline the paper's
+method, for a difference and for a ratio to full no effect. Two numbers that both agree can then not change places. All tables
+of a paper are searched for rivals, so an address has one margin wherever it stands. The full cache has the metric's margin: it
+is the gate of the others.
+
+A row is judged only if its commit holds these margins, that is, if they were fixed before it was made. Without a commit (an
+installed wheel), or with a commit that this checkout lacks, that is unknown, and the row is shown and not judged.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from math import log, log1p
+from typing import Any
 
 from mmkv_bench.config.files import content
-from mmkv_bench.papers.address import SYNTHETIC, Address, samples_of
+from mmkv_bench.config.schema import reference_dir
+from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.papers.address import MEAN, SYNTHETIC, Address, is_group, samples_of
 from mmkv_bench.papers.layout import TableCell, TableLayout, load, table_ids
-from mmkv_bench.papers.metrics import has_numbers, margin
+from mmkv_bench.papers.metrics import has_numbers
 from mmkv_bench.papers.printed import Printed, of_table
 from mmkv_bench.papers.verdict import Tolerance
 from mmkv_bench.statistics.metric_kinds import lower_is_better
+from mmkv_bench.store.provenance import committed
 
+FILE = "results/reference/margins.yaml"
 NO_EFFECT = "no effect"
 _Methods = Mapping[tuple[str, ...], Mapping[str, float]]
 
 
-def limits(spec: TableLayout, cell: TableCell, printed: Printed) -> Tolerance:
-    """Of a cell whose printed value is a number."""
-    at, number = cell.address, _number(printed)
+@dataclass(frozen=True)
+class Margin:
+    """Margin of a metric: printed value = scale x ours.
+
+    margin, step (change by a repeated run) and gate are in the printed unit, or shares of the printed value where `relative`.
+    """
+
+    scale: float
+    margin: float
+    relative: bool = False
+    step: float = 0.0
+    gate: float | None = None
+
+    @property
+    def tolerance(self) -> float:
+        """Margin of the full-cache gate."""
+        return self.margin if self.gate is None else self.gate
+
+
+@dataclass(frozen=True)
+class MarginsVersion:
+    """A version of the margins; fixed: its day; measured: number of cells of real weights at that time."""
+
+    version: int
+    fixed: str
+    measured: int
+    change: str
+
+
+@cache
+def margin(dataset: str, metric: str) -> Margin:
+    """Return the margin of a metric; of a mean, the margin of the metric that is averaged.
+
+    Raises:
+        ConfigError: margins.yaml has none.
+    """
+    name = metric if metric != MEAN else "group" if is_group(dataset) else dataset
+    margins = _here()["metrics"]
+    if name not in margins:
+        raise ConfigError(f"margins.yaml fixes nothing for {name!r}; {nearest(name, margins)}")
+    return Margin(**margins[name])
+
+
+@cache
+def versions() -> tuple[MarginsVersion, ...]:
+    """Return all versions of the margins; the last one judges."""
+    return tuple(MarginsVersion(**{**one, "fixed": str(one["fixed"])}) for one in _here()["versions"])
+
+
+@cache
+def unjudged(commit: str | None) -> str:
+    """Say why rows of a commit are not judged; empty where they are."""
+    here, now = _here(), versions()[-1]
+    text = committed(FILE, commit) if commit else None
+    if text is None:
+        return f"it is unknown which margins its commit ({(commit or 'none')[:12]}) had"
+    then = _read(text)
+    if then.get("version", 1) != here["version"]:
+        return f"its commit {str(commit)[:12]} is older than version {now.version} of the margins ({now.fixed})"
+    same = then.get("metrics") == here["metrics"]
+    return "" if same else f"its commit {str(commit)[:12]} has other margins of version {now.version}"
+
+
+def tolerance(layout: TableLayout, cell: TableCell, printed: Printed) -> Tolerance:
+    """Return the tolerance of a cell whose printed value is a number."""
+    at, number = cell.address, printed.known
     fixed = margin(at.dataset, at.metric)
     half = log1p(printed.half / number) if fixed.relative else printed.half
-    rival, gap = _rival(spec, cell, number, fixed.relative)
-    step = fixed.step if fixed.relative else _answer(cell)
-    held = _held(Tolerance(half, fixed.margin, fixed.relative, step), rival, gap)
-    full = None if at.method.base == "full" or at.minus is not None else _columns(spec.paper)[2].get(_column(at, False))
-    return held if full is None else replace(held, full=abs(_gap(full, number, fixed.relative)) <= held.margin)
+    step = fixed.step if fixed.relative else _one_answer(cell)
+    own = _within_gap(
+        Tolerance(half, fixed.margin, fixed.relative, step), *_rival(layout, cell, number, fixed.relative)
+    )
+    full = None if at.method.base == "full" or at.minus else _columns(layout.paper)[2].get(_column(at, False))
+    return own if full is None else replace(own, full=abs(_gap(full, number, fixed.relative)) <= own.margin)
 
 
-def of_ratio(cell: TableCell, printed: tuple[Printed, Printed]) -> Tolerance:
-    """Of a method's time or peak over full's, as (method, full) print them: both are rounded, and no effect is a ratio of 1."""
-    own, full = map(_number, printed)
-    half = sum(log1p(one.half / _number(one)) for one in printed)
+def ratio_tolerance(cell: TableCell, method: Printed, full: Printed) -> Tolerance:
+    """Return the tolerance of a ratio of a method's time or peak to full's: both are rounded, and no effect is a ratio of 1."""
+    half = sum(log1p(one.half / one.known) for one in (method, full))
     fixed = margin(cell.address.dataset, cell.address.metric)
-    return _held(Tolerance(half, fixed.margin, True, fixed.step), NO_EFFECT, abs(log(own / full)))
+    return _within_gap(Tolerance(half, fixed.margin, True, fixed.step), NO_EFFECT, abs(log(method.known / full.known)))
 
 
-def _held(found: Tolerance, rival: str, gap: float | None) -> Tolerance:
-    if gap is None or gap / 2 >= found.margin:
-        return found
-    return replace(found, margin=gap / 2, rival=rival)
+def _within_gap(own: Tolerance, rival: str, gap: float | None) -> Tolerance:
+    return own if gap is None or gap / 2 >= own.margin else replace(own, margin=gap / 2, rival=rival)
 
 
-def _answer(cell: TableCell) -> float:
-    """What one answer is worth in a cell's number [printed unit]; 0 where nobody knows how many there are."""
-    asked = [(one, _questions(one.dataset, one.metric)) for one in cell.needed if one.dataset not in SYNTHETIC]
-    worth = [margin(one.dataset, one.metric).scale / n for one, n in asked if n]
+def _one_answer(cell: TableCell) -> float:
+    """Return the worth of one answer in a cell's number [printed unit]; 0 where the number of questions is unknown."""
+    counts = [(one, _questions(one.dataset, one.metric)) for one in cell.needed if one.dataset not in SYNTHETIC]
+    worth = [margin(one.dataset, one.metric).scale / n for one, n in counts if n]
     return max(worth, default=0.0) / len(cell.needed)
 
 
 @cache
 def _questions(dataset: str, metric: str) -> int:
-    """How many a number is a mean of: `favor_acc_NSM` of those that its data set's file calls `NSM 64`, else of all."""
-    told = str((content("dataset", dataset).get("about") or {}).get("samples"))
-    own = re.search(rf"\b{metric.rpartition('_')[2]} (\d[\d,]*)", told)
-    return int(own[1].replace(",", "")) if own else samples_of(dataset)
+    """Return the number of questions behind a number: for `favor_acc_NSM` those that its data set's file calls `NSM 64`."""
+    stated = str((content("dataset", dataset).get("about") or {}).get("samples"))
+    part = re.search(rf"\b{metric.rpartition('_')[2]} (\d[\d,]*)", stated)
+    return int(part[1].replace(",", "")) if part else samples_of(dataset)
 
 
-def _rival(spec: TableLayout, cell: TableCell, number: float, relative: bool) -> tuple[str, float | None]:
-    """(who, gap) of the number that a cell's must not be taken for; ("", None) where there is none."""
+def _rival(layout: TableLayout, cell: TableCell, number: float, relative: bool) -> tuple[str, float | None]:
+    """Return (name, gap) of the number that a cell's must not be taken for; ("", None) where there is none."""
     at = cell.address
     if at.minus is not None:
         return NO_EFFECT, abs(number)
     if at.method.base == "full":
         return "", None
-    own, others = (methods.get(_column(at), {}) for methods in _columns(spec.paper)[:2])
+    own, others = (methods.get(_column(at), {}) for methods in _columns(layout.paper)[:2])
     whole = {name: value for name, value in own.items() if "(" not in name}
-    rivals = others if spec.own(cell) else whole or own  # ablations only where the method itself is not printed
+    rivals = others if layout.own(cell) else whole or own  # ablations only where the method itself is not printed
     if not rivals:
         return "", None
-    if spec.own(cell):
+    if layout.own(cell):
         name = (min if lower_is_better(at.metric) else max)(rivals, key=rivals.__getitem__)
     else:
         name = min(rivals, key=lambda one: abs(rivals[one] - number))
@@ -92,32 +161,39 @@ def _gap(one: float, other: float, relative: bool) -> float:
 
 
 def _column(at: Address, budget: bool = True) -> tuple[str, ...]:
-    """All of an address that a paper prints but the method, and without `budget` but that."""
+    """Return the printed part of an address without its method, and without its budget unless `budget`."""
     model, dataset, metric, _, _, *rest = at.printed
     return (model, dataset, metric, *(rest if budget else rest[2:]))
 
 
 @cache
 def _columns(paper: str) -> tuple[_Methods, _Methods, Mapping[tuple[str, ...], float]]:
-    """Printed numbers of the paper's own methods, of its baselines (column and budget -> method -> number) and of the full cache
-    (column -> number); of a number that two tables print the first."""
+    """Return the printed numbers of the paper's own methods, of its baselines (column and budget -> method -> number) and of
+    the full cache (column -> number); where two tables print a number, the first."""
     own: dict[tuple[str, ...], dict[str, float]] = {}
     others: dict[tuple[str, ...], dict[str, float]] = {}
     full: dict[tuple[str, ...], float] = {}
-    for spec in map(load, table_ids()):
-        values = of_table(spec.id) if spec.paper == paper else {}
-        for cell in spec.cells if values else ():
+    for layout in map(load, table_ids()):
+        values = of_table(layout.id) if layout.paper == paper else {}
+        for cell in layout.cells if values else ():
             at, printed = cell.address, values.get(cell.address.printed)
             if printed is None or printed.number is None or at.minus is not None or not has_numbers(at.metric):
                 continue
             if at.method.base == "full":
                 full.setdefault(_column(at, False), printed.number)
             else:
-                methods = own if spec.own(cell) else others
+                methods = own if layout.own(cell) else others
                 methods.setdefault(_column(at), {}).setdefault(str(at.method), printed.number)
     return own, others, full
 
 
-def _number(printed: Printed) -> float:
-    assert printed.number is not None
-    return printed.number
+@cache
+def _here() -> Mapping[str, Any]:
+    return _read((reference_dir() / "margins.yaml").read_text(encoding="utf-8"))
+
+
+def _read(text: str) -> Mapping[str, Any]:
+    import yaml
+
+    content: Mapping[str, Any] = yaml.safe_load(text) or {}
+    return content

@@ -1,15 +1,10 @@
-"""Metrics of the papers' tables that are no scores: where their numbers come from, and what a printed one may differ by."""
+"""Metrics of the papers' tables that are no scores of answers: columns of answers and timed passes, and diagnostics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
-from mmkv_bench.config.schema import reference_dir
-from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.papers.address import MEAN, Address, is_group
+from mmkv_bench.papers.address import Address
 
 GIB = 2.0**30
 
@@ -17,7 +12,9 @@ GIB = 2.0**30
 @dataclass(frozen=True)
 class Reduction:
     """A column of `responses`, as its mean over samples, or of timed passes, as its median over repeats; divided by `per`.
-    `layers`: how the entries kept per layer and head become a number."""
+
+    layers: how the entries kept per layer and head become a number.
+    """
 
     column: str
     per: float = 1.0
@@ -31,8 +28,7 @@ REDUCTIONS = {
     "layer_ratio_std": Reduction("kept", layers="std"),
     "layer_ratio_mad": Reduction("kept", layers="mad"),
 }
-"""Metric -> what of the answers it reduces."""
-
+"""Metric -> the column of answers that it reduces."""
 PASSES = {
     "ttft_s": Reduction("ttft_s"),
     "total_s": Reduction("total_s"),
@@ -44,19 +40,20 @@ PASSES = {
     "kv_gb": Reduction("bytes_useful_step", 1e9),
     "peak_gb": Reduction("peak_total", 1e9),
 }
-"""Metric -> what of a timed pass it reduces (`scenario=efficiency`, columns of `tables.passes`)."""
+"""Metric -> the column of timed passes that it reduces (`scenario=efficiency`, columns of `tables.passes`)."""
 
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """What a figure shows that is no score: curves of `mmkv-bench diagnose`.
+    """A figure's quantity that is no score: curves of `mmkv-bench diagnose`.
 
     Attributes:
-        what: the figure shows; name: of the analysis.
-        lines: (label, quantity, part) of each line; part `*`: whatever the rows of the method name.
-        of_method: its rows are of a method at a budget.
-        at: where a layer's number is taken on its curve: from x to x (added up), at the budget, or at a parameter of the
-            method; None where there is no curve. per: what it is multiplied by.
+        what: description; name: of the analysis.
+        lines: (label, quantity, part) of each line; part `*`: any part that the rows name.
+        of_method: True where its rows belong to a method at a budget.
+        at: place on its curve where a layer's number is taken: from x to x (added up), at the budget, or at a parameter of
+            the method; None where there is no curve.
+        per: factor of its numbers.
     """
 
     what: str
@@ -67,14 +64,16 @@ class Diagnostic:
     per: float = 1.0
 
     def stretch(self, address: Address) -> tuple[float, float] | None:
-        """From where to where on the curve the number of an address is taken."""
+        """Return the stretch of the curve that the number of an address is taken from."""
         if not isinstance(self.at, str):
             return self.at
         place = float(address.budget if self.at == "budget" else address.method.setting(self.at))
         return place, place
 
 
-def _sides(*quantities: str, suffix: str = "", parts: tuple[str, ...] = ("prompt", "answer")) -> Any:
+def _sides(
+    *quantities: str, suffix: str = "", parts: tuple[str, ...] = ("prompt", "answer")
+) -> tuple[tuple[str, str, str], ...]:
     return tuple((f"{part} {suffix or quantity}", quantity, part) for part in parts for quantity in quantities)
 
 
@@ -127,47 +126,9 @@ DIAGNOSTICS = {
         "entropy of the attention between text and image, per layer", "entropy", (("nats", "cross_modal_entropy", ""),)
     ),
 }
-"""Metric -> what an analysis shows, and which of its rows."""
-
-
-@dataclass(frozen=True)
-class Margin:
-    """The most that a printed number may differ by (`margins.yaml`): printed value = scale x ours; margin, step (what
-    repeating a run may change) and gate are in the printed unit, or shares of the printed value where `relative`."""
-
-    scale: float
-    margin: float
-    relative: bool = False
-    step: float = 0.0
-    gate: float | None = None
-
-    @property
-    def tolerance(self) -> float:
-        """Of the full-cache gate."""
-        return self.margin if self.gate is None else self.gate
-
-
-def margin(dataset: str, metric: str) -> Margin:
-    """The margin of a metric; of a mean, that of what it is a mean of.
-
-    Raises:
-        ConfigError: nobody has fixed one.
-    """
-    name = metric if metric != MEAN else "group" if is_group(dataset) else dataset
-    known = _margins()
-    if name not in known:
-        raise ConfigError(f"margins.yaml fixes nothing for {name!r}; {nearest(name, known)}")
-    return known[name]
+"""Metric -> its diagnostic."""
 
 
 def has_numbers(metric: str) -> bool:
-    """Whether answers or passes hold a metric: it is no diagnostic, which is shown and not judged."""
+    """Tell whether answers or timed passes hold a metric; diagnostics are shown and not judged."""
     return metric not in DIAGNOSTICS
-
-
-@cache
-def _margins() -> Mapping[str, Margin]:
-    import yaml
-
-    told: dict[str, Any] = yaml.safe_load((reference_dir() / "margins.yaml").read_text(encoding="utf-8"))
-    return {name: Margin(**values) for name, values in told["metrics"].items()}

@@ -1,8 +1,8 @@
-"""The numbers that the papers print: `results/reference/*.csv`, typed, and the addresses that they belong to.
+"""Printed numbers of the papers (`results/reference/*.csv`), typed, and their addresses.
 
-One row is one value as it stands in a paper; nothing is corrected. `value` is the literal, `number` the same as a number
-(the decimal point that a scan lost put back, null where nothing is readable). `status` says what it may be held against,
-`reason` why, `line` where it stands in the paper's text. Names of the papers become ours by `names.yaml` alone.
+A row is one value as a paper prints it, uncorrected. `value` is the literal; `number` is the same as a number, with a decimal
+point that a scan lost put back, and null where nothing is readable. `status` says what the number may be compared with,
+`reason` why, `line` its line in the paper's text. `names.yaml` alone maps the papers' names to ours.
 """
 
 from __future__ import annotations
@@ -21,33 +21,23 @@ from mmkv_bench.papers.layout import is_stand_in
 if TYPE_CHECKING:
     import pandas as pd
 
+_TEXTS = "paper table model method variant budget budget_kind inferred_budget dataset subset metric"
 COLUMNS = {
-    "paper": "string",
-    "table": "string",
-    "model": "string",
-    "method": "string",
-    "variant": "string",
-    "budget": "string",
-    "budget_kind": "string",
-    "inferred_budget": "string",
-    "dataset": "string",
-    "subset": "string",
-    "metric": "string",
+    **dict.fromkeys(_TEXTS.split(), "string"),
     "higher_is_better": "boolean",
     "value": "string",
     "number": "float64",
-    "unit": "string",
-    "status": "string",
-    "reason": "string",
+    **dict.fromkeys(("unit", "status", "reason"), "string"),
     "line": "Int64",
     "note": "string",
 }
+"""Column of the files -> its type."""
 
 COMPARABLE, OPEN, RATIOS = "comparable", "settings open", "other device"
 CLAIM = "claim"
 STATUSES = {
-    COMPARABLE: "held against ours",
-    OPEN: "no code is released: held against every reading that was declared beforehand",
+    COMPARABLE: "compared with ours",
+    OPEN: "no code is released: compared with every reading that was declared beforehand",
     "prompt differs": "the paper's prompt is not ours",
     "weights not released": "the paper's model cannot be had",
     "model cannot be run": "no class of the installed transformers runs it",
@@ -62,15 +52,14 @@ STATUSES = {
     "other sample count": "another number of samples than the data set has",
     CLAIM: "a sentence of the text, see the claims",
 }
-"""What may stand in `status`, and what it says."""
+"""Status -> its meaning."""
 
 _KINDS = {"tokens_per_head": int, "ratio": float}
 
 
 @dataclass(frozen=True)
 class Printed:
-    """One printed value. `number` is None where none can be read, `half` what rounding may hide; `line` is that of the
-    paper's text."""
+    """One printed value: number is None where none can be read; half is half of its last digit; line is that of the text."""
 
     value: str
     number: float | None
@@ -80,9 +69,15 @@ class Printed:
     reason: str
     line: int | None
 
+    @property
+    def known(self) -> float:
+        """Its number, where one can be read."""
+        assert self.number is not None
+        return self.number
+
 
 def table_id(paper: str, table: str) -> str:
-    """`mmshift_table01`, `mmshift_fig03`, `mmshift_text`."""
+    """Return `mmshift_table01`, `mmshift_fig03`, `mmshift_text`."""
     if table.isdigit():
         return f"{paper}_table{int(table):02d}"
     return f"{paper}_fig{int(table.removeprefix('fig')):02d}" if table.startswith("fig") else f"{paper}_{table}"
@@ -90,52 +85,45 @@ def table_id(paper: str, table: str) -> str:
 
 @cache
 def load(folder: Path | None = None) -> pd.DataFrame:
-    """All printed values, one a row, with the column `id` (see `table_id`); the frame is shared: do not change it.
+    """Read all printed values, one a row, with the column `id` (see `table_id`). The frame is shared: do not change it.
 
     Raises:
-        StoreError: a file with other columns, a status that is none, or a number that is not its literal's.
+        StoreError: other columns, an unknown status, or a number that is not its literal's.
     """
     import pandas as pd
 
     folder = folder or reference_dir()
-    found = []
+    tables = []
     for file in sorted(folder.glob("*.csv")):
-        texts = pd.read_csv(file, dtype="string", keep_default_na=False)
-        if list(texts.columns) != list(COLUMNS):
-            raise StoreError(f"{file} has the columns {', '.join(texts.columns)}; allowed: {', '.join(COLUMNS)}")
-        found.append(texts)
-    if not found:
+        table = pd.read_csv(file, dtype="string", keep_default_na=False)
+        if list(table.columns) != list(COLUMNS):
+            raise StoreError(f"{file} has the columns {', '.join(table.columns)}; allowed: {', '.join(COLUMNS)}")
+        tables.append(table)
+    if not tables:
         raise StoreError(f"{folder} holds no printed numbers (*.csv)")
-    rows = pd.concat(found, ignore_index=True)
+    rows = pd.concat(tables, ignore_index=True)
     unknown = sorted({*rows["status"]} - {*STATUSES})
     if unknown:
-        raise StoreError(f"status {unknown[0]!r} in {folder} is none; {nearest(unknown[0], STATUSES)}")
+        raise StoreError(f"{folder} has the unknown status {unknown[0]!r}; {nearest(unknown[0], STATUSES)}")
     rows["id"] = [table_id(*pair) for pair in zip(rows["paper"], rows["table"], strict=True)]
-    return _typed(rows)
-
-
-def _typed(rows: pd.DataFrame) -> pd.DataFrame:
-    import pandas as pd
-
     for name, kind in COLUMNS.items():
         if kind == "boolean":
             rows[name] = rows[name].map({"true": True, "false": False}).astype("boolean")
         elif kind != "string":
             rows[name] = pd.to_numeric(rows[name].where(rows[name] != "")).astype(kind)
     plain = pd.to_numeric(rows["value"], errors="coerce").astype("float64")
-    lost = rows["note"].str.extract(r"ocr_likely=([0-9.]+)")[0]
-    read = pd.to_numeric(lost).astype("float64").fillna(plain)
-    other = (read != rows["number"]) & ~(read.isna() & rows["number"].isna())
-    if other.any():
-        row = rows[other].iloc[0]
+    restored = pd.to_numeric(rows["note"].str.extract(r"ocr_likely=([0-9.]+)")[0]).astype("float64").fillna(plain)
+    wrong = rows[(restored != rows["number"]) & ~(restored.isna() & rows["number"].isna())]
+    if len(wrong):
+        row = wrong.iloc[0]
         raise StoreError(f"{row['id']}: the number {row['number']} is not that of its literal {row['value']!r}")
     return rows
 
 
 def half_digit(literal: str, number: float) -> float:
-    """Half of the last digit of a printed number: what rounding may hide.
+    """Return half of the last digit of a printed number: what rounding may hide.
 
-    literal: as it is printed; number: the same, where a scan has lost the decimal point with the point put back.
+    literal: as printed; number: the same, with a decimal point that a scan lost put back.
     """
     digits = literal.strip().lstrip("+-").replace(",", ".")  # a scan's comma
     places = len(digits.partition(".")[2])
@@ -146,7 +134,7 @@ def half_digit(literal: str, number: float) -> float:
 
 @cache
 def names() -> Mapping[str, Any]:
-    """The content of `names.yaml`."""
+    """Return the content of `names.yaml`."""
     import yaml
 
     return yaml.safe_load((reference_dir() / "names.yaml").read_text(encoding="utf-8"))
@@ -154,62 +142,57 @@ def names() -> Mapping[str, Any]:
 
 @cache
 def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
-    """The printed values of a table by the part of an address that a paper prints (`Address.printed`).
+    """Return the printed values of a table by the printed part of their address (`Address.printed`).
 
     Raises:
-        ConfigError: a name without ours, two values of one address, or a stand-in, which nobody has printed.
+        ConfigError: a name that `names.yaml` lacks, two values of one address, or a stand-in, which no paper prints.
     """
     if is_stand_in(name):
         raise ConfigError(f"{name} is a stand-in: no paper prints a number of it")
     rows = load()
-    found: dict[tuple[str, ...], Printed] = {}
+    values: dict[tuple[str, ...], Printed] = {}
     for row in rows[(rows["id"] == name) & (rows["status"] != CLAIM)].to_dict("records"):
         key = printed_address(row).printed
-        if key in found:
-            raise ConfigError(f"{name} prints two values for one address: {found[key].value} and {row['value']}")
+        if key in values:
+            raise ConfigError(f"{name} prints two values for one address: {values[key].value} and {row['value']}")
         number = float(row["number"]) if row["number"] == row["number"] else None
         half = half_digit(row["value"], number) if number is not None else 0.0
-        told = (row["unit"], row["status"], row["reason"])
-        found[key] = Printed(row["value"], number, half, *told, None if row["line"] is None else int(row["line"]))
-    return found
+        line = None if row["line"] is None else int(row["line"])
+        values[key] = Printed(row["value"], number, half, row["unit"], row["status"], row["reason"], line)
+    return values
 
 
-def printed_address(row: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> Address:
-    """The address of a printed value: a row of `load`.
+def printed_address(row: Mapping[str, Any], shared: Mapping[str, Any] | None = None) -> Address:
+    """Return the address of a printed value, a row of `load`.
 
     Args:
-        told: parts of an address that no table prints and that all its cells share.
+        shared: keys of an address that the table does not print and that all its cells share.
 
     Raises:
         ConfigError: a name that `names.yaml` does not have.
     """
-    own = (row["id"], row["paper"])
     subset = f"/{row['subset']}" if row["subset"] else ""
-    column = _named("columns", f"{row['dataset']}{subset}:{row['metric']}", own)
-    variant = f"|{row['variant']}" if row["variant"] else ""
+    column = _named("columns", f"{row['dataset']}{subset}:{row['metric']}", row)
+    name = row["method"] + (f"|{row['variant']}" if row["variant"] else "")
     budget = row["budget"] or row["inferred_budget"]
-    at = _lookup("methods", f"{row['method']}{variant}@{budget}", own)
-    line = at or _lookup("methods", f"{row['method']}{variant}", own)
-    if line is None and variant:
-        raise _unknown("methods", f"{row['method']}{variant}", own)
-    line = line or {"method": row["method"]}
-    parts = {**(told or {}), "model": _named("models", row["model"], own), **column, **line}
-    if row["budget_kind"] != NONE and not at:
+    at_budget = _lookup("methods", f"{name}@{budget}", row)
+    method = at_budget or _lookup("methods", name, row) or (None if row["variant"] else {"method": name})
+    parts = {**(shared or {}), "model": _named("models", row["model"], row), **column}
+    parts |= _named("methods", name, row) if method is None else method
+    if row["budget_kind"] != NONE and not at_budget:
         parts["budget"] = _KINDS[row["budget_kind"]](budget)
     return address(parts)
 
 
-def _lookup(kind: str, name: str, own: tuple[str, str]) -> Any:
+def _lookup(kind: str, name: str, row: Mapping[str, Any]) -> Any:
+    """Look a paper's name up: for its table, then for its paper, then for all."""
     known = names()[kind]
-    return next((known[key] for key in (*(f"{one} {name}" for one in own), name) if key in known), None)
+    keys = (f"{row['id']} {name}", f"{row['paper']} {name}", name)
+    return next((known[key] for key in keys if key in known), None)
 
 
-def _named(kind: str, name: str, own: tuple[str, str]) -> Any:
-    found = _lookup(kind, name, own)
-    if found is None:
-        raise _unknown(kind, name, own)
-    return found
-
-
-def _unknown(kind: str, name: str, own: tuple[str, str]) -> ConfigError:
-    return ConfigError(f"{own[0]}: names.yaml has no {kind} {name!r}; {nearest(name, names()[kind])}")
+def _named(kind: str, name: str, row: Mapping[str, Any]) -> Any:
+    ours = _lookup(kind, name, row)
+    if ours is None:
+        raise ConfigError(f"{row['id']}: names.yaml has no {kind} {name!r}; {nearest(name, names()[kind])}")
+    return ours

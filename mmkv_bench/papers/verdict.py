@@ -1,17 +1,17 @@
-"""What is said of a measured number beside a printed one. Pure functions of numbers; every answer is exactly one word.
+"""Verdicts on a measured number beside a printed one: pure functions of numbers, one word each.
 
-P is printed, M measured. What is judged is the 95 % interval of M - P, held against a margin d that was fixed beforehand:
-`agrees` where it lies wholly inside +-d, `differs` where wholly outside, else `undecided`. In the interval are
+P is printed, M measured. The 95 % interval of M - P is compared with a margin d that was fixed beforehand: `agrees` if it lies
+wholly inside +-d, `differs` if wholly outside, else `undecided`. The interval contains
 
 - half of P's last printed digit, on both sides: a bound, added as it is;
-- the spread over seeds, where a method draws at random: Student's t of M's seeds, for M and P each a mean over as many;
-- nothing of sampling where the paper's own items were asked, all of them: greedy decoding answers the same questions the
-  same way, so there is no other draw. Of a part of them no interval can be given, since a run takes the first ones and no
-  random draw: that is `undecided`, whatever its numbers. Other items than the paper's are not comparable and come here never.
+- the spread over seeds, for a method that draws at random: Student's t of M's seeds, for M and P each a mean over as many;
+- nothing of sampling where all of the paper's own items were asked: greedy decoding answers the same questions the same way.
+  A part of them is `undecided`, whatever its numbers: a run takes the first items, so no interval can be given. Items that are
+  not the paper's are not comparable and never come here.
 
-Not in it: what another kernel or library changes in an answer, of which nothing is known beforehand. The margin allows for it,
-and an address whose margin is less than half a digit and one answer of its n is `uninformative`: a single answer would turn
-its word. Where less than a number is meant (perplexity, times, bytes), all of it holds on the log scale.
+Differences between kernels and libraries are not in it; the margin allows for them. An address whose margin is less than half a
+digit and one answer is `uninformative`: a single answer would change its word. Perplexity, times and bytes are judged on the log
+scale.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ AGREES, DIFFERS, UNDECIDED, UNINFORMATIVE = WORDS = "agrees", "differs", "undeci
 CONFIRMED, CONTRADICTED = "confirmed", "contradicted"
 NOT_COMPARABLE = "not comparable"
 ROUNDING = 1e-9
-"""Of our own arithmetic on the numbers that are compared."""
+"""Rounding errors of our own arithmetic."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`why`: of what is not comparable, and of an `undecided` that no interval says."""
+    """A word, and the reason of `not comparable` and of an `undecided` without an interval."""
 
     word: str
     why: str = ""
@@ -40,9 +40,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What a printed number may differ by: half of its last digit, the margin and one answer's worth (`step`), in the printed
-    unit, or on the log scale where `relative`. `rival`: whose printed number has made the margin smaller; `full`: the printed
-    number of the full cache is within it, so that a method which drops nothing would agree too."""
+    """Tolerance of a printed number, in the printed unit or on the log scale where `relative`.
+
+    half: half of its last digit; step: one answer's worth; rival: the method whose printed number made the margin smaller;
+    full: True where the full cache's printed number is within the margin, so that a method which drops nothing would agree.
+    """
 
     half: float
     margin: float
@@ -53,27 +55,29 @@ class Tolerance:
 
     @property
     def informative(self) -> bool:
-        """Whether the printed number and its n can tell what the margin tells apart."""
+        """True where the margin is no finer than the printed digits and one answer."""
         return self.half + self.step <= self.margin + ROUNDING
 
 
-def level(measured: float, printed: float, limits: Tolerance, seeds: float = 0.0) -> Verdict:
-    """Whether a measured number agrees with a printed one, all of whose items were asked.
+def level(measured: float, printed: float, tolerance: Tolerance, seeds: float = 0.0) -> Verdict:
+    """Judge a measured number whose items were all asked.
 
     Args:
-        measured, printed: in the printed unit; with `relative` limits both above 0.
+        measured, printed: in the printed unit; with a `relative` tolerance both above 0.
         seeds: half of the 95 % interval over seeds (`of_seeds`).
     """
-    return _of_gap(_gap(measured, printed, limits), limits, seeds)
+    return _of_gap(_gap(measured, printed, tolerance), tolerance, seeds)
 
 
-def drop(measured: tuple[float, float], printed: tuple[float, float], limits: Tolerance, seeds: float = 0.0) -> Verdict:
-    """Whether a method's difference to `full` agrees: (method, full) of each; both printed numbers' halves are in the limits'."""
-    return _of_gap(_gap(*measured, limits) - _gap(*printed, limits), limits, seeds)
+def drop(
+    measured: tuple[float, float], printed: tuple[float, float], tolerance: Tolerance, seeds: float = 0.0
+) -> Verdict:
+    """Judge a method's difference to `full`: (method, full) of each. The tolerance holds half a digit of both printed numbers."""
+    return _of_gap(_gap(*measured, tolerance) - _gap(*printed, tolerance), tolerance, seeds)
 
 
 def of_seeds(values: Sequence[float], relative: bool = False) -> float:
-    """Half of the 95 % interval of M - P over seeds, both means over as many as there are values; 0 where no seed is drawn."""
+    """Return half of the 95 % interval of M - P over seeds, both means over as many as there are values; 0 without seeds."""
     if len(values) < 2:
         return 0.0
     from scipy.special import stdtrit
@@ -85,21 +89,21 @@ def of_seeds(values: Sequence[float], relative: bool = False) -> float:
 
 
 def lead(low: float | None, high: float | None) -> Verdict:
-    """Whether a lead that a paper claims is ours too; low, high: interval of our paired difference, better above 0."""
+    """Judge a lead that a paper claims; low, high: interval of our paired difference, better above 0."""
     if low is not None and low > 0:
         return Verdict(CONFIRMED)
     return Verdict(CONTRADICTED if high is not None and high < 0 else UNDECIDED)
 
 
-def _of_gap(gap: float, limits: Tolerance, seeds: float) -> Verdict:
-    if not limits.informative:
+def _of_gap(gap: float, tolerance: Tolerance, seeds: float) -> Verdict:
+    if not tolerance.informative:
         return Verdict(UNINFORMATIVE)
-    low, high = gap - limits.half - seeds, gap + limits.half + seeds
-    if low >= -limits.margin - ROUNDING and high <= limits.margin + ROUNDING:
+    low, high = gap - tolerance.half - seeds, gap + tolerance.half + seeds
+    if low >= -tolerance.margin - ROUNDING and high <= tolerance.margin + ROUNDING:
         return Verdict(AGREES)
-    outside = low > limits.margin + ROUNDING or high < -limits.margin - ROUNDING
+    outside = low > tolerance.margin + ROUNDING or high < -tolerance.margin - ROUNDING
     return Verdict(DIFFERS if outside else UNDECIDED)
 
 
-def _gap(measured: float, printed: float, limits: Tolerance) -> float:
-    return log(measured / printed) if limits.relative else measured - printed
+def _gap(measured: float, printed: float, tolerance: Tolerance) -> float:
+    return log(measured / printed) if tolerance.relative else measured - printed

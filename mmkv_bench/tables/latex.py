@@ -37,6 +37,8 @@ _SPECIAL = {
     "✓": r"\ensuremath{\checkmark}",
     "✗": r"\ensuremath{\times}",
     "○": r"\ensuremath{\circ}",
+    "≠": r"\ensuremath{\neq}",
+    "⊘": r"\ensuremath{\oslash}",
 }
 _FLOATS = 10  # LaTeX gives up where 18 wait for a page
 _TEXT = (345.0, 550.0)  # points across and down, of the narrowest text of class article
@@ -117,7 +119,7 @@ def _fitting(grids: Sequence[Grid]) -> tuple[_Setting, list[Grid]]:
         setting = _Setting(size, command, turned)
         if all(sum(_widths(group, setting)) <= setting.across for group in _joined(grids)):
             return setting, list(grids)
-    setting = _Setting(*_SIZES[2], False)
+    setting = _Setting(*_SIZES[2], True)
     return setting, [part for grid in grids for part in _divided(grid, setting)]
 
 
@@ -132,9 +134,19 @@ def _divided(grid: Grid, setting: _Setting) -> Iterator[Grid]:
         columns[-1].append(column)
     for own in columns:
         at = [*range(grid.labels), *own]
-        rows = [[replace(row[column], span=min(row[column].span, len(own))) for column in at] for row in grid.cells]
+        rows = [[_in_part(row, column, own) for column in at] for row in grid.cells]
         groups = [grid.groups[column - grid.labels] for column in own] if grid.groups else ()
         yield replace(grid, header=[grid.header[column] for column in at], rows=rows, groups=groups)
+
+
+def _in_part(row: Sequence[Cell], column: int, part: Sequence[int]) -> Cell:
+    """The cell of a column among those of a part; the first one is that which covers it, where another does."""
+    if column not in part:
+        return row[column]
+    covers = (at for at in range(column) if at + row[at].span > column)
+    start = next(covers, column) if column == part[0] else column
+    span = min(row[start].span + start - column, part[-1] + 1 - column)
+    return replace(row[start], span=span if span > 1 else 0)
 
 
 def _joined(grids: Sequence[Grid]) -> list[list[Grid]]:
@@ -159,10 +171,10 @@ def _tabular(grids: Sequence[Grid], setting: _Setting) -> list[str]:
 
 def _longtable(grids: Sequence[Grid], setting: _Setting, caption: Sequence[str]) -> list[str]:
     first = grids[0]
-    heading = [rf"\par\smallskip {escape(first.heading)}\par"] if first.heading else []
-    lines = [rf"\begin{{longtable}}{{{_columns(grids, setting)}}}", *caption]
+    heading = rf"\multicolumn{{{len(first.header)}}}{{l}}{{\itshape {escape(first.heading)}}} \\"
+    lines = [rf"\begin{{longtable}}{{{_columns(grids, setting)}}}", *caption, *([heading] if first.heading else [])]
     lines += [r"\toprule", *_header(first), r"\midrule", r"\endhead"]
-    return [*heading, *lines, *_rows(grids), r"\bottomrule", r"\end{longtable}"]
+    return [*lines, *_rows(grids), r"\bottomrule", r"\end{longtable}"]
 
 
 def _header(grid: Grid) -> list[str]:

@@ -43,8 +43,23 @@ VERDICTS = {
     "contradicted": Verdict("✗", "bad"),
     "undecided": Verdict("?", "open"),
     "uninformative": Verdict("○", "quiet"),
+    "not comparable": Verdict("≠", "quiet"),
+    "holds": Verdict("✓", "good"),
+    "fails": Verdict("✗", "bad"),
+    "not tested": Verdict("·", "quiet"),
+    "ambiguous sentence": Verdict("?", "open"),
+    "not run": Verdict("·", "quiet"),
+    "cannot run": Verdict("⊘", "quiet"),
+    "waiting": Verdict("…", "open"),
+    "failed": Verdict("✗", "bad"),
+    "ambiguous": Verdict("?", "open"),
 }
-"""Verdict word -> its look."""
+"""Verdict word, or state of a number that is not there -> its look."""
+
+
+def signed(word: str) -> str:
+    """A verdict word behind its sign, where it has one."""
+    return f"{VERDICTS[word].sign} {word}" if word in VERDICTS else word
 
 
 class Rank(IntEnum):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mmkv_bench.papers import fixed
+from mmkv_bench.papers import margins
 
 
 @pytest.fixture(autouse=True)
 def rows_without_a_commit_are_judged(monkeypatch):
-    known = fixed.unjudged
-    monkeypatch.setattr(fixed, "unjudged", lambda commit: "" if commit is None else known(commit))
+    known = margins.unjudged
+    monkeypatch.setattr(margins, "unjudged", lambda commit: "" if commit is None else known(commit))

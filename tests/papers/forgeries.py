@@ -15,7 +15,8 @@ from mmkv_bench.methods.node import flat_parameters
 from mmkv_bench.methods.registry import settings
 from mmkv_bench.models.fingerprint import hub_fingerprint
 from mmkv_bench.papers.evidence import Evidence
-from mmkv_bench.papers.filled_table import FilledCell, fill
+from mmkv_bench.papers.filled_table import fill
+from mmkv_bench.papers.judgement import FilledCell
 from mmkv_bench.papers.layout import TableLayout, load
 from mmkv_bench.store.store import Store
 from tests.papers.genuine import genuine

@@ -14,15 +14,15 @@ import pytest
 
 from mmkv_bench.cli.tree import reader
 from mmkv_bench.methods.node import flat_parameters, read
-from mmkv_bench.papers.cells import text
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.figure import pictures
 from mmkv_bench.papers.filled_table import fill
-from mmkv_bench.papers.formats import notes, render
 from mmkv_bench.papers.layout import load, table_ids
 from mmkv_bench.papers.metrics import DIAGNOSTICS
+from mmkv_bench.papers.table import render
 from mmkv_bench.store.digests import canonical_json, checksum
 from mmkv_bench.store.store import Store
+from tests.papers.words import notes, text
 
 LAYERS = 3
 FIGURES = [name for name in table_ids() if any(c.address.metric in DIAGNOSTICS for c in load(name).cells)]
@@ -110,7 +110,7 @@ def test_points_and_stretches_of_curves_are_those_of_the_address(tmp_path):
     masses = [("top_mass", "", head, x, lambda s, layer, x=x, head=head: x * (1 + head)) for head, x in at]
     stored(tmp_path, "cumulative_attention", masses, dataset="vatex", frames=64, tokens=None)
     _, one = cell(tmp_path, "hybridkv_fig03", dataset="vatex")
-    assert one.measured.value == pytest.approx(0.3) and not one.measured.other
+    assert one.measured.value == pytest.approx(0.3) and not one.measured.mismatches
 
 
 def test_methods_match_by_parameters_and_budget_whatever_they_are_called(tmp_path):
@@ -139,7 +139,7 @@ def test_other_conditions_are_marked_and_stand_ins_are_no_evidence(tmp_path):
     full = [("attention_coverage", "full", None, None, lambda s, layer: 0.5)]
     stored(tmp_path / "short", "coverage", full, tokens=16)
     _, one = cell(tmp_path / "short", "mmshift_fig01", metric="attention_coverage", budget_kind="none")
-    assert one.measured.other == ("max_new_tokens 16, the figure has 64",) and text(one).endswith("*")
+    assert one.measured.mismatches == ("max_new_tokens 16, the figure has 64",) and text(one).endswith("*")
     for number, changed in enumerate(({"weights": "random"}, {"model": "tiny"}, {"dataset": "ocrbench_fixture"})):
         root = stored(tmp_path / str(number), "coverage", full, **changed)
         _, one = cell(root, "mmshift_fig01", metric="attention_coverage", budget_kind="none")
@@ -166,7 +166,7 @@ def named_and_whole(names):
     for command in {line["command"] for line in lines if line["state"] == "not run"}:
         assert parse(shlex.split(command)[2:]).name in {one.name for one in DIAGNOSTICS.values()}
     assert all("mmkv-bench diagnose" in " ".join(notes(page)) for page in pages if page.states["not run"])
-    (shown,) = [notes(page) for page in pages if page.spec.id == "mmshift_fig01"]
-    together = next(line for line in shown[1].split("`") if "coverage" in line)
+    (shown,) = [notes(page) for page in pages if page.layout.id == "mmshift_fig01"]
+    together = next(line for line in shown[0].split("`") if "coverage" in line)
     assert "'method=[streamingllm,expected_attention,snapkv,keydiff,mmshift]' 'budget=[64,128,256,512]'" in together
-    assert shown[1].count("diagnose coverage") == 1, "one prefill of a sample serves all of them"
+    assert shown[0].count("diagnose coverage") == 1, "one prefill of a sample serves all of them"

@@ -12,9 +12,9 @@ import pytest
 from mmkv_bench.papers import claims, filled_table
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.layout import load, table_ids
+from mmkv_bench.papers.measurement import MEASURED, NOT_RUN, Measurement
 from mmkv_bench.papers.metrics import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, of_table
-from mmkv_bench.papers.reader import MEASURED, NOT_RUN, Measurement
 from mmkv_bench.papers.verdict import AGREES, NOT_COMPARABLE, UNINFORMATIVE
 
 

@@ -17,7 +17,6 @@ from mmkv_bench.evaluation.documents import generation_settings
 from mmkv_bench.papers import identity
 from mmkv_bench.papers.address import MEAN, SYNTHETIC, Address, MethodSettings, canonical
 from mmkv_bench.papers.commands import SETTING, artefact, command, setting
-from mmkv_bench.papers.filled_table import needed
 from mmkv_bench.papers.layout import load, table_ids
 from mmkv_bench.papers.metrics import has_numbers
 from mmkv_bench.plan.cells import DatasetIdentity, Identity, expand, method_entries
@@ -52,7 +51,7 @@ def planned(name: str) -> set[tuple]:
 def wanted(name: str) -> dict[tuple, list[Address]]:
     """The addresses of a table's numbers that a run can fill, by what a cell of a plan says of them."""
     found: dict[tuple, list[Address]] = {}
-    for one in needed(load(name)):
+    for one in load(name).needed:
         if not one.runs or not has_numbers(one.metric) or one.dataset in SYNTHETIC:
             continue
         for method in filter(None, (one.method, one.minus)):
@@ -147,7 +146,7 @@ def test_what_the_experiments_make_counts_as_evidence():
         plans.setdefault(made["model"]["name"], []).append(made)
     asked = {}
     for table in table_ids():
-        for one in needed(load(table)):
+        for one in load(table).needed:
             if one.runs and has_numbers(one.metric) and one.metric != MEAN:
                 key = (one.model, one.dataset, one.max_new_tokens, one.cut_prompt, one.frames, one.length)
                 asked.setdefault(key, (table, replace(one, method=MethodSettings("full"))))
@@ -156,7 +155,7 @@ def test_what_the_experiments_make_counts_as_evidence():
         timed_at = one.dataset in SYNTHETIC
         runs = [_settings(setting(one, load(table).experiments))] if timed_at else plans.get(one.model, [])
         runs = [run for run in runs if timed_at or one.dataset in run["datasets"]]
-        if all(identity.other(one, identity.facts(_row(one, run))) for run in runs):
+        if all(identity.mismatches(one, identity.facts(_row(one, run))) for run in runs):
             wrong.add((table, one.dataset.partition("_")[0]))
     assert not wrong
 

@@ -17,19 +17,18 @@ from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.methods.node import flat_parameters
 from mmkv_bench.methods.registry import settings
 from mmkv_bench.papers import computed, reader
-from mmkv_bench.papers.cells import text
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.filled_table import FilledTable, fill
-from mmkv_bench.papers.formats import notes, render
 from mmkv_bench.papers.layout import load, parse
-from mmkv_bench.papers.reader import STATES, WHOLE, Measurement, _wider
-from mmkv_bench.papers.sources import behind
+from mmkv_bench.papers.measurement import STATES, WHOLE, Measurement, _wider
+from mmkv_bench.papers.table import details, render
 from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.dataset_groups import Mean, mean
 from mmkv_bench.tables.scores import Scores
 from tests.each import each
 from tests.papers.genuine import genuine
+from tests.papers.words import notes, text
 from tests.tables.examples import Example, zeros_and_ones
 from tools import planned_peaks
 
@@ -72,7 +71,7 @@ def page(*roots: Path, table: str = "flashcache_table05") -> FilledTable:
 
 
 def cell(found: FilledTable, row: str, column: str = "milebench_image_needle", across: str = ""):
-    spec = found.spec
+    spec = found.layout
     (one,) = [
         one
         for one in found.cells
@@ -93,11 +92,11 @@ def test_rows_meet_cells_by_parameters_whatever_they_are_called(tmp_path):
     found = page(root)
     agreed = cell(found, "cutoff_gamma=0.1")
     assert agreed.measured.state == "measured" and agreed.verdict.word == "agrees"
-    assert text(agreed).startswith("29.06 [") and text(agreed).endswith("] / 29.06 +0.00 agrees †")
+    assert text(agreed).startswith("29.06 / 29.06, +0.00 [") and text(agreed).endswith("] agrees †")
     assert text(cell(found, "cutoff_gamma=0.3")).endswith(" differs †"), (
         "as the table reads it, whatever else was not run"
     )
-    assert text(cell(found, "cutoff_gamma=0.5")) == "not run / 22.5"
+    assert text(cell(found, "cutoff_gamma=0.5")) == "- / 22.5 not run"
     assert found.states == {"measured": 2, "not run": 16}
     every = [
         (
@@ -123,7 +122,7 @@ def test_a_part_of_the_samples_is_undecided_whatever_its_numbers(tmp_path):
     found = page(stored(tmp_path, *adds))
     one, far = cell(found, "cutoff_gamma=0.1"), cell(found, "cutoff_gamma=0.5")
     assert [each.measured.state for each in (one, far)] == ["part"] * 2
-    assert text(one).startswith("part (100 of 320): 29.00 [") and text(one).endswith(" undecided †")
+    assert text(one).startswith("part (100 of 320): 29.00 / 29.06, -0.06 [") and text(one).endswith(" undecided †")
     assert far.verdict.word == "undecided"
 
 
@@ -142,7 +141,7 @@ def test_the_drop_to_full_of_a_part_is_undecided(tmp_path):
 def test_failed_and_unjudged_samples_leave_no_number(tmp_path):
     values = [None, *zeros_and_ones(92, N - 1)]
     root = stored(tmp_path, (("flashcache", "0.2", values), {"given": {"gamma": 0.1}}))
-    assert text(cell(page(root), "cutoff_gamma=0.1")) == "failed (1 of 320 samples) / 29.06"
+    assert text(cell(page(root), "cutoff_gamma=0.1")) == "- / 29.06 failed: 1 of 320 samples"
 
 
 def test_seeds_are_averaged_and_nothing_else_is(tmp_path):
@@ -173,7 +172,7 @@ def test_seeds_are_averaged_and_nothing_else_is(tmp_path):
 def test_a_cell_without_a_number_still_shows_what_is_printed():
     (one,) = [one for one in page().cells if one.printed.value == "29.06"]
     for state in {*STATES} - {*WHOLE, "part"}:
-        assert text(replace(one, measured=Measurement(state, "a reason"))).endswith(" / 29.06"), state
+        assert text(replace(one, measured=Measurement(state, "a reason"))).startswith("- / 29.06 "), state
 
 
 def test_what_needs_no_weights_is_computed_and_what_needs_them_says_so():
@@ -190,15 +189,15 @@ def test_what_needs_no_weights_is_computed_and_what_needs_them_says_so():
     )
     full = cell(found, "64K", "kv_gib", across="FullKV")
     assert full.measured.value == pytest.approx(64_000 * 2 * 28 * 4 * 128 * 2 / 2**30)
-    assert text(full) == "computed (64,000 entries of 57,344 bytes): 3.42 / 3.42 -0.00 agrees"
+    assert text(full) == "computed: 3.42 / 3.42, -0.00 agrees"
+    assert full.measured.why == "64,000 entries of 57,344 bytes"
     size = cell(page(table="hybridkv_table03"), "FullKV", "kv_gb")
-    assert text(size).startswith("computed (30,168 entries of 57,344 bytes): 1.73 / 1.73 -0.00"), (
-        "in the paper's own unit"
-    )
+    assert size.measured.why == "30,168 entries of 57,344 bytes"
+    assert text(size).startswith("computed: 1.73 / 1.73, -0.00"), "in the paper's own unit"
     hybrid = cell(page(table="hybridkv_table03"), "HybridKV 20%", "kv_gb")
-    assert text(hybrid).startswith("not run (needs weights") and text(hybrid).endswith(" / 0.40")
+    assert text(hybrid).startswith("- / 0.40 not run: needs weights")
     tokens = cell(page(table="mmshift_table04"), "qwen2_5_vl_7b", "docvqa")
-    assert text(tokens) == "not run (needs the pictures' sizes; one becomes 4 to 16,384 tokens) / 4830"
+    assert text(tokens) == "- / 4830 not run: needs the pictures' sizes; a picture becomes 4 to 16,384 tokens"
 
 
 def test_a_peak_of_a_dry_run_is_shown_as_planned_and_not_judged(tmp_path, monkeypatch):
@@ -217,9 +216,11 @@ def test_a_peak_of_a_dry_run_is_shown_as_planned_and_not_judged(tmp_path, monkey
     computed._peaks.cache_clear()
     peaks = [one for one in found.cells if one.cell.address.metric == "peak_gb"]
     assert [one.measured.value for one in peaks] == [31.0, 15.5, None, None]
-    assert text(peaks[1]) == "planned (counted in a dry run, prefill): 15.50 / 17.28 -1.78"
+    assert (
+        text(peaks[1]) == "planned: 15.50 / 17.28, -1.78" and peaks[1].measured.why == "counted in a dry run, prefill"
+    )
     assert {one.verdict for one in peaks[:2]} == {None} and found.states["planned"] == 2
-    assert any("experiment=efficiency_mmshift_table09" in line for line in behind(found, peaks[1])), (
+    assert any("experiment=efficiency_mmshift_table09" in line for line in details(found, peaks[1])), (
         "it can still be measured"
     )
 
@@ -268,21 +269,21 @@ def test_a_cells_source_is_two_steps_away(tmp_path, monkeypatch):
     folder, name = line["source"].split()
     assert folder == "rows" and line["line"] == "641"
     assert Store(Path(folder)).cells({name}).to_pylist()[0]["base"] == "flashcache"
-    assert any("`mmkv-bench show <source>`" in note for note in notes(found))
+    assert any("columns source (for `mmkv-bench show`)" in note for note in notes(found))
     assert (
-        "printed numbers: results/reference/flashcache_table05.csv, whose column line is that of the paper's text."
+        "printed numbers: results/reference/flashcache_table05.csv; its column line is that of the paper's text."
         in (notes(found))
     )
     shown = render([found], "html")
-    opened = dict(re.findall(r"<details><summary>([^<]*)</summary>(.*?)</details>", shown))
-    assert len(re.findall("<details>", shown)) == len(found.cells)
-    (ours,) = [told for words, told in opened.items() if words.startswith("29.06 [")]
+    opened = dict(re.findall(r"<td><details><summary>(.*?)</summary>(.*?)</details>", shown))
+    assert len(re.findall("<td><details>", shown)) == len(found.cells)
+    (ours,) = [told for words, told in opened.items() if words.startswith("29.06 / 29.06, +0.00 [")]
     assert (
         "printed: 29.06 (%), results/reference/flashcache_table05.csv, line 641 of the paper&#x27;s text; settings open"
         in ours
     )
     assert f"<p>ours: <code>mmkv-bench show rows {name}</code></p>" in ours
-    assert all("to run: <code>mmkv-bench " in told for words, told in opened.items() if words.startswith("not run"))
+    assert all("to run: <code>mmkv-bench " in told for words, told in opened.items() if "not run" in words)
 
 
 def test_two_machines_are_one_body_of_evidence_and_the_newer_run_counts(tmp_path):
@@ -335,14 +336,16 @@ def test_other_conditions_are_shown_and_not_judged(tmp_path):
             name=f"rows{tokens}",
         )
         one = cell(page(root, table="mmshift_table01"), "FullKV", "ocrbench")
-        assert told in text(one) and text(one).startswith("part (50 of 1,000): 82.0 [")
+        assert told in text(one) and text(one).startswith("part (50 of 1,000): 82.0 / 82.3, -0.3 [")
     found = page(tmp_path, table="mmshift_table01")
     assert told in text(cell(found, "FullKV", "ocrbench")), "of two lengths the table's is taken"
     for own, said in (({"max_new_tokens": 2}, "max_new_tokens 2, the table has 16"), ({"max_new_tokens": 16}, "")):
         added = {"dataset": "muirbench", "metric": "muirbench_score_overall", "generation": json.dumps(own)}
         root = stored(tmp_path, (("full", None, zeros_and_ones(23, 50)), added), name=f"own{own['max_new_tokens']}")
         one = cell(page(root, table="flashcache_table02"), "FullKV", "muirbench")
-        assert "; ".join(one.measured.other) == said, "where a table says nothing the data set's own length is meant"
+        assert "; ".join(one.measured.mismatches) == said, (
+            "where a table says nothing the data set's own length is meant"
+        )
 
 
 @pytest.mark.full
@@ -382,7 +385,7 @@ def test_a_mean_is_there_only_when_all_its_parts_are(tmp_path):
     one = stored(tmp_path, (("full", None, zeros_and_ones(93, N)), {}), name="one")
     two = stored(tmp_path, (("full", None, zeros_and_ones(31, N)), {"dataset": "milebench_text_needle"}), name="two")
     half = fill(spec, Evidence.of([one]))
-    assert [text(cell) for cell in half.cells[2:]] == ["part (1 of 2 parts)"] * 2
+    assert [text(cell) for cell in half.cells[2:]] == ["- part: 1 of 2 parts"] * 2
     whole = fill(spec, Evidence.of([one, two]))
     a, b, avg, group = (cell.measured for cell in whole.cells)
     assert avg.value == pytest.approx((a.value + b.value) / 2) == group.value
@@ -414,7 +417,7 @@ def test_a_difference_of_two_methods_is_paired(tmp_path):
     found = page(stored(tmp_path, *adds), table="mmshift_table03")
     (one,) = [c for c in found.cells if c.cell.address.minus and c.measured.value is not None]
     assert one.measured.value == pytest.approx(50.0) and one.measured.low > 20.0
-    assert text(one).startswith("part (seeds 2 missing): 50.0 [")
+    assert text(one).startswith("part (seeds 2 missing): 50.0 / 11.6, +38.4 [")
 
 
 def test_a_difference_is_no_more_than_what_either_side_is(tmp_path, monkeypatch):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from mmkv_bench.config.schema import reference_dir
-from mmkv_bench.papers import fixed
-from mmkv_bench.papers.cells import text
-from mmkv_bench.papers.fixed import unjudged, versions
+from mmkv_bench.papers import margins
+from mmkv_bench.papers.margins import unjudged, versions
 from tests.papers.test_filled_table import MODEL, add, cell, page
+from tests.papers.words import text
 from tests.tables.examples import Example, zeros_and_ones
 
 
@@ -20,8 +20,8 @@ def test_a_row_is_judged_by_the_version_that_its_commit_holds(tmp_path, monkeypa
         "c" * 40: "",
         "d" * 40: now.replace("margin: 1.0", "margin: 9.0"),
     }
-    monkeypatch.setattr(fixed, "committed", lambda file, commit: texts.get(commit))
-    monkeypatch.setattr(fixed, "unjudged", unjudged)
+    monkeypatch.setattr(margins, "committed", lambda file, commit: texts.get(commit))
+    monkeypatch.setattr(margins, "unjudged", unjudged)
     unjudged.cache_clear()
     said = {str(commit)[0]: unjudged(commit) for commit in (*texts, "e" * 40, None)}
     shown = {}
@@ -30,11 +30,11 @@ def test_a_row_is_judged_by_the_version_that_its_commit_holds(tmp_path, monkeypa
         add(example, "flashcache", "0.2", zeros_and_ones(93, 320), given={"gamma": 0.1}, model=MODEL)
         example.cells[0]["git_commit"] = commit
         one = cell(page(example.write(tmp_path / commit)), "cutoff_gamma=0.1")
-        shown[commit[0]] = text(one).partition("+0.00 ")[2]
+        shown[commit[0]] = text(one).partition("] ")[2]
     unjudged.cache_clear()
     old = "is older than version 2 of the margins"
     assert said["a"] == "" and old in said["b"] and old in said["c"]
     assert "has other margins of version 2" in said["d"]
-    assert said["N"] == "which margins its commit (none) had is not known here"
+    assert said["N"] == "it is unknown which margins its commit (none) had"
     assert shown["a"].startswith("agrees")
-    assert shown["e"].startswith("not comparable: which margins its commit (eeeeeeeeeeee) had is not known here *")
+    assert shown["e"].startswith("not comparable: it is unknown which margins its commit (eeeeeeeeeeee) had *")

@@ -9,7 +9,7 @@ from mmkv_bench.config.files import content, filled
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers import printed
-from mmkv_bench.papers.metrics import margin
+from mmkv_bench.papers.margins import margin
 
 
 def test_no_model_file_types_a_printed_number():

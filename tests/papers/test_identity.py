@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from mmkv_bench.papers import identity
-from mmkv_bench.papers.cells import text
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.layout import TableLayout, load
 from mmkv_bench.store.schema import COLUMNS
@@ -18,6 +17,7 @@ from tests.papers import forgeries
 from tests.papers.forgeries import draw, filled, forged, scored, timed
 from tests.papers.genuine import genuine
 from tests.papers.roles import CONTEXT, FREE, IDENTITY, ROLES, columns
+from tests.papers.words import text
 from tests.tables.examples import cell_row
 
 FULL, METHOD = 0, 1
@@ -42,10 +42,12 @@ def test_what_answers_say_of_what_was_kept_stands_beside_their_number(tmp_path):
     over, fell = {"entries_asked": 100, "entries_resident": 101}, {"fallback": ["window_reduced"]}
     spec, evidence = scored(tmp_path / "over", answer=over)
     (_, cell) = filled(spec, evidence)
-    assert cell.measured.other == ("200 of 200 answers kept more entries than asked",) and "agrees" not in text(cell)
+    assert cell.measured.mismatches == ("200 of 200 answers kept more entries than asked",) and "agrees" not in text(
+        cell
+    )
     spec, evidence = scored(tmp_path / "fell", answer=fell | {"question_text_before_cut": 2})
     (_, cell) = filled(spec, evidence)
-    assert text(cell).endswith("agrees †") and not cell.measured.other
+    assert text(cell).endswith("agrees †") and not cell.measured.mismatches
     told = {"fallback window_reduced in 200 of 200 answers", "question text before a cut in 200 of 200 answers"}
     assert told < {*cell.measured.unstated}
     assert [one.measured.unstated for one in filled(spec, evidence)[:1]] == [cell.measured.unstated[:-2]]
@@ -86,13 +88,13 @@ def test_data_of_a_folder_count_only_where_nothing_else_is_to_be_had_or_their_fi
         at = next(one.address for one in load(table).cells if one.address.dataset == dataset)
         row = cell_row("c", "full", **genuine(at.model, dataset, "full", config=root))
         row["generation"] = json.dumps(json.loads(row["generation"]) | {"max_new_tokens": at.max_new_tokens or 512})
-        found = identity.other(at, identity.facts(row))
+        found = identity.mismatches(at, identity.facts(row))
         assert found == ("source folder, the table has hub",) * said
 
 
 def test_a_ratio_is_of_two_times_of_one_device_that_nothing_disturbed(tmp_path):
     spec, evidence = timed(tmp_path / "gpu")
-    assert words(spec, evidence)[METHOD] == "10.88 / 21.75 ratio 0.713 / 0.713 agrees †"
+    assert words(spec, evidence)[METHOD] == "10.88 / 21.75, ratio 0.713 / 0.713 agrees †"
     table = {column: values for column, values in forgeries.TIMES.items() if column != "cpu"}
     assert agreeing(spec, evidence, table, (FULL, METHOD)) == []
     assert "full was run with other device" in words(spec, forged(evidence, FULL, "device", "NVIDIA A100"))[METHOD]
@@ -138,7 +140,7 @@ def test_trials_halves_and_newer_libraries_leave_one_number_with_a_true_reason(t
     spec, evidence = scored(whole)
     honest = words(spec, evidence)
     scored(trial, right=(50, 50), n=50)  # its first 50 answers, as the whole run gave them
-    assert words(spec, Evidence.of([trial]))[FULL].startswith("part (50 of 200): 100.00 [")
+    assert words(spec, Evidence.of([trial]))[FULL].startswith("part (50 of 200): 100.00 / 66.50, +33.50 [")
     assert words(spec, Evidence.of([trial, whole])) == honest == words(spec, Evidence.of([whole, trial]))
     scored(other, right=(0, 0), n=50)
     conflict = filled(spec, Evidence.of([whole, other]))[FULL].measured
@@ -151,11 +153,11 @@ def test_trials_halves_and_newer_libraries_leave_one_number_with_a_true_reason(t
     one = words(*scored(tmp_path / "one", right=(1, 0), n=1))[FULL]
     assert one.startswith("part (1 of 200): ") and one.endswith(" undecided †")
     late = words(*scored(tmp_path / "late", seed=7))[METHOD]
-    assert late == "not run (there are rows of seed 7, the table has 0) / 54.00"
+    assert late == "- / 54.00 not run: there are rows of seed 7, the table has 0"
 
 
 def test_a_number_of_some_of_the_answers_is_no_evidence(tmp_path):
     """All 200 answers are there and 50 are scored, of which as large a share is right."""
     spec, evidence = scored(tmp_path / "few", of_method=(*range(27), *range(108, 131)))
     assert [one.measured.state for one in filled(spec, evidence)] == ["measured", "waiting"]
-    assert words(spec, evidence)[METHOD] == "waiting (for the scores of 150 of 200 answers) / 54.00"
+    assert words(spec, evidence)[METHOD] == "- / 54.00 waiting: for the scores of 150 of 200 answers"

@@ -11,7 +11,8 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers import printed
 from mmkv_bench.papers.address import MEAN, is_group
 from mmkv_bench.papers.layout import PAPERS, load, parse, table_ids
-from mmkv_bench.papers.metrics import DIAGNOSTICS, has_numbers, margin
+from mmkv_bench.papers.margins import margin
+from mmkv_bench.papers.metrics import DIAGNOSTICS, has_numbers
 from tests.each import each
 
 
@@ -92,9 +93,9 @@ def test_rows_columns_and_across_add_up_to_cells():
     ("key", "value", "said"),
     [
         ("papr", 1, "no key 'papr'; did you mean 'paper'"),
-        ("number", None, "says nothing under number"),
+        ("number", None, "the key number is missing or empty"),
         ("kind", "acuracy", "did you mean 'accuracy'"),
-        ("cell", {"model": "llava_video"}, "row 'full', column 'docvqa': there is no model"),
+        ("cell", {"model": "llava_video"}, "row 'full', column 'docvqa': unknown model"),
         ("cell", {}, "an address without model"),
         ("cell", {"model": "llava_video_7b", "dataset": "vstar"}, "two parts give dataset different values"),
         ("rows", [{"method": "medda"}], "unknown method 'medda'"),
@@ -103,7 +104,7 @@ def test_rows_columns_and_across_add_up_to_cells():
         ("rows", [{"method": "meda", "mean": "all"}], "only columns may be"),
         ("across", None, "an address without a budget"),
         ("columns", [{"label": "Avg", "mean": ["docvq"], "dataset": "avg", "metric": "mean"}], "a mean of 'docvq'"),
-        ("columns", [{"group": "MileBench X"}], "neither by `mean` nor by `group`"),
+        ("columns", [{"group": "MileBench X"}], "metric=mean needs the key `mean` or `group`"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(key: str, value: object, said: str) -> None:

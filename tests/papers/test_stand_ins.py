@@ -13,8 +13,8 @@ from mmkv_bench.papers import printed
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.figure import PICTURES, pictures
 from mmkv_bench.papers.filled_table import FilledTable, fill
-from mmkv_bench.papers.formats import render
 from mmkv_bench.papers.layout import FIGURES, load, parse, stand_in_ids, table_ids
+from mmkv_bench.papers.table import render
 from mmkv_bench.store.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def test_no_printed_number_can_be_joined_to_a_stand_in():
     spec, evidence = load("standin.benchmarks"), Evidence.of([])
     with pytest.raises(ConfigError, match="no paper prints a number of it"):
         printed.of_table(spec.id)
-    with pytest.raises(ConfigError, match="no printed number stands beside the embedded model"):
+    with pytest.raises(ConfigError, match="filled by the embedded model: no printed number"):
         fill(spec, evidence, printed.of_table("mmshift_table01"))
     told = {
         "caption": "made up",
@@ -48,7 +48,7 @@ def test_no_printed_number_can_be_joined_to_a_stand_in():
         "rows": [{"method": "full"}],
         "columns": [{"model": "tiny", "dataset": "pages_walk_small", "metric": "exact_match"}],
     }
-    with pytest.raises(ConfigError, match="that of stand-ins and theirs alone"):
+    with pytest.raises(ConfigError, match="model tiny is for stand-ins"):
         parse("mmshift_table99", told | {"paper": "mmshift", "number": "Table 99"})
     with pytest.raises(ConfigError, match="no key 'number'"):
         parse("standin.other", told | {"stands_for": ["mmshift_table01"], "stores": ["x"], "number": "Table 1"})
@@ -61,7 +61,7 @@ def test_the_committed_stand_ins_hold_measured_numbers_alone_and_say_what_they_a
     values = printed.load()
     for file in files:
         spec, text = load(file.stem), file.read_text(encoding="utf-8")
-        assert text.startswith(f"**Stand-in ({spec.id}): ") and "- a stand-in: the embedded model" in text
+        assert text.startswith(f"**Stand-in ({spec.id})**: ") and "- a stand-in: the embedded model" in text
         assert "**" not in text.split("\n", 1)[1], "nothing is marked best"
         told = text.replace("measured [95%]", "", 1).splitlines()
         lines = [line for line in told if not line.startswith("- made with torch")]

@@ -48,7 +48,7 @@ def test_every_claim_is_of_cells_that_exist_and_states_a_printed_number():
 def test_a_sentence_holds_by_its_own_operation(by, how, a, b, word):
     from dataclasses import replace
 
-    from mmkv_bench.papers.reader import MEASURED, NOT_RUN, PART, Measurement
+    from mmkv_bench.papers.measurement import MEASURED, NOT_RUN, PART, Measurement
 
     claim = claims.Claim("mmshift", "1.9", 1.9, 0.05, "mmshift_fig03", by, how, ())
     cells = [

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmkv_bench.papers.layout import load, table_ids
-from mmkv_bench.papers.margins import _rival, limits, of_ratio
-from mmkv_bench.papers.metrics import has_numbers, margin
+from mmkv_bench.papers.margins import _rival, margin, ratio_tolerance, tolerance
+from mmkv_bench.papers.metrics import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, Printed, of_table
 from mmkv_bench.papers.verdict import (
     AGREES,
@@ -87,7 +87,7 @@ def test_a_margin_is_at_most_half_of_the_printed_gap_to_the_strongest_baseline()
         for cell in load(table).cells:
             printed = values.get(cell.address.printed)
             if printed is not None and printed.number is not None:
-                held[table, str(cell.address)] = limits(load(table), cell, printed)
+                held[table, str(cell.address)] = tolerance(load(table), cell, printed)
     names = ("docvqa anls mmshift budget 64", "docvqa anls mmshift budget 512", "docvqa anls snapkv budget 512",
              "mmmu mmmu_acc mmshift budget 64")  # fmt: skip
     own = [held["mmshift_table01", f"qwen2_5_vl_7b {name}"] for name in names]
@@ -115,14 +115,16 @@ def test_no_baseline_and_no_effect_agrees_in_the_place_of_a_papers_own_number():
                 continue
             if printed.status not in (COMPARABLE, OPEN) or not (spec.own(cell) or at.minus):
                 continue
-            held = limits(spec, cell, printed)
+            held = tolerance(spec, cell, printed)
             _, gap = _rival(spec, cell, printed.number, held.relative)
             if gap is not None:
                 judged += held.informative
                 assert _of_gap(gap, held, 0.0).word in (DIFFERS, UNINFORMATIVE), str(at)
     assert judged > 200
     own, full = (Printed(str(number), number, 0.005, "", "", "", None) for number in (16.98, 29.26))
-    ratio = of_ratio(next(one for one in load("mmshift_table09").cells if one.address.metric == "total_s"), (own, full))
+    ratio = ratio_tolerance(
+        next(one for one in load("mmshift_table09").cells if one.address.metric == "total_s"), own, full
+    )
     assert level(1.0, 16.98 / 29.26, ratio).word == DIFFERS and level(0.58, 16.98 / 29.26, ratio).word == AGREES
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.filled_table import fill
-from mmkv_bench.papers.formats import render
 from mmkv_bench.papers.layout import load
+from mmkv_bench.papers.table import render
 from mmkv_bench.tables import notes
 from mmkv_bench.tables.latex import escape, latex
 from mmkv_bench.tables.table import Cell, Grid, Note, Table

@@ -1,10 +1,9 @@
-"""`mmkv-bench papers`: the papers' tables with what rows hold for them."""
+"""`mmkv-bench papers`: the papers' tables, filled from result rows."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,35 +19,29 @@ SUMMARY = "print the papers' tables, measured beside printed, each cell with its
 
 
 def options(parser: Parser) -> None:
-    """Which tables, from which rows, in which form."""
+    """Add the options: tables, rows and format."""
     parser.add_argument(
         "tables",
         nargs="*",
         metavar="id",
-        help="as mmshift_table01 or meda_fig04; all: every one of them; standins: every layout, filled by the embedded model",
+        help="as mmshift_table01 or meda_fig04; all; standins: every layout, filled by the embedded model",
     )
     parser.add_argument(
         "--rows",
         action=Listed,
         metavar="DIRS",
-        help="rows folders that runs printed, or folders that hold such; default: results/papers where it is there",
+        help="rows folders that runs printed, or folders that hold such; default: results/papers if it exists",
     )
     parser.add_argument("--format", choices=("md", "latex", "csv", "html"), default="md", help="default: md")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="a file for each table there, and the pictures of figures that have numbers",
-    )
-    parser.add_argument("--list", action="store_true", help="the ids with their captions")
-    parser.add_argument(
-        "--plan", action="store_true", help="what exactly their cells take to run, in hours; runs nothing"
-    )
+    parser.add_argument("--notes", action="store_true", help="print all notes, not the five most important")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write a file for each table there, and its pictures")
+    parser.add_argument("--list", action="store_true", help="list the ids with their captions")
+    parser.add_argument("--plan", action="store_true", help="print what the cells take to run, in hours; run nothing")
     parser.add_argument(
         "--bandwidth", type=amount, default=3350, metavar="GB/S", help="with --plan: default 3350, an H100"
     )
     parser.add_argument("--matmul", type=amount, default=400, metavar="TFLOP/S", help="with --plan: default 400")
-    parser.add_argument("--summary", action="store_true", help="all papers on one page, docs/reproducibility.md (md)")
+    parser.add_argument("--summary", action="store_true", help="print all papers as one page (md)")
     parser.examples(
         "mmkv-bench papers mmshift_table01",
         "mmkv-bench papers mmshift_table06 flashcache_table05 --rows runs/qwen,runs/other_machine",
@@ -60,41 +53,37 @@ def options(parser: Parser) -> None:
 
 
 def answer(given: argparse.Namespace) -> int:
-    """Print them, or write them and print the files' names."""
+    """Print tables, or write them and print their files' names."""
     if given.out is None or given.list or given.summary or given.plan:
         sys.stdout.write(text(given))
         return 0
-    from mmkv_bench.papers.formats import SUFFIXES, render
+    from mmkv_bench.papers.figure import save_pictures
+    from mmkv_bench.papers.table import SUFFIXES, render
 
     given.out.mkdir(parents=True, exist_ok=True)
-    for page in _pages(given):
-        file = given.out / f"{page.spec.id}.{SUFFIXES[given.format]}"
-        file.write_text(render([page], given.format), encoding="utf-8")
-        for path in (file, *_pictures(page, given.out)):
+    for table in _filled(given):
+        file = given.out / f"{table.layout.id}.{SUFFIXES[given.format]}"
+        file.write_text(render([table], given.format, notes=given.notes), encoding="utf-8")
+        for path in (file, *save_pictures(table, given.out)):
             print(path)
     return 0
 
 
 def text(given: argparse.Namespace) -> str:
-    """The text that the options ask for."""
-    from mmkv_bench.papers.formats import render
+    """Return the text that the options ask for."""
+    from mmkv_bench.papers import plan
     from mmkv_bench.papers.layout import load, stand_in_ids, table_ids
+    from mmkv_bench.papers.summary import summary
+    from mmkv_bench.papers.table import render
 
     if given.list:
         return "".join(f"{name:<24}{load(name).caption}\n" for name in (*table_ids(), *stand_in_ids()))
     if given.plan:
-        from mmkv_bench.papers import plan
-
-        return plan.text(_specs(given), plan.PlanDevice(given.bandwidth * 1e9, given.matmul * 1e12))
-    if given.summary:
-        from mmkv_bench.papers.summary import summary
-
-        return summary(_pages(given))
-    return render(_pages(given), given.format)
+        return plan.text(_layouts(given), plan.PlanDevice(given.bandwidth * 1e9, given.matmul * 1e12))
+    return summary(_filled(given)) if given.summary else render(_filled(given), given.format, notes=given.notes)
 
 
-def _specs(given: argparse.Namespace) -> list[TableLayout]:
-    """The tables that are asked for."""
+def _layouts(given: argparse.Namespace) -> list[TableLayout]:
     from mmkv_bench.papers.layout import load, stand_in_ids, table_ids
 
     if not given.tables and not given.summary:
@@ -104,40 +93,20 @@ def _specs(given: argparse.Namespace) -> list[TableLayout]:
     return [load(name) for name in dict.fromkeys(names)]
 
 
-def _pages(given: argparse.Namespace) -> list[FilledTable]:
-    """The same, filled."""
+def _filled(given: argparse.Namespace) -> list[FilledTable]:
+    """Fill the tables; stand-ins name their own rows unless --rows does."""
+    from mmkv_bench.config.schema import conf_dir
     from mmkv_bench.papers.evidence import Evidence
     from mmkv_bench.papers.filled_table import fill
 
+    results = conf_dir().parent / "results"
+    default = [results / "papers"] if (results / "papers").is_dir() else []
     bodies: dict[tuple[bool, tuple[Path, ...]], Evidence] = {}
-    pages = []
-    for spec in _specs(given):
-        key = (bool(spec.stands_for), tuple(_roots(spec, given.rows or ())))
+    tables = []
+    for layout in _layouts(given):
+        roots = [Path(root) for root in given.rows or ()] or [results / "tiny" / store for store in layout.stores]
+        key = (bool(layout.stands_for), tuple(roots or default))
         if key not in bodies:
             bodies[key] = Evidence.of(key[1], stand_in=key[0])
-        pages.append(fill(spec, bodies[key]))
-    return pages
-
-
-def _roots(spec: TableLayout, rows: Sequence[str]) -> list[Path]:
-    """Where a table's rows lie unless it is said: a stand-in names its own."""
-    from mmkv_bench.config.schema import conf_dir
-
-    results = conf_dir().parent / "results"
-    if rows:
-        return [Path(root) for root in rows]
-    if spec.stores:
-        return [results / "tiny" / store for store in spec.stores]
-    return [results / "papers"] if (results / "papers").is_dir() else []
-
-
-def _pictures(page: FilledTable, folder: Path) -> list[Path]:
-    from mmkv_bench.papers.figure import drawable, pictures
-
-    if not drawable(page):
-        return []
-    from mmkv_bench.tables.figure import save
-
-    plain = bool(page.spec.stands_for)
-    drawn = pictures(page).items()
-    return [path for name, figure in drawn for path in save(figure, folder / f"{page.spec.id}{name}", plain=plain)]
+        tables.append(fill(layout, bodies[key]))
+    return tables

@@ -1,0 +1,234 @@
+"""Measurements: the number that rows hold for an address, with its interval, or the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from mmkv_bench.papers.address import Address
+from mmkv_bench.papers.diagnostic_curves import Curve
+from mmkv_bench.papers.evidence import Shared
+from mmkv_bench.papers.identity import OF_MODEL
+from mmkv_bench.papers.margins import margin
+from mmkv_bench.tables.compare import against
+from mmkv_bench.tables.dataset_groups import Mean, mean
+from mmkv_bench.tables.metrics import aggregator_of
+from mmkv_bench.tables.scores import Scores
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STATES = ("measured", "computed", "planned", "part", "waiting", "failed", "not run", "cannot run", "ambiguous")
+MEASURED, COMPUTED, PLANNED, PART, WAITING, FAILED, NOT_RUN, CANNOT_RUN, UNCLEAR = STATES
+WHOLE = (MEASURED, COMPUTED)
+"""States of a complete number. `planned` is none of them: a dry run foresees it, and it is shown and not judged."""
+
+
+class Questions(NamedTuple):
+    """Questions behind a number: who scored them, their number, and a digest of their prompts (several if seeds differ)."""
+
+    scorer: tuple[str, ...] = ()
+    n: int = 0
+    prompts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Number at an address, in the unit of the printed one.
+
+    Attributes:
+        state: one of STATES; why: reason of a state other than measured.
+        value, low, high: number and 95 % interval; None where there is none.
+        n, of: samples with an answer, and samples of the data set (0: unknown).
+        mismatches: facts of its rows that contradict the address; unstated: facts that nothing states.
+        rows: places in the evidence; seeds: value of each seed, where there are several.
+        shared: facts that a compared number must share, and asked: its questions, both of each part of a mean.
+        passed: differences to the runs of the address that do not count.
+        curves: lines of a diagnostic, whose `value` is that of the first; made: its versions; source: rows folder and
+            measurement; drawn: rows of its picture.
+        scores: scores for paired comparisons; None of means and reductions.
+    """
+
+    state: str
+    why: str = ""
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    of: int = 0
+    mismatches: tuple[str, ...] = ()
+    rows: tuple[int, ...] = ()
+    seeds: tuple[float, ...] = ()
+    unstated: tuple[str, ...] = ()
+    shared: tuple[Shared, ...] = ()
+    asked: tuple[Questions, ...] = ()
+    passed: str = ""
+    curves: tuple[Curve, ...] = ()
+    made: str = ""
+    source: str = ""
+    drawn: pd.DataFrame | None = field(default=None, compare=False, repr=False)
+    scores: Scores | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def number(self) -> float:
+        """Its value, where there is one."""
+        assert self.value is not None
+        return self.value
+
+
+def average(parts: Sequence[Measurement]) -> Measurement:
+    """Average measurements; the mean has a number only where all of them are measured."""
+    states = {part.state for part in parts}
+    rows = tuple(row for part in parts for row in part.rows)
+    joint = Measurement(MEASURED, mismatches=joined(*(part.mismatches for part in parts), _mixed(parts)), rows=rows)
+    if states != {MEASURED}:
+        order = (CANNOT_RUN, UNCLEAR, FAILED, WAITING, NOT_RUN, PART, MEASURED)
+        state = next(state for state in order if state in states)
+        complete = sum(part.state == MEASURED for part in parts)
+        if complete and state == NOT_RUN:
+            return replace(joint, state=PART, why=f"{complete} of {len(parts)} parts")
+        return replace(joint, state=state, why=next(part.why for part in parts if part.state == state))
+    whole = _wider(mean([Mean(part.number, part.low, part.high) for part in parts]), parts)
+    n = sum(part.n for part in parts)
+    return replace(
+        joint,
+        value=whole.value,
+        low=whole.low,
+        high=whole.high,
+        n=n,
+        of=n,
+        seeds=_by_seed(parts, lambda values: sum(values) / len(values)),
+        unstated=joined(*(part.unstated for part in parts)),
+        shared=tuple(one for part in parts for one in part.shared),
+        asked=tuple(one for part in parts for one in part.asked),
+        passed="; ".join(joined(*((part.passed,) for part in parts if part.passed))),
+    )
+
+
+def subtract(at: Address, a: Measurement, b: Measurement) -> Measurement:
+    """Subtract measurements, paired by sample."""
+    for one in (a, b):
+        if one.scores is None or one.value is None:
+            state = one.state if one.value is None else CANNOT_RUN
+            return replace(
+                one, state=state, value=None, low=None, high=None, why=one.why or "it has no scores by sample"
+            )
+    gap, apart = paired_difference(at, a, b), incomparable(a, b)
+    state, why = next(((one.state, one.why) for one in (a, b) if one.state != MEASURED), (MEASURED, ""))
+    return replace(
+        a,
+        state=state,
+        why=why,
+        value=a.number - b.number,
+        low=gap.low if gap else None,
+        high=gap.high if gap else None,
+        n=min(a.n, b.n),
+        mismatches=joined(a.mismatches, b.mismatches, (apart,) if apart else ()),
+        unstated=joined(a.unstated, b.unstated),
+        passed="; ".join(joined(*((one.passed,) for one in (a, b) if one.passed))),
+        rows=(*a.rows, *b.rows),
+        seeds=_by_seed((a, b), lambda pair: pair[0] - pair[1]),
+    )
+
+
+def paired_difference(at: Address, a: Measurement, b: Measurement) -> Mean | None:
+    """Return the difference of two scores paired by sample, with its interval, in the printed unit."""
+    assert a.scores is not None
+    assert b.scores is not None
+    aligned = _aligned(b.scores, a.scores)
+    (difference,) = against([a.scores], aligned, at.metric, aggregator_of(at.metric))
+    if difference.value is None:
+        return None
+    scale = margin(at.dataset, at.metric).scale
+    low, high = (None if end is None else scale * end for end in (difference.low, difference.high))
+    return Mean(scale * difference.value, low, high)
+
+
+def _aligned(scores: Scores, target: Scores) -> Scores:
+    """Return scores of another sheet with the samples and clusters of the target's sheet, matched by name."""
+    if scores.ids is target.ids:
+        return scores
+    place = {name: number for number, name in enumerate(target.ids)}
+    keep = np.array([name in place for name in scores.sample_ids], dtype=bool)
+    samples = np.array([place[name] for name in scores.sample_ids[keep]], dtype=target.samples.dtype)
+    order = np.argsort(samples, kind="stable")
+    cluster = dict(zip(target.samples.tolist(), target.clusters.tolist(), strict=True))
+    clusters = np.array([cluster.get(int(one), -1) for one in samples[order]], dtype=target.clusters.dtype)
+    parts = None if scores.parts is None else scores.parts[keep][order]
+    return Scores(samples[order], clusters, scores.values[keep][order], parts, scores.unjudged, target.ids)
+
+
+def incomparable(a: Measurement, b: Measurement) -> str:
+    """Say why the difference of two numbers has no meaning; empty where it has one."""
+    names = [name for name in (differing(a, b.shared),) if name]
+    for one, two in zip(a.asked, b.asked, strict=False):
+        names += ["scorer"] if one.scorer != two.scorer else []
+        names += ["prompts"] if one.n == two.n and one.prompts != two.prompts else []
+    return f"other {', '.join(dict.fromkeys(names))} than what it is compared with" if names else ""
+
+
+def differing(a: Measurement, shared: Sequence[Shared]) -> str:
+    """List the names of the facts that a number does not share."""
+    pairs = zip(a.shared, shared, strict=False)
+    return ", ".join(dict.fromkeys(name for one, two in pairs for name, _ in sorted({*one} ^ {*two})))
+
+
+def joined(*words: Sequence[str]) -> tuple[str, ...]:
+    """Join words, each once."""
+    return tuple(dict.fromkeys(word for part in words for word in part))
+
+
+def _mixed(parts: Sequence[Measurement]) -> tuple[str, ...]:
+    """Say in which facts of the model the parts of a mean differ."""
+    values: dict[str, set[str]] = {}
+    for name, value in (fact for part in parts for shared in part.shared for fact in shared if fact[0] in OF_MODEL):
+        values.setdefault(name, set()).add(value)
+    mixed = sorted(name for name, each in values.items() if len(each) > 1)
+    return (f"its parts have several {', '.join(mixed)}",) if mixed else ()
+
+
+def _by_seed(parts: Sequence[Measurement], combine: Callable[[Sequence[float]], float]) -> tuple[float, ...]:
+    """Combine parts under each seed; a part without seeds is the same under every one."""
+    count = min((len(part.seeds) for part in parts if part.seeds), default=0)
+    return tuple(combine([part.seeds[n] if part.seeds else part.number for part in parts]) for n in range(count))
+
+
+def _wider(whole: Mean, parts: Sequence[Measurement]) -> Mean:
+    """Widen a mean's interval where its parts share clusters: data sets may ask about the same photographs.
+
+    Distances to the ends are joined with the correlation of the parts' cluster sums (Zou and Donner, Statistics in Medicine 27,
+    2008). Parts of other sheets, and aggregates that are no means, share none.
+    """
+    if whole.low is None or whole.high is None:
+        return whole
+    below = np.array([part.number - part.low for part in parts if part.low is not None])
+    above = np.array([part.high - part.number for part in parts if part.high is not None])
+    extra = np.zeros(2)
+    for i, j in combinations(range(len(parts)), 2):
+        shared = _correlation(parts[i].scores, parts[j].scores)
+        extra += 2 * shared * np.array([below[i] * below[j], above[i] * above[j]])
+    if not extra.any():
+        return whole
+    ends = np.array([whole.value - whole.low, whole.high - whole.value])
+    low, high = np.sqrt(np.maximum(ends**2 + extra / len(parts) ** 2, 0.0))
+    return Mean(whole.value, whole.value - float(low), whole.value + float(high))
+
+
+def _correlation(a: Scores | None, b: Scores | None) -> float:
+    """Return the correlation of two data sets' means, over the clusters that both have."""
+    if a is None or b is None or a.ids is not b.ids:
+        return 0.0
+    shared = np.intersect1d(a.clusters, b.clusters)
+    if not len(shared):
+        return 0.0
+    sums = []
+    for one in (a, b):
+        names, places = np.unique(one.clusters, return_inverse=True)
+        totals = np.bincount(places, one.values - one.values.mean())
+        sums.append((totals[np.searchsorted(names, shared)], float(np.sqrt(np.square(totals).sum()))))
+    (of_a, size_a), (of_b, size_b) = sums
+    return float(of_a @ of_b / (size_a * size_b)) if size_a and size_b else 0.0

@@ -1,0 +1,374 @@
+"""Papers' tables as a `Table`: measured beside printed numbers, verdicts, notes, and the records of csv."""
+
+from __future__ import annotations
+
+import io
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from math import floor, log10
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.papers.address import STAND_IN
+from mmkv_bench.papers.commands import PROGRAM, command, commands, experiment
+from mmkv_bench.papers.diagnostic_curves import Curve
+from mmkv_bench.papers.filled_table import FilledTable
+from mmkv_bench.papers.identity import requirements
+from mmkv_bench.papers.judgement import FilledCell
+from mmkv_bench.papers.margins import versions
+from mmkv_bench.papers.measurement import COMPUTED, MEASURED, NOT_RUN, PART, PLANNED, STATES, UNCLEAR, Measurement
+from mmkv_bench.papers.metrics import has_numbers
+from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed
+from mmkv_bench.papers.verdict import CONFIRMED, CONTRADICTED, UNDECIDED, WORDS, Verdict
+from mmkv_bench.tables.formats import write
+from mmkv_bench.tables.table import Cell, Grid, Note, Rank, Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUFFIXES = {"md": "md", "latex": "tex", "csv": "csv", "html": "html"}
+"""Format -> suffix of its files."""
+SAME, NO_CELL = "←", "no such cell"
+"""Texts of a place that the cell to its left covers, and of one that the paper leaves out."""
+_LACKING = (NOT_RUN, PART, PLANNED)
+_EPSILON = 1e-9  # an interval narrower than this says nothing of digits
+
+
+class Reasons(dict[str, str]):
+    """Reason -> its letter, in the order of the cells: a, b, ..., z, aa, ..."""
+
+    def letter(self, reason: str) -> str:
+        """Return the letter of a reason."""
+        number, letter = len(self), ""
+        while number >= 0:
+            number, letter = number // 26 - 1, chr(ord("a") + number % 26) + letter
+        return self.setdefault(reason, letter)
+
+
+def render(filled: Sequence[FilledTable], form: str, *, notes: bool = False) -> str:
+    """Write tables in a format of SUFFIXES; notes: all of them."""
+    return write([paper_table(one) for one in filled], form, title="Tables of the papers", notes=notes)
+
+
+def frame(filled: Sequence[FilledTable]) -> pd.DataFrame:
+    """Return the records of csv: one row per cell, numbers as numbers."""
+    import pandas as pd
+
+    return pd.read_csv(io.StringIO(render(filled, "csv")))
+
+
+def paper_table(filled: FilledTable) -> Table:
+    """Build the table of a filled table."""
+    layout, reasons = filled.layout, Reasons()
+    order = "measured [95%]" if layout.stands_for else "measured / printed, difference [95% of measured] verdict"
+    grids = [_grid(filled, block, reasons) for block in range(len(layout.blocks))]
+    return Table(
+        f"{layout.title} ({layout.id})",
+        f"{layout.caption}; {order}",
+        [grid for grid in grids if grid.rows],
+        _notes(filled, reasons),
+        name=layout.id,
+        records=partial(_records, filled),
+    )
+
+
+def _grid(filled: FilledTable, block: int, reasons: Reasons) -> Grid:
+    layout = filled.layout
+    cells = {(one.cell.row, one.cell.column, one.cell.across): one for one in filled.cells if one.cell.block == block}
+    columns, across = range(len(layout.columns)), range(len(layout.across))
+    alone = {c for c in columns if {key[2] for key in cells if key[1] == c} == {None}}  # methods without a budget only
+    filled_pairs = {(c, a) for _, c, key in cells for a in ([key] if key is not None else across)}
+    pairs = [(c, a) for c in columns for a in across if (c, a) in filled_pairs and not (c in alone and a)]
+    places, groups = [[pair] for pair in pairs], [layout.columns[c].label for c, _ in pairs]
+    header = ["", *("" if c in alone else layout.across[a].label for c, a in pairs)]
+    if layout.together:
+        places, groups = [[(c, a) for c in columns] for a in across], []
+        header = ["; ".join(column.label for column in layout.columns), *(item.label for item in layout.across)]
+    elif len(layout.across) == 1:
+        header, groups = ["", *groups], []
+    rows = []
+    for r, item in enumerate(layout.rows):
+        found = [[cells.get((r, c, a)) or cells.get((r, c, None)) for c, a in place] for place in places]
+        row = [tuple(filter(None, place)) for place in found]
+        if any(row):
+            rows.append([Cell(item.label), *_places(filled, row, reasons)])
+    return Grid(header, rows, layout.blocks[block].label, groups=groups)
+
+
+def _places(filled: FilledTable, row: Sequence[tuple[FilledCell, ...]], reasons: Reasons) -> Iterator[Cell]:
+    """Build the places of a row; a cell that stands in several, as the full cache at all budgets, is shown once."""
+    for ids, group in groupby(row, key=lambda place: tuple(map(id, place))):
+        place, *covered = group
+        cells = [cell for one in place for cell in cells_of(filled, one, reasons)]
+        if not ids:
+            yield from (Cell(NO_CELL) for _ in (place, *covered))
+            continue
+        yield replace(cells[0], further=tuple(cells[1:]), span=len(covered) + 1 if covered else 0)
+        yield from (Cell(SAME) for _ in covered)
+
+
+def cells_of(filled: FilledTable, one: FilledCell, reasons: Reasons) -> list[Cell]:
+    """Build one cell: its number or state, further lines of a diagnostic, and further readings."""
+    own, printed = one.measured, "" if one.printed is None else f" / {number_text(one.printed)}"
+    if own.value is None:
+        marks = (reasons.letter(own.why),) if own.why else ()
+        cells = [Cell(f"-{printed}", verdict=own.state, marks=marks)]
+    else:
+        cells = [_number(one, line, f"{line.label} " if line.label else "") for line in own.curves] or [
+            _number(one, own)
+        ]
+        if one.ratio:
+            printed += ", ratio {:.3g} / {:.3g}".format(*one.ratio)
+        elif one.shown:
+            printed += f", {one.shown[0] - one.shown[1]:+.{_digits(one.known.half)}f}"
+        state = "" if own.state == MEASURED else f"{own.state} ({own.why}): " if own.state == PART else f"{own.state}: "
+        judged = _judged(cells[0], own, one.verdict, reasons)
+        cells[0] = replace(judged, text=f"{state}{cells[0].text}{printed}")
+    cells[0] = replace(cells[0], details=details(filled, one))
+    for name, reading in one.readings.items():
+        if reading.value is not None:
+            further = replace(_number(one, reading, f"{name} "), interval="")
+            cells.append(_judged(further, replace(reading, unstated=()), one.words.get(name), reasons))
+    return cells
+
+
+def _number(one: FilledCell, line: Measurement | Curve, label: str = "") -> Cell:
+    """Write a number with the printed digits, else two of its interval's width, else four of its own."""
+    assert line.value is not None
+    known = line.low is not None and line.high is not None
+    places = max(0, 3 - floor(log10(abs(line.value)))) if line.value else 3
+    if one.printed is not None and one.printed.number is not None:
+        places = _digits(one.printed.half)
+    elif line.low is not None and line.high is not None and line.high - line.low > _EPSILON:
+        places = max(0, 1 - floor(log10(line.high - line.low)))
+    interval = f"[{line.low:.{places}f}, {line.high:.{places}f}]" if known else ""
+    return Cell(f"{label}{line.value:.{places}f}", line.value, interval)
+
+
+def _judged(cell: Cell, own: Measurement, verdict: Verdict | None, reasons: Reasons) -> Cell:
+    """Add the verdict and its marks: * for contradicted facts, † for unstated ones, and the letter of the reason."""
+    why = verdict.why if verdict else "; ".join(own.mismatches)
+    marks = ["*"] if own.mismatches else ["†"] if own.unstated else []
+    return replace(
+        cell, verdict=verdict.word if verdict else "", marks=(*marks, *([reasons.letter(why)] if why else []))
+    )
+
+
+def number_text(printed: Printed) -> str:
+    """Write a printed value: the literal, or the number where a scan has lost its point."""
+    if not printed.value:
+        return "unreadable"
+    if printed.number is None or "." in printed.value:
+        return printed.value
+    return f"{printed.number:.{_digits(printed.half)}f}"
+
+
+def _digits(half: float) -> int:
+    return max(0, -floor(log10(2 * half) + _EPSILON)) if half else 0
+
+
+def details(filled: FilledTable, one: FilledCell) -> tuple[str, ...]:
+    """Describe a cell in sentences: its address, its printed number, ours, and its tolerance."""
+    cell, at, printed = one.cell, one.cell.needed[0], one.printed
+    parts = f": the mean of {len(cell.parts)}, {_shortened([str(part) for part in cell.parts])}" if cell.parts else ""
+    lines = [f"{cell.address}{parts}"]
+    lines += [f"rows count with {requirements(at)}"] if at.runs and at.model != STAND_IN else []
+    if printed is not None:
+        unit = f" ({printed.unit})" if printed.unit else ""
+        line = "" if printed.line is None else f", line {printed.line} of the paper's text"
+        status = f"{printed.status}: {printed.reason}" if printed.reason else printed.status
+        lines.append(f"printed: {number_text(printed)}{unit}, results/reference/{filled.layout.id}.csv{line}; {status}")
+    lines += [*_source(filled, one), *_tolerance(one)]
+    if one.drop is not None:
+        lines.append(f"drop to full: {one.drop}" + ("" if one.counted else ", not counted since full does not agree"))
+    return tuple(lines)
+
+
+def _source(filled: FilledTable, one: FilledCell) -> list[str]:
+    own, lacking = one.measured, _command(filled, one)
+    if own.state == COMPUTED:
+        return [f"ours: computed, {own.why}"]
+    shown = [shlex.join([PROGRAM, "show", *source.rsplit(" ", 1)]) for source in _sources(filled, one)]
+    lines = [f"ours: `{'`, `'.join(shown)}`"] if shown else []
+    if own.state == PLANNED:
+        lines = [f"ours: planned, {own.why}, results/reference/planned/peaks.csv"]
+    elif own.source:
+        folder, _, measurement = own.source.rpartition(" ")
+        lines = [f"ours: measurement {measurement} of {folder}"]
+    lines += [f"{own.state}: {own.why}"] if own.state == UNCLEAR or (not lines and own.why) else []
+    return [*lines, f"to run: `{lacking}`"] if lacking else lines
+
+
+def _tolerance(one: FilledCell) -> list[str]:
+    own = one.tolerance
+    if own is None or one.printed is None or one.printed.status not in (COMPARABLE, OPEN, RATIOS):
+        return []
+    text = f"margin {own.margin:.3g}{' on the log scale' if own.relative else ''}"
+    text += f", half of the gap to {own.rival}" if own.rival else ""
+    text += f"; half of the last digit {own.half:.3g}"
+    text += f", one answer of {one.measured.of or 'all'} {own.step:.3g}" if own.step else ""
+    text += "; the printed number of the full cache is within the margin too" if own.full else ""
+    return [text + ("" if own.informative else ": these exceed the margin, so no verdict would mean anything")]
+
+
+def _sources(filled: FilledTable, one: FilledCell) -> list[str]:
+    """List rows folder and hash of each cell behind a number, or folder and measurement of a diagnostic."""
+    return [filled.sources[row] for row in one.measured.rows] or [source for source in (one.measured.source,) if source]
+
+
+def _command(filled: FilledTable, one: FilledCell) -> str:
+    """Return the commands that make the rows that a cell lacks; empty where it lacks none or none can be made."""
+    if one.measured.state not in _LACKING:
+        return ""
+    lines = (command(at, filled.layout.experiments) for at in one.cell.needed)
+    return "; ".join(dict.fromkeys(filter(None, lines)))
+
+
+def _shortened(words: Sequence[str], most: int = 8, join: str = "; ") -> str:
+    more = [f"and {len(words) - most} more"] if len(words) > most else []
+    return join.join([*words[:most], *more])
+
+
+def _counts(words: Counter[str], order: Sequence[str]) -> str:
+    return ", ".join(f"{words[word]} {word}" for word in order if words[word])
+
+
+def _notes(filled: FilledTable, reasons: Reasons) -> list[Note]:
+    """Write the notes below a table."""
+    layout = filled.layout
+    warnings = [_stand_in(filled)] if layout.stands_for else []
+    warnings.append(f"{_counts(filled.states, STATES)}, of {len(filled.cells)} cells{_missing(filled)}.")
+    marks = ["; ".join(f"{letter}: {reason}" for reason, letter in reasons.items()) + "."] if reasons else []
+    marks += ["*: made under other conditions; shown and not judged."] * any(
+        one.measured.mismatches for one in filled.cells
+    )
+    unstated = dict.fromkeys(word for one in filled.cells for word in one.measured.unstated)
+    source = "stated by no paper and no file of conf, or reported by the answers"
+    marks += [f"†: {source}: {'; '.join(unstated)}."] if unstated else []
+    statuses = Counter((one.printed.status, one.printed.reason) for one in filled.cells if one.printed)
+    remarks = _verdicts(filled) + [
+        f"{status} ({count}){f': {reason}' if reason else ''}."
+        for (status, reason), count in sorted(statuses.items(), key=lambda pair: -pair[1])
+        if status != COMPARABLE or reason
+    ]
+    remarks += [f"{note}." for note in layout.notes]
+    if filled.refused and not layout.stands_for:
+        remarks.append(f"{filled.refused} cells of random weights, the embedded model or fixture data are no evidence.")
+    made = [f"{name} {', '.join(values)}" for name, values in filled.versions.items()]
+    passed = dict.fromkeys(one.measured.passed for one in filled.cells if one.measured.passed)
+    details = _layers(filled) + ([f"made with {'; '.join(made)}."] if filled.states[MEASURED] and made else [])
+    details += [f"of several runs the fullest counts, then the newest: {'; '.join(passed)}."] if passed else []
+    details.append(
+        f"sources and commands of the cells: `{PROGRAM} papers {layout.id} --format csv`, columns source (for `{PROGRAM} show`) "
+        "and command; html opens them at the cell."
+    )
+    if any(one.printed for one in filled.cells):
+        details.append(
+            f"printed numbers: results/reference/{layout.id}.csv; its column line is that of the paper's text."
+        )
+    ranks = {Rank.WARNING: warnings, Rank.MARK: marks, Rank.READING: remarks, Rank.DETAIL: details}
+    return [Note(text, rank) for rank, texts in ranks.items() for text in texts]
+
+
+def _stand_in(filled: FilledTable) -> str:
+    counts = sorted({one.measured.n for one in filled.cells if one.measured.n})
+    size = f" n = {' or '.join(f'{n:,}' for n in counts)}." if counts else ""
+    stores = ", ".join(f"results/tiny/{store}" for store in filled.layout.stores)
+    return (
+        "a stand-in: the embedded model on its own prompts. It shows that the layout of "
+        f"{', '.join(filled.layout.stands_for)} can be filled, and says nothing of other models.{size} Rows: {stores}."
+    )
+
+
+def _missing(filled: FilledTable) -> str:
+    """List the commands that run what cells lack."""
+    lacking = [one for one in filled.cells if one.measured.state in _LACKING]
+    runs = filled.layout.experiments
+    apart = [part for one in lacking for part in one.cell.needed if not runs or not has_numbers(part.metric)]
+    lines = [f"`{experiment(name)}`" for name in runs if lacking] + [f"`{line}`" for line in commands(apart)]
+    return f"; to run: {_shortened(lines, len(runs) + 6, ', ')}" if lines else ""
+
+
+def _verdicts(filled: FilledTable) -> list[str]:
+    """Count the verdicts on levels, drops, leads and pairs."""
+    owners = {f"{filled.layout.paper}'s own method": True, "all others": False}
+    levels = [f"{who}: {words}" for who, own in owners.items() if (words := _counts(filled.verdicts(own), WORDS))]
+    now = versions()[-1]
+    notes = [f"levels by version {now.version} of the margins ({now.fixed}), {'; '.join(levels)}."] if levels else []
+    for counted, remark in ((True, ""), (False, ", not counted since full does not agree")):
+        drops = Counter(one.drop.word for one in filled.cells if one.drop is not None and one.counted == counted)
+        notes += [f"drops to full{remark}: {_counts(drops, [*drops])}."] if drops else []
+    if any(lead.ours for lead in filled.leads):
+        leads = _counts(Counter(lead.verdict.word for lead in filled.leads), (CONFIRMED, CONTRADICTED, UNDECIDED))
+        notes.append(f"leads over the strongest printed baseline ({len(filled.leads)}): {leads}.")
+        same, other = filled.pairs
+        if same + other:
+            notes.append(
+                f"other pairs that our intervals separate: {same} with the printed sign, {other} with the other."
+            )
+    return notes
+
+
+def _layers(filled: FilledTable) -> list[str]:
+    """Write the layers of diagnostics, a line for each line of the figure, and their versions."""
+    notes = []
+    for one in filled.cells:
+        for curve in one.measured.curves:
+            if len(curve.layers) > 1:
+                name = " ".join(filter(None, (*filled.layout.labels(one.cell).values(), curve.label)))
+                notes.append(f"by layer, {name}: {' '.join(f'{value:.3g}' for value in curve.layers)}.")
+    made = dict.fromkeys(one.measured.made for one in filled.cells if one.measured.made)
+    return [*notes, f"diagnostics made with {'; '.join(made)}."] if made else notes
+
+
+def _records(filled: FilledTable) -> list[dict[str, Any]]:
+    return [_record(filled, one) for one in filled.cells]
+
+
+def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
+    """Return a cell's line of csv, in the order of its columns."""
+    at, own, printed, judge = one.cell.address, one.measured, one.printed, one.tolerance
+    tolerance = [""] * 4 if judge is None else [*map(_six, (judge.margin, judge.half, judge.step)), judge.rival]
+    return {
+        "table": filled.layout.id,
+        **filled.layout.labels(one.cell),
+        **{name: getattr(at, name) for name in ("model", "dataset", "metric")},
+        "method": str(at.method),
+        "minus": str(at.minus or ""),
+        "reading": "" if at.method.base == "full" else at.reading,
+        **{name: getattr(at, name) for name in ("protocol", "budget_kind", "budget")},
+        "state": own.state,
+        "why": own.why,
+        **{name: _six(getattr(own, name)) for name in ("value", "low", "high")},
+        "n": own.n or "",
+        "of": own.of or "",
+        "printed": number_text(printed) if printed else "",
+        **{name: getattr(printed, name) if printed else "" for name in ("unit", "status", "reason", "line")},
+        "difference": "" if one.shown is None else _six(one.shown[0] - one.shown[1]),
+        "verdict": one.verdict.word if one.verdict else "",
+        **dict(zip(("margin", "half_digit", "one_answer", "rival"), tolerance, strict=True)),
+        "readings": "; ".join(_reading(one, name) for name in one.readings if one.readings[name].value is not None),
+        "ratio": _six(one.ratio[0]) if one.ratio else "",
+        "ratio_printed": _six(one.ratio[1]) if one.ratio else "",
+        "drop": one.drop.word if one.drop else "",
+        "drop_counts": one.counted if one.drop else "",
+        "other": "; ".join(own.mismatches),
+        "unstated": "; ".join(own.unstated),
+        "command": _command(filled, one),
+        "source": "; ".join(_sources(filled, one)),
+        "layers": "; ".join(f"{line.label} {' '.join(map(_six, line.layers))}".strip() for line in own.curves),
+    }
+
+
+def _reading(one: FilledCell, name: str) -> str:
+    """Write the number and the verdict of a further reading."""
+    reading = one.readings[name]
+    words = (_number(one, reading, f"{name} ").text, str(one.words.get(name) or ""), "*" if reading.mismatches else "")
+    return " ".join(filter(None, words))
+
+
+def _six(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
