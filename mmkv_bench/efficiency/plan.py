@@ -207,11 +207,9 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
         ]
     batches = list(dict.fromkeys(config.batch))
     sizes, limit = [batch for batch in batches if isinstance(batch, int)], bytes_of(config.memory_limit, "memory_limit")
-    _refuse_batches(config, cells, batches)
-    room = limit
-    if not outline:
-        _refuse_limit(config, MAX in batches, limit)
-        room = _room(config) if limit is None and MAX in batches else limit
+    for cell in cells if batches != [1] else ():
+        _refuse_policy(cell, config.batch_prefill)
+    room = limit if outline else _room(config, MAX in batches, limit)
     notes += [f"{cell.label} divides its budget as {profiles[cell.cell]}" for cell in cells if cell.cell in profiles]
     return EfficiencyPlan.of(
         config,
@@ -279,33 +277,23 @@ def _refuse_others(config: RunConfig) -> None:
             )
 
 
-def _refuse_batches(config: RunConfig, cells: Sequence[Cell], batches: Sequence[int | str]) -> None:
-    """What cannot be asked of several sequences."""
-    if batches != [1]:
-        for cell in cells:
-            _refuse_policy(cell, config.batch_prefill)
-
-
-def _refuse_limit(config: RunConfig, searches: bool, limit: int | None) -> None:
-    """A search that nothing would end, and a limit that is none."""
+def _room(config: RunConfig, searches: bool, limit: int | None) -> int | None:
+    """Bytes towards which a search aims. Raises ConfigError for a search that nothing would end, and a limit that is none."""
     from mmkv_bench import devices
 
-    kind = devices.kind_of(config.model.device) if limit is not None or searches else None
-    if searches and kind == "cpu" and limit is None:
+    if limit is None and not searches:
+        return None
+    kind = devices.kind_of(config.model.device)
+    if limit is None and kind == "cpu":
         raise ConfigError(
             "batch=max on the CPU would fill this machine's memory before it fails; give memory_limit=8GiB or another amount"
         )
-    if kind is not None and limit is not None and limit > (there := devices.at(kind).total_bytes()):
+    memory = devices.at(kind).total_bytes()
+    if limit is not None and limit > memory:
         raise ConfigError(
-            f"memory_limit={config.memory_limit} is more than the {there / 2**30:.1f} GiB of the device; give less"
+            f"memory_limit={config.memory_limit} is more than the {memory / 2**30:.1f} GiB of the device; give less"
         )
-
-
-def _room(config: RunConfig) -> int:
-    """Bytes of the device that is measured."""
-    from mmkv_bench import devices
-
-    return devices.at(devices.kind_of(config.model.device)).total_bytes()
+    return memory if limit is None else limit
 
 
 def _refuse_policy(cell: Cell, way: str) -> None:

@@ -32,7 +32,7 @@ _MORE = 64  # tokens of text beyond what is needed: where words meet, the tokeni
 _TRIES = 4  # media are sized again where the processor writes more beside them than was thought
 _SENTENCES = 64  # at a time, until there are tokens enough
 _RECTANGLES, _STEP = 80, 4  # of a picture; pixels that a scene moves between two frames
-_WHO = (
+_WHO = [
     "The baker",
     "A sailor",
     "Her uncle",
@@ -41,9 +41,9 @@ _WHO = (
     "The engine",
     "A small dog",
     "The council",
-)
-_DID = ("found", "carried", "described", "painted", "counted", "lost", "repaired", "sold")
-_WHAT = (
+]
+_DID = ["found", "carried", "described", "painted", "counted", "lost", "repaired", "sold"]
+_WHAT = [
     "a red lamp",
     "the wooden bridge",
     "seven letters",
@@ -51,15 +51,15 @@ _WHAT = (
     "the harbour map",
     "a silver coin",
     "the roof",
-)
-_WHERE = (
+]
+_WHERE = [
     "near the station",
     "behind the mill",
     "in the north of the town",
     "at the river",
     "under the stairs",
     "in the square",
-)
+]
 
 
 def sentences(count: int, draw: random.Random) -> str:

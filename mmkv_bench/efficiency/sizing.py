@@ -20,14 +20,10 @@ from mmkv_bench.models.video import DEFAULT_FRAMES
 _GRID = 36
 """Tiles of the largest picture that is tried."""
 _READ = (
-    "patch_size",
-    "vision_feature_select_strategy",
-    "num_additional_image_tokens",
-    "num_image_tokens",
-    "vision_aspect_ratio",
-    "image_seq_length",
-    "video_pooling",
+    *("patch_size", "vision_feature_select_strategy", "num_additional_image_tokens", "num_image_tokens"),
+    *("vision_aspect_ratio", "image_seq_length", "video_pooling"),
 )
+"""Settings of a processor that are its own, not its image or video processor's."""
 
 
 class Size(NamedTuple):

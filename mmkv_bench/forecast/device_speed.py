@@ -88,8 +88,8 @@ def folder() -> Path:
 
 def stored() -> dict[str, DeviceSpeed]:
     """Slug -> what was measured, by name; files that cannot be read or are of another version are left out."""
-    found = {file.stem: _read(file) for file in sorted(folder().glob("*.json"))}
-    return {slug: speed for slug, speed in found.items() if speed is not None}
+    files = sorted(folder().glob("*.json"))
+    return {file.stem: speed for file in files if (speed := _read(file)) is not None}
 
 
 def named(slug: str) -> DeviceSpeed:
@@ -98,11 +98,11 @@ def named(slug: str) -> DeviceSpeed:
     Raises:
         ConfigError: it was not measured.
     """
-    known = stored()
-    if slug not in known:
-        told = nearest(slug, known) if known else "none was measured; run `mmkv-bench plan --measure auto` on it"
-        raise ConfigError(f"--device {slug}: no measurement of it is in {folder()}; {told}")
-    return known[slug]
+    speeds = stored()
+    if slug not in speeds:
+        help = nearest(slug, speeds) if speeds else "none was measured; run `mmkv-bench plan --measure auto` on it"
+        raise ConfigError(f"--device {slug}: no measurement of it is in {folder()}; {help}")
+    return speeds[slug]
 
 
 def save(speed: DeviceSpeed) -> Path:
@@ -155,9 +155,9 @@ def measured(setting: str, again: bool = False) -> DeviceSpeed:
 
     place = device_of(setting)
     kind = devices.at(place).kind
-    known = stored().get(slug_of(device_name(str(place)), kind, torch.get_num_threads()))
-    if known is not None and not again and not _disturbed(known):
-        return known
+    earlier = stored().get(slug_of(device_name(str(place)), kind, torch.get_num_threads()))
+    if earlier is not None and not again and not _disturbed(earlier):
+        return earlier
     speed = measure(place)
     save(speed)
     return speed
