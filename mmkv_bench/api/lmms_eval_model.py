@@ -64,7 +64,7 @@ class MMKV(Respondent):
         Raises:
             DataError: there is none; lmms-eval would score an empty one.
         """
-        from mmkv_bench.models.threads import computing_with, threads_for
+        from mmkv_bench.models.process import computing_with, threads_for
 
         request, answering = _request(instance, self.task_dict, self._dataset), self.answering
         with computing_with(threads_for(answering.loaded, self.plan.model.threads)):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from mmkv_bench import __version__, consent
 from mmkv_bench.diagnostics.replan import VERSIONS, ReplannedCells, Row, method_files, plan_again
 from mmkv_bench.errors import ConfigError, MMKVError
-from mmkv_bench.models.quiet import quiet_libraries
+from mmkv_bench.models.process import quiet_libraries
 from mmkv_bench.run.progress import Progress
 from mmkv_bench.store.store import Store
 

@@ -18,8 +18,8 @@ from mmkv_bench.families.registry import apply_limits
 from mmkv_bench.forecast.dry_run import dry_model, prompt_types
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.one_pass import DECODE, LOAD, PHASES
+from mmkv_bench.models.process import quiet_transformers
 from mmkv_bench.models.processor import build_processor
-from mmkv_bench.models.quiet import quiet_transformers
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan.cells import build_methods
 from mmkv_bench.plan.stand_ins import StandIns

@@ -129,7 +129,7 @@ def measured_roofline(model: Any, dtype: str, rows: pa.Table) -> Roofline | None
     import pyarrow.compute as pc
 
     from mmkv_bench.forecast.device_speed import measured
-    from mmkv_bench.models.threads import computing_with
+    from mmkv_bench.models.process import computing_with
 
     decoder, threads = decoder_of(Source.of(model).described()), pc.max(rows["threads"]).as_py()
     if decoder is None or threads is None:

@@ -24,7 +24,7 @@ from mmkv_bench.models.fingerprint import (
     model_files,
 )
 from mmkv_bench.models.load import LoadedModel, device_of, load_config, load_model, set_up
-from mmkv_bench.models.quiet import quiet_transformers
+from mmkv_bench.models.process import quiet_transformers
 from mmkv_bench.models.video import DEFAULT_FRAMES
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError, DataError, ScoringError, UnsupportedError
 from mmkv_bench.judging.ledger import ledger_of, summary
+from mmkv_bench.models.process import computing_with, threads_for
 from mmkv_bench.models.source import Source
-from mmkv_bench.models.threads import computing_with, threads_for
 from mmkv_bench.plan.cells import stored_rows
 from mmkv_bench.plan.plan import COLUMNS as COVERAGE_COLUMNS
 from mmkv_bench.plan.plan import Coverage, Part, Plan

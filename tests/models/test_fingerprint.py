@@ -56,8 +56,8 @@ def reads(monkeypatch) -> list[str]:
     """Names of the files that are read for a checksum; files count as settled the moment they are written."""
     monkeypatch.setattr(file_state, "SETTLED_NS", -1)
     monkeypatch.setattr(module.Checksums, "here", {})
-    found, plain = [], module._sha256
-    monkeypatch.setattr(module, "_sha256", lambda file: found.append(file.name) or plain(file))
+    found, plain = [], module.file_sha256
+    monkeypatch.setattr(module, "file_sha256", lambda file: found.append(file.name) or plain(file))
     return found
 
 
@@ -109,8 +109,8 @@ def test_states_that_show_no_time_of_change_are_remembered_in_their_process_alon
 
 
 def test_a_file_that_is_written_while_it_is_read_is_refused(folder, cache, monkeypatch):
-    plain = module._sha256
-    monkeypatch.setattr(module, "_sha256", lambda file: (plain(file), file.touch())[0])
+    plain = module.file_sha256
+    monkeypatch.setattr(module, "file_sha256", lambda file: (plain(file), file.touch())[0])
     with pytest.raises(ConfigError, match="changed while its checksum was made"):
         folder_fingerprint(folder, cache)
 

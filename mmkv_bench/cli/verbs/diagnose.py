@@ -54,7 +54,7 @@ def answer(given: argparse.Namespace) -> int:
     from mmkv_bench.config.compose import compose
     from mmkv_bench.diagnostics.analysis import diagnose, methods_of
     from mmkv_bench.diagnostics.dataset_samples import KEYS, of_dataset
-    from mmkv_bench.models.quiet import quiet_libraries
+    from mmkv_bench.models.process import quiet_libraries
 
     if given.json:
         raise ConfigError(

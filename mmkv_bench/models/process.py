@@ -1,12 +1,14 @@
-"""Threads of a CPU that a run computes with.
+"""Settings of this process: what libraries print, and how many threads of a CPU torch computes with.
 
-Dividing the small products of a small model costs more than it brings: the embedded model answers no faster on two cores
-than on one, for 1.6 to 1.8 times the processor time. Cores are put to use by processes there (`mmkv-bench launch`).
+Dividing the small products of a small model costs more than it saves: the embedded model answers no faster on two cores
+than on one, for 1.6 to 1.8 times the processor time. Processes use the cores there (`mmkv-bench launch`).
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,6 +20,23 @@ if TYPE_CHECKING:
 
 SMALL = 50_000_000
 """Parameters below which one thread is chosen."""
+
+
+def quiet_libraries() -> None:
+    """Quieten the Hugging Face libraries, those that are imported already and those that will be."""
+    for name, value in (("TOKENIZERS_PARALLELISM", "false"), ("TRANSFORMERS_VERBOSITY", "error")):
+        os.environ.setdefault(name, value)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each try; the last one's error is ours
+    if "transformers" in sys.modules:
+        quiet_transformers()
+
+
+def quiet_transformers() -> None:
+    """The same of transformers alone, which is imported for it."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
 
 
 def threads_for(loaded: LoadedModel, setting: int | None) -> int:
