@@ -156,7 +156,7 @@ def test_regrouped_rows_are_those_of_the_cells_in_the_order_in_which_they_came(t
     with blocks.regrouped(tmp_path, rows.schema, [rows], wanted) as found:
         found._file.seek(1000)
         found._file.write(b"?")
-        with pytest.raises(StoreError, match="came back from the disk as others"):
+        with pytest.raises(StoreError, match="failed its checksum"):
             found.of(wanted)
 
 
