@@ -24,7 +24,7 @@ from mmkv_bench.papers.metrics import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed
 from mmkv_bench.papers.verdict import CONFIRMED, CONTRADICTED, UNDECIDED, WORDS, Verdict
 from mmkv_bench.tables.formats import write
-from mmkv_bench.tables.table import Cell, Grid, Note, Rank, Table
+from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,28 +94,28 @@ def _grid(filled: FilledTable, block: int, reasons: Reasons) -> Grid:
         found = [[cells.get((r, c, a)) or cells.get((r, c, None)) for c, a in place] for place in places]
         row = [tuple(filter(None, place)) for place in found]
         if any(row):
-            rows.append([Cell(item.label), *_places(filled, row, reasons)])
+            rows.append([GridCell(item.label), *_places(filled, row, reasons)])
     return Grid(header, rows, layout.blocks[block].label, groups=groups)
 
 
-def _places(filled: FilledTable, row: Sequence[tuple[FilledCell, ...]], reasons: Reasons) -> Iterator[Cell]:
+def _places(filled: FilledTable, row: Sequence[tuple[FilledCell, ...]], reasons: Reasons) -> Iterator[GridCell]:
     """Build the places of a row; a cell that stands in several, as the full cache at all budgets, is shown once."""
     for ids, group in groupby(row, key=lambda place: tuple(map(id, place))):
         place, *covered = group
         cells = [cell for one in place for cell in cells_of(filled, one, reasons)]
         if not ids:
-            yield from (Cell(NO_CELL) for _ in (place, *covered))
+            yield from (GridCell(NO_CELL) for _ in (place, *covered))
             continue
         yield replace(cells[0], further=tuple(cells[1:]), span=len(covered) + 1 if covered else 0)
-        yield from (Cell(SAME) for _ in covered)
+        yield from (GridCell(SAME) for _ in covered)
 
 
-def cells_of(filled: FilledTable, one: FilledCell, reasons: Reasons) -> list[Cell]:
+def cells_of(filled: FilledTable, one: FilledCell, reasons: Reasons) -> list[GridCell]:
     """Build one cell: its number or state, further lines of a diagnostic, and further readings."""
     own, printed = one.measured, "" if one.printed is None else f" / {number_text(one.printed)}"
     if own.value is None:
         marks = (reasons.letter(own.why),) if own.why else ()
-        cells = [Cell(f"-{printed}", verdict=own.state, marks=marks)]
+        cells = [GridCell(f"-{printed}", verdict=own.state, marks=marks)]
     else:
         cells = [_number(one, line, f"{line.label} " if line.label else "") for line in own.curves] or [
             _number(one, own)
@@ -135,7 +135,7 @@ def cells_of(filled: FilledTable, one: FilledCell, reasons: Reasons) -> list[Cel
     return cells
 
 
-def _number(one: FilledCell, line: Measurement | Curve, label: str = "") -> Cell:
+def _number(one: FilledCell, line: Measurement | Curve, label: str = "") -> GridCell:
     """Write a number with the printed digits, else two of its interval's width, else four of its own."""
     assert line.value is not None
     known = line.low is not None and line.high is not None
@@ -145,10 +145,10 @@ def _number(one: FilledCell, line: Measurement | Curve, label: str = "") -> Cell
     elif line.low is not None and line.high is not None and line.high - line.low > _EPSILON:
         places = max(0, 1 - floor(log10(line.high - line.low)))
     interval = f"[{line.low:.{places}f}, {line.high:.{places}f}]" if known else ""
-    return Cell(f"{label}{line.value:.{places}f}", line.value, interval)
+    return GridCell(f"{label}{line.value:.{places}f}", line.value, interval)
 
 
-def _judged(cell: Cell, own: Measurement, verdict: Verdict | None, reasons: Reasons) -> Cell:
+def _judged(cell: GridCell, own: Measurement, verdict: Verdict | None, reasons: Reasons) -> GridCell:
     """Add the verdict and its marks: * for contradicted facts, † for unstated ones, and the letter of the reason."""
     why = verdict.why if verdict else "; ".join(own.mismatches)
     marks = ["*"] if own.mismatches else ["†"] if own.unstated else []

@@ -12,7 +12,7 @@ from mmkv_bench.tables.costs import LIMIT, TIMED, CostEntry, CostTable
 from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import OVER_FULL, cost_notes
 from mmkv_bench.tables.number_text import number, number_span, unit_of
-from mmkv_bench.tables.table import Cell, Grid, Table
+from mmkv_bench.tables.table import Grid, GridCell, Table
 
 _TIMED = ("seconds", "tokens/s")
 
@@ -33,7 +33,7 @@ def tables_of_costs(tables: Sequence[CostTable], *, intervals: bool = True) -> l
 
 def _grid(table: CostTable, intervals: bool) -> Grid:
     header: list[str] = ["method", "budget"]
-    columns: list[list[Cell | str]] = []
+    columns: list[list[GridCell | str]] = []
     for cost in table.costs:
         entries = [table.entries[method.label, budget].get(cost.key) for method, budget in table.lines()]
         size, unit = unit_of(cost.unit, [entry.value for entry in entries if entry and entry.value is not None])
@@ -50,22 +50,22 @@ def _grid(table: CostTable, intervals: bool) -> Grid:
     return Grid(header, [[*name, *(column[row] for column in columns)] for row, name in enumerate(names)], labels=2)
 
 
-def _cell(entry: CostEntry | None, size: float, intervals: bool) -> Cell:
+def _cell(entry: CostEntry | None, size: float, intervals: bool) -> GridCell:
     if entry is None or not entry.n:
-        return Cell("-")
+        return GridCell("-")
     if entry.value is not None:
         interval = number_span(entry.low, entry.high, size) if intervals else ""
-        return Cell(number(entry.value / size), entry.value, interval)
+        return GridCell(number(entry.value / size), entry.value, interval)
     if not entry.known and entry.failed:
-        return Cell(entry.failed)
-    return Cell(f"{entry.known}/{entry.n} {'ok' if entry.failed else 'known'}")
+        return GridCell(entry.failed)
+    return GridCell(f"{entry.known}/{entry.n} {'ok' if entry.failed else 'known'}")
 
 
-def _ratio(entry: CostEntry | None, intervals: bool) -> Cell:
+def _ratio(entry: CostEntry | None, intervals: bool) -> GridCell:
     if entry is None or entry.ratio is None:
-        return Cell("")
+        return GridCell("")
     interval = number_span(entry.ratio_low, entry.ratio_high) if intervals else ""
-    return Cell(number(entry.ratio), entry.ratio, interval)
+    return GridCell(number(entry.ratio), entry.ratio, interval)
 
 
 def _title(table: CostTable) -> str:

@@ -26,7 +26,7 @@ from mmkv_bench.tables.notes import group_notes
 from mmkv_bench.tables.number_text import score, signed, span
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, FIXTURE, Rows, config_of
 from mmkv_bench.tables.score_table import Entry, ScoreTable
-from mmkv_bench.tables.table import Cell, Grid, Table
+from mmkv_bench.tables.table import Grid, GridCell, Table
 
 OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # in which the datasets of a group may differ
 
@@ -255,12 +255,12 @@ def _table(table: GroupTable, intervals: bool) -> Table:
 
 def _rows(
     table: GroupTable, means: Mapping[tuple[str, str], Mean], number: Callable[[float], str], intervals: bool
-) -> list[list[Cell | str]]:
+) -> list[list[GridCell | str]]:
     lines = [label for label in table.methods if any((label, name) in means for name in table.groups)]
     return [[label, *(_cell(means.get((label, name)), number, intervals) for name in table.groups)] for label in lines]
 
 
-def _cell(mean: Mean | None, number: Callable[[float], str], intervals: bool) -> Cell:
+def _cell(mean: Mean | None, number: Callable[[float], str], intervals: bool) -> GridCell:
     if mean is None:
-        return Cell("-")
-    return Cell(number(mean.value), mean.value, span(mean.low, mean.high) if intervals else "")
+        return GridCell("-")
+    return GridCell(number(mean.value), mean.value, span(mean.low, mean.high) if intervals else "")

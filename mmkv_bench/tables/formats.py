@@ -12,7 +12,7 @@ from typing import Any
 
 from mmkv_bench.tables.html import html
 from mmkv_bench.tables.latex import latex
-from mmkv_bench.tables.table import Cell, Grid, Table
+from mmkv_bench.tables.table import Grid, GridCell, Table
 
 FORMATS = ("md", "csv", "latex", "html")
 LONG = 10
@@ -56,7 +56,7 @@ def _grid(grid: Grid) -> str:
     return aligned(header, [[_cell(cell) for cell in row] for row in grid.cells])
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: GridCell) -> str:
     number = f"**{cell.text}**" if cell.bold else cell.text
     verdict = " ".join(filter(None, (cell.look.sign if cell.look else "", cell.verdict)))
     text = " ".join(filter(None, (number, cell.interval, verdict, "".join(cell.marks))))

@@ -11,7 +11,7 @@ from mmkv_bench.tables.rows import FIXTURE, config_of
 
 
 @dataclass(frozen=True)
-class Gate:
+class FullCacheGate:
     """Score that is expected of `full`. `scale`: printed value = scale x ours; source: where it is printed."""
 
     expected: float
@@ -30,7 +30,7 @@ def gates_of(config: str) -> bool:
     return (values.get("model") or {}).get("gates") is not None or _asked(values).get("expected") is not None
 
 
-def find(config: str, dataset: str, metric: str) -> Gate | None:
+def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
     """The gate of a dataset's metric: `gate.expected` of the run, else the entry of the model's file, else None.
 
     `gate.expected` is one number, so it is of one table: the first headline metric of a run with one dataset. Fixture data
@@ -52,11 +52,11 @@ def find(config: str, dataset: str, metric: str) -> Gate | None:
         tolerance = asked.get("tolerance")
         if tolerance is None:
             tolerance = printed["tolerance"] / printed.get("scale", 1) if printed else 0.01
-        return Gate(float(asked["expected"]), float(tolerance), 1.0, "gate.expected")
+        return FullCacheGate(float(asked["expected"]), float(tolerance), 1.0, "gate.expected")
     return None if printed is None else _printed(printed, asked)
 
 
-def find_group(config: str, group: str) -> Gate | None:
+def find_group(config: str, group: str) -> FullCacheGate | None:
     """The gate of a group of datasets (`MileBench T-1`): the mean that the model's file has for it, else None."""
     values = config_of(config)
     gates = (values.get("model") or {}).get("gates") or []
@@ -64,14 +64,14 @@ def find_group(config: str, group: str) -> Gate | None:
     return None if printed is None else _printed(printed, _asked(values))
 
 
-def _printed(entry: Mapping[str, Any], asked: Mapping[str, Any]) -> Gate:
+def _printed(entry: Mapping[str, Any], asked: Mapping[str, Any]) -> FullCacheGate:
     """The paper's, in its unit; a tolerance of the run is in the run's own, whichever number it is of."""
     scale = float(entry.get("scale", 1))
     tolerance = entry["tolerance"] if asked.get("tolerance") is None else scale * asked["tolerance"]
-    return Gate(float(entry["expected"]), float(tolerance), scale, entry["source"])
+    return FullCacheGate(float(entry["expected"]), float(tolerance), scale, entry["source"])
 
 
-def verdict(gate: Gate | None, value: float | None, n: int, transformers: str) -> str:
+def verdict(gate: FullCacheGate | None, value: float | None, n: int, transformers: str) -> str:
     """One sentence for a table: passed, failed or not run, and on what.
 
     Args:

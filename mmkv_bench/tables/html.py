@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 
-from mmkv_bench.tables.table import COLOURS, Cell, Grid, Table
+from mmkv_bench.tables.table import COLOURS, Grid, GridCell, Table
 
 HASHES = "Small below a number: the cells behind it; `mmkv-bench show <rows> <hash>` prints one of them."
 _STYLE = """:root{color-scheme:light dark;--line:#c8c8c8;--quiet:#595959;--raised:#f3f4f6}
@@ -86,12 +86,12 @@ def _grid(grid: Grid) -> str:
     return "\n".join([*heading, *table, "</tbody>", "</table></div>"])
 
 
-def _row(row: Sequence[Cell], labels: int) -> str:
+def _row(row: Sequence[GridCell], labels: int) -> str:
     names = "".join(f'<th scope="row">{_cell(cell)}</th>' for cell in row[:labels])
     return f"<tr>{names}" + "".join(f"<td>{_cell(cell)}</td>" for cell in row[labels:]) + "</tr>"
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: GridCell) -> str:
     number = _inline(cell.text)
     number = f"<b>{number}</b>" if cell.bold else number
     verdict = _inline(cell.verdict)

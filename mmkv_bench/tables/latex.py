@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, product
 from math import ceil
 
-from mmkv_bench.tables.table import COLOURS, VERDICTS, Cell, Grid, Table
+from mmkv_bench.tables.table import COLOURS, VERDICTS, Grid, GridCell, Table
 
 PACKAGES = ("amssymb", "array", "booktabs", "longtable", "pdflscape", "xcolor")
 _SPECIAL = {
@@ -139,7 +139,7 @@ def _divided(grid: Grid, setting: _Setting) -> Iterator[Grid]:
         yield replace(grid, header=[grid.header[column] for column in at], rows=rows, groups=groups)
 
 
-def _in_part(row: Sequence[Cell], column: int, part: Sequence[int]) -> Cell:
+def _in_part(row: Sequence[GridCell], column: int, part: Sequence[int]) -> GridCell:
     """The cell of a column among those of a part; the first one is that which covers it, where another does."""
     if column not in part:
         return row[column]
@@ -207,15 +207,15 @@ def _rows(grids: Sequence[Grid]) -> Iterator[str]:
             yield " & ".join(texts) + r" \\"
 
 
-def _in_columns(first: Grid, grid: Grid) -> list[list[Cell]]:
+def _in_columns(first: Grid, grid: Grid) -> list[list[GridCell]]:
     """The rows of a grid in the columns of another one, empty where it has no such column."""
     if list(grid.header) == list(first.header):
         return grid.cells
     columns = {name: at for at, name in enumerate(grid.header)}
-    return [[row[columns[name]] if name in columns else Cell("") for name in first.header] for row in grid.cells]
+    return [[row[columns[name]] if name in columns else GridCell("") for name in first.header] for row in grid.cells]
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: GridCell) -> str:
     number = rf"\textbf{{{escape(cell.text)}}}" if cell.bold else escape(cell.text)
     number += rf" {{\scriptsize {escape(cell.interval)}}}" if cell.interval else ""
     if cell.look is not None:
@@ -246,7 +246,7 @@ def _widths(grids: Sequence[Grid], setting: _Setting) -> list[float]:
     return [min(width + 2 * setting.gap, _MOST) for width in most]
 
 
-def _cell_width(cell: Cell, size: int) -> float:
+def _cell_width(cell: GridCell, size: int) -> float:
     small = min(size, 7)
     own = _width(cell.text, size) * (1.15 if cell.bold else 1)
     own += _width(f" {cell.interval}", small) if cell.interval else 0

@@ -14,7 +14,7 @@ from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import marks, score_notes
 from mmkv_bench.tables.number_text import p_value, score, signed, span
 from mmkv_bench.tables.score_table import Entry, ScoreTable
-from mmkv_bench.tables.table import Cell, Grid, Note, Rank, Table
+from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,29 +84,29 @@ def _table(
     )
 
 
-def _row(table: ScoreTable, method: Line, columns: Sequence[str], intervals: bool) -> list[Cell | str]:
+def _row(table: ScoreTable, method: Line, columns: Sequence[str], intervals: bool) -> list[GridCell | str]:
     if method.budgeted:
         return [line_label(method), *(_cell(table, method, budget, intervals) for budget in columns)]
     one = _cell(table, method, "", intervals, span=len(columns))
     return [line_label(method), *(one for _ in columns)]
 
 
-def _cell(table: ScoreTable, method: Line, budget: str, intervals: bool, span: int = 0) -> Cell:
+def _cell(table: ScoreTable, method: Line, budget: str, intervals: bool, span: int = 0) -> GridCell:
     entry = table.entry(method.label, budget)
     if entry is None:
-        return Cell("")
+        return GridCell("")
     signs = tuple(marks(table, method, entry, budget))
     hashes = tuple(cell[:SHORT] for cell in entry.cells)
     if entry.scores.unjudged:
         word = "not measured" if table.metric in MEASURES else "not judged"
         text = f"{word}: {entry.scores.n - entry.scores.n_ok}/{entry.scores.n}"
-        return Cell(text, marks=signs, hashes=hashes, span=span)
+        return GridCell(text, marks=signs, hashes=hashes, span=span)
     if entry.value is None:
         text = f"{entry.scores.n_ok}/{entry.scores.n} ok: {score(entry.zero)} / {score(entry.common)}"
-        return Cell(text, marks=signs, hashes=hashes, span=span)
+        return GridCell(text, marks=signs, hashes=hashes, span=span)
     bold = method.label in table.best(budget) and (method.label, budget) in table.entries
     interval = _span(entry) if intervals else ""
-    return Cell(score(entry.value), entry.value, interval, signs, bold, hashes=hashes, span=span)
+    return GridCell(score(entry.value), entry.value, interval, signs, bold, hashes=hashes, span=span)
 
 
 def _span(entry: Entry) -> str:

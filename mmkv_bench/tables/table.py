@@ -8,7 +8,7 @@ A table has a title, a caption, grids, notes and records:
 
 - A `Grid` is a header and rows. Its first `labels` columns name a row. `groups` names the group of every other column. A grid
   whose header is part of the first grid's header (ranks, common samples) continues the first one in LaTeX.
-- A `Cell` has the printed text, its value, an interval, marks (†, a), bold, a verdict word and the cells of the store behind it.
+- A `GridCell` has the printed text, its value, an interval, marks (†, a), bold, a verdict word and hashes of stored cells.
   A verdict of `VERDICTS` is written with its sign and, where the format has any, in its colour.
 - A `Note` has a rank (`Rank`). Writers print the `MOST_NOTES` most important ones, and all of them for `--notes`.
 - `records` gives the unrounded lines of csv, one per cell. It is called by the csv writer alone.
@@ -26,7 +26,7 @@ MOST_NOTES = 5
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerdictLook:
     """Look of a verdict word. colour: name of a class in html and of a colour in LaTeX (`COLOURS`)."""
 
     sign: str
@@ -37,22 +37,22 @@ COLOURS = {"good": "00704F", "bad": "B34700", "open": "4B5D8A", "quiet": "666666
 """Colour class -> RGB, told apart with every common colour vision; each has 4.5:1 contrast or more on white."""
 
 VERDICTS = {
-    "agrees": Verdict("✓", "good"),
-    "confirmed": Verdict("✓", "good"),
-    "differs": Verdict("✗", "bad"),
-    "contradicted": Verdict("✗", "bad"),
-    "undecided": Verdict("?", "open"),
-    "uninformative": Verdict("○", "quiet"),
-    "not comparable": Verdict("≠", "quiet"),
-    "holds": Verdict("✓", "good"),
-    "fails": Verdict("✗", "bad"),
-    "not tested": Verdict("·", "quiet"),
-    "ambiguous sentence": Verdict("?", "open"),
-    "not run": Verdict("·", "quiet"),
-    "cannot run": Verdict("⊘", "quiet"),
-    "waiting": Verdict("…", "open"),
-    "failed": Verdict("✗", "bad"),
-    "ambiguous": Verdict("?", "open"),
+    "agrees": VerdictLook("✓", "good"),
+    "confirmed": VerdictLook("✓", "good"),
+    "differs": VerdictLook("✗", "bad"),
+    "contradicted": VerdictLook("✗", "bad"),
+    "undecided": VerdictLook("?", "open"),
+    "uninformative": VerdictLook("○", "quiet"),
+    "not comparable": VerdictLook("≠", "quiet"),
+    "holds": VerdictLook("✓", "good"),
+    "fails": VerdictLook("✗", "bad"),
+    "not tested": VerdictLook("·", "quiet"),
+    "ambiguous sentence": VerdictLook("?", "open"),
+    "not run": VerdictLook("·", "quiet"),
+    "cannot run": VerdictLook("⊘", "quiet"),
+    "waiting": VerdictLook("…", "open"),
+    "failed": VerdictLook("✗", "bad"),
+    "ambiguous": VerdictLook("?", "open"),
 }
 """Verdict word, or state of a number that is not there -> its look."""
 
@@ -84,7 +84,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One printed cell.
 
     Attributes:
@@ -105,10 +105,10 @@ class Cell:
     hashes: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
     span: int = 0
-    further: tuple[Cell, ...] = ()
+    further: tuple[GridCell, ...] = ()
 
     @property
-    def look(self) -> Verdict | None:
+    def look(self) -> VerdictLook | None:
         """The sign and the colour of the verdict, None of a word that has none."""
         return VERDICTS.get(self.verdict)
 
@@ -118,15 +118,15 @@ class Grid:
     """A header, and rows of as many cells; a cell that is a text has nothing but it. heading: stands above the grid."""
 
     header: Sequence[str]
-    rows: Sequence[Sequence[Cell | str]]
+    rows: Sequence[Sequence[GridCell | str]]
     heading: str = ""
     labels: int = 1
     groups: Sequence[str] = ()
 
     @property
-    def cells(self) -> list[list[Cell]]:
-        """The rows with a `Cell` everywhere."""
-        return [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows]
+    def cells(self) -> list[list[GridCell]]:
+        """The rows with a `GridCell` everywhere."""
+        return [[GridCell(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows]
 
 
 Records = Callable[[], Sequence[Mapping[str, Any]]]

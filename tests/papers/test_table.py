@@ -30,7 +30,9 @@ def test_the_full_cache_stands_once_in_its_row_in_every_part_of_a_wide_table():
     latex = render([table], "latex")
     rows = re.findall(r"^FullKV & (.*) \\\\$", latex, re.MULTILINE)
     spans = [int(span) for row in rows for span in re.findall(r"multicolumn\{(\d)\}", row)]
-    assert SAME not in latex and sum(spans) + sum(row.count("&") + 1 for row in rows) - len(spans) == benchmarks * budgets
+    assert (
+        SAME not in latex and sum(spans) + sum(row.count("&") + 1 for row in rows) - len(spans) == benchmarks * budgets
+    )
     assert latex.count(r"\begin{tabular}") + latex.count(r"\begin{longtable}") > 1 and r"\tiny" not in latex
 
 

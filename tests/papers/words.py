@@ -6,7 +6,7 @@ from mmkv_bench.papers.filled_table import FilledTable
 from mmkv_bench.papers.judgement import FilledCell
 from mmkv_bench.papers.layout import load
 from mmkv_bench.papers.table import Reasons, cells_of, paper_table
-from mmkv_bench.tables.table import Cell
+from mmkv_bench.tables.table import GridCell
 
 
 def text(one: FilledCell) -> str:
@@ -18,7 +18,7 @@ def text(one: FilledCell) -> str:
     return "; ".join(_words(cell, reasons) for cell in cells_of(filled, one, reasons))
 
 
-def _words(cell: Cell, reasons: Reasons) -> str:
+def _words(cell: GridCell, reasons: Reasons) -> str:
     letters = {letter: reason for reason, letter in reasons.items()}
     why = ", ".join(letters[mark] for mark in cell.marks if mark in letters)
     signs = "".join(mark for mark in cell.marks if mark not in letters)

@@ -11,7 +11,7 @@ from mmkv_bench.tables.build import build
 from mmkv_bench.tables.formats import markdown as as_markdown
 from mmkv_bench.tables.html import html
 from mmkv_bench.tables.score_text import tables_of_scores
-from mmkv_bench.tables.table import Cell, Grid, Note, Rank, Table
+from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
 from tests.cli.setting import verb
 from tests.tables.test_cost_figures import scored
 from tests.tables.test_tables_command import example
@@ -79,7 +79,7 @@ def test_cells_are_named_behind_their_numbers(tmp_path: Path, capsys) -> None:
 
 def test_words_of_rows_are_words_on_the_page_and_in_markdown():
     evil = "<b>mm & `x`"
-    number = Cell("0.50", 0.5, "[0.1, 0.9]", ("a",), True, "agrees", hashes=("c0", "c1"))
+    number = GridCell("0.50", 0.5, "[0.1, 0.9]", ("a",), True, "agrees", hashes=("c0", "c1"))
     one = Table(evil, "of n", [Grid(["method", "64"], [[evil, number]], evil)], [Note(evil)], name="first")
     page = Page(html([one, Table("two", "", ())], evil))
     assert page.words.count("<b>mm &") == 5 and "evil" not in page.open and page.links == ["#first", "#table-2"]

@@ -12,7 +12,7 @@ from mmkv_bench.papers.layout import load
 from mmkv_bench.papers.table import render
 from mmkv_bench.tables import notes
 from mmkv_bench.tables.latex import escape, latex
-from mmkv_bench.tables.table import Cell, Grid, Note, Table
+from mmkv_bench.tables.table import Grid, GridCell, Note, Table
 from tests.cli.setting import verb
 from tests.latex import compiled
 
@@ -24,7 +24,9 @@ MARKS = (notes.OVER, notes.PREFILL, notes.BEFORE_CUT, notes.PACKED, notes.RETRIE
 def test_marks_special_characters_and_many_tables_compile(tmp_path):
     words = escape("".join(MARKS) + r" \ { } _ % & # $ ^ ~ < > [0.1, 0.2]")
     assert words.isascii()
-    cell = Cell("0.1", 0.1, "[0.1, 0.2]", MARKS, bold=True, verdict="agrees", further=(Cell("0.2", verdict="differs"),))
+    cell = GridCell(
+        "0.1", 0.1, "[0.1, 0.2]", MARKS, bold=True, verdict="agrees", further=(GridCell("0.2", verdict="differs"),)
+    )
     one = Table("".join(MARKS), r"\ { } _ % & # $ ^ ~ < >", [Grid(["", "<"], [["%", cell]], groups=["$"])], [Note("^")])
     compiled(latex([one] * 40), tmp_path)
     paper = fill(load("mmshift_table01"), Evidence.of([]))
