@@ -100,6 +100,53 @@ def mentioning(word: str) -> list[str]:
     return [str(file.relative_to(PACKAGE)) for file in sorted(PACKAGE.rglob("*.py")) if whole.search(file.read_text())]
 
 
+CONFIGURATIONS = {"DictConfig", "RunConfig"}
+
+
+def config_walk(package: Path = PACKAGE) -> list[tuple[str, str, int]]:
+    """(file, function, reads) of each function that the whole configuration reaches.
+
+    It does as a parameter that is annotated so, as a local name of such a value, or as the attribute `config` of an object
+    (a plan) in a file that knows the type or plans. reads: attributes that the function reads of it, calls that it hands it to.
+    """
+    walk = []
+    for file in sorted(package.rglob("*.py")):
+        text = file.read_text()
+        planned = any(word in text for word in ("plan.config", "planned.config"))
+        if not planned and not CONFIGURATIONS.intersection(re.findall(r"\w+", text)):
+            continue
+        functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+        name = str(file.relative_to(package))
+        walk += [(name, one.name, reads) for one in functions if (reads := _config_reads(one))]
+    return walk
+
+
+def _config_reads(function: ast.FunctionDef) -> int:
+    arguments = [*function.args.args, *function.args.kwonlyargs]
+    named = {one.arg for one in arguments if one.annotation and CONFIGURATIONS & {*_words(one.annotation)}}
+    nodes = list(ast.walk(function))
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute) and _is_config(node.value, named):
+            named |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    inner = [one for node in nodes if isinstance(node, ast.Attribute | ast.Call) for one in _parts(node)]
+    return len(named.intersection(one.arg for one in arguments)) + sum(_is_config(one, named) for one in inner)
+
+
+def _parts(node: ast.Attribute | ast.Call) -> list[ast.expr]:
+    return [node.value] if isinstance(node, ast.Attribute) else [*node.args, *(one.value for one in node.keywords)]
+
+
+def _is_config(node: ast.expr, named: set[str]) -> bool:
+    """A local name of the configuration, or `<plan>.config`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "config" and ast.unparse(node.value).rpartition(".")[2] in ("plan", "planned", "self")
+    return isinstance(node, ast.Name) and node.id in named
+
+
+def _words(annotation: ast.expr) -> list[str]:
+    return re.findall(r"\w+", ast.unparse(annotation))
+
+
 def main() -> None:
     """Print all of it."""
     rooms = by_room()
@@ -112,6 +159,12 @@ def main() -> None:
         print(f"{page:<32}{count:>8,} words")
     print(f"{'all':<32}{sum(words().values()):>8,} words\n")
     print(f"files that mention DictConfig: {len(mentioning('DictConfig'))} of {files}", flush=True)
+    walk = config_walk()
+    reached = {name for name, _, _ in walk}
+    reads = sum(count for _, _, count in walk)
+    print(
+        f"the whole configuration reaches {len(walk)} functions in {len(reached)} files, and is read or handed on {reads} times"
+    )
     called = executed()
     where = Counter(name.partition("/")[0] for name in called)
     print(f"files with a function that `{' '.join(COMMAND)}` calls: {len(called)} of {files}")

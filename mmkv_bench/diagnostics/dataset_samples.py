@@ -87,7 +87,7 @@ def _spec(overrides: Sequence[str], calibrating: bool) -> TaskSpec:
     if not any(text.partition("=")[0] == "dataset" for text in overrides):
         raise ConfigError("which dataset? say dataset=<name>")
     config = compose(overrides)
-    specs = tasks_of(config)
+    specs = tasks_of(config.datasets, config.data)
     if len(specs) != 1:
         raise ConfigError(
             f"samples of one dataset are measured at a time, and {', '.join(specs)} are {len(specs)}; name one"

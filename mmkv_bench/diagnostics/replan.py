@@ -60,7 +60,7 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
     for folder in stored.get("folders") or ():
         consent.require_folder(str(folder))
     config = run_config(stored, {rows[0]["dataset"]}, {row["method"] for row in rows})
-    specs = tasks_of(config)
+    specs = tasks_of(config.datasets, config.data)
     (spec,) = specs.values()
     config = labelled(config, specs)
     stay_offline(config.model, specs)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mmkv_bench import protocols
 from mmkv_bench.compression.budget import LARGEST
-from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, EfficiencyConfig, RunConfig
+from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, EfficiencyConfig, Model, RunConfig
 from mmkv_bench.efficiency.search import Search, search_state
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.families.facts import model_facts
@@ -197,9 +197,9 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     validate_combinations(config.protocol, family, [cell.compressor for cell in cells])
     for cell in cells:
         _refuse_method(cell)
-    cells, profiles = _profiled(config, cells, source.kind == RANDOM, family)
-    lengths = _fitting(config, list(dict.fromkeys(config.lengths)), family)
-    _refuse_long(config, lengths, family)
+    cells, profiles = _profiled(config.profiles, cells, source.kind == RANDOM, family)
+    lengths = _fitting(config.model, config.new_tokens, list(dict.fromkeys(config.lengths)), family)
+    _refuse_long(config.model, config.new_tokens, lengths, family)
     if len(lengths) < len(set(config.lengths)):
         notes = [
             *notes,
@@ -209,7 +209,7 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     sizes, limit = [batch for batch in batches if isinstance(batch, int)], bytes_of(config.memory_limit, "memory_limit")
     for cell in cells if batches != [1] else ():
         _refuse_policy(cell, config.batch_prefill)
-    room = limit if outline else _room(config, MAX in batches, limit)
+    room = limit if outline else _room(config.model, config.memory_limit, MAX in batches, limit)
     notes += [f"{cell.label} divides its budget as {profiles[cell.cell]}" for cell in cells if cell.cell in profiles]
     return EfficiencyPlan.of(
         config,
@@ -277,22 +277,20 @@ def _refuse_others(config: RunConfig) -> None:
             )
 
 
-def _room(config: RunConfig, searches: bool, limit: int | None) -> int | None:
+def _room(model: Model, given: int | str | None, searches: bool, limit: int | None) -> int | None:
     """Bytes towards which a search aims. Raises ConfigError for a search that nothing would end, and a limit that is none."""
     from mmkv_bench import devices
 
     if limit is None and not searches:
         return None
-    kind = devices.kind_of(config.model.device)
+    kind = devices.kind_of(model.device)
     if limit is None and kind == "cpu":
         raise ConfigError(
             "batch=max on the CPU would fill this machine's memory before it fails; give memory_limit=8GiB or another amount"
         )
     memory = devices.at(kind).total_bytes()
     if limit is not None and limit > memory:
-        raise ConfigError(
-            f"memory_limit={config.memory_limit} is more than the {memory / 2**30:.1f} GiB of the device; give less"
-        )
+        raise ConfigError(f"memory_limit={given} is more than the {memory / 2**30:.1f} GiB of the device; give less")
     return memory if limit is None else limit
 
 
@@ -329,7 +327,7 @@ def _refuse_method(cell: Cell) -> None:
 
 
 def _profiled(
-    config: RunConfig, cells: Sequence[Cell], random_weights: bool, family: ModelFacts
+    folder: str | None, cells: Sequence[Cell], random_weights: bool, family: ModelFacts
 ) -> tuple[list[Cell], dict[str, Profile]]:
     """The cells, of which those that divide by the prompt divide as rows of real prompts did where weights are random.
 
@@ -348,43 +346,43 @@ def _profiled(
             divided.append(cell)
             continue
         refuse_unprofiled(cell)
-        if config.profiles is None:
+        if folder is None:
             raise UnsupportedError(
                 f"method {cell.method} divides its budget by what the weights make of the prompt ({type(allocator).__name__}), "
                 "and random weights would time another division; allowed: profiles=<folder of its rows of real prompts>, or "
                 "real weights (model.weights=<folder>); give one, or leave it out"
             )
-        cell, profile = with_profile(cell, str(config.profiles), family)
+        cell, profile = with_profile(cell, folder, family)
         profiles[cell.cell] = profile
         divided.append(cell)
-    if config.profiles is not None and not profiles:
+    if folder is not None and not profiles:
         raise ConfigError(
-            f"profiles={config.profiles} is taken by no method of this run: random weights and a method that divides its "
+            f"profiles={folder} is taken by no method of this run: random weights and a method that divides its "
             "budget by the prompt take one; leave it out"
         )
     return divided, profiles
 
 
-def _fitting(config: RunConfig, lengths: list[int], family: ModelFacts) -> list[int]:
+def _fitting(model: Model, new_tokens: int, lengths: list[int], family: ModelFacts) -> list[int]:
     """The default lengths as far as the model takes them; any others as they are, to be refused where it does not."""
     if tuple(lengths) != RunConfig().lengths:
         return lengths
     room = min(
-        LARGEST if family.max_context is None else family.max_context - (config.new_tokens - 1),
-        config.model.max_prompt_tokens or LARGEST,
+        LARGEST if family.max_context is None else family.max_context - (new_tokens - 1),
+        model.max_prompt_tokens or LARGEST,
     )
     return [tokens for tokens in lengths if tokens <= room] or lengths
 
 
-def _refuse_long(config: RunConfig, lengths: Sequence[int], family: ModelFacts) -> None:
-    limits = {"the model's context": family.max_context, "model.max_prompt_tokens": config.model.max_prompt_tokens}
+def _refuse_long(model: Model, new_tokens: int, lengths: Sequence[int], family: ModelFacts) -> None:
+    limits = {"the model's context": family.max_context, "model.max_prompt_tokens": model.max_prompt_tokens}
     for tokens in lengths:
         for name, most in limits.items():
-            answer = config.new_tokens - 1 if name == "the model's context" else 0
+            answer = new_tokens - 1 if name == "the model's context" else 0
             if most is not None and tokens + answer > most:
                 way = _remedy(name, most, answer, min(lengths))
                 raise ConfigError(
-                    f"lengths={tokens}{f' with new_tokens={config.new_tokens}' if answer else ''} is more than {name} of {most} "
+                    f"lengths={tokens}{f' with new_tokens={new_tokens}' if answer else ''} is more than {name} of {most} "
                     f"tokens; {way}"
                 )
 

@@ -168,7 +168,7 @@ def method_entries(config: RunConfig, defaults: Mapping[str, Node] | None = None
         ConfigError: a variant that no base allows, or two methods of one name.
     """
     defaults = method_defaults(bases(config), config.folders) if defaults is None else defaults
-    validate_variants(config, defaults)
+    validate_variants(config.variants, config.folders, defaults)
     nodes = {name: (node, defaults[name]) for name, node in config.methods.items()}
     for name, changes in config.variants.items():
         if name in nodes:

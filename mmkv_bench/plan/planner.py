@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config.schema import EFFICIENCY, Model, RunConfig, Selection
+from mmkv_bench.config.schema import EFFICIENCY, Data, Model, RunConfig, Selection
 from mmkv_bench.errors import CalibrationError, ConfigError, MMKVError
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.models.process import quiet_libraries
@@ -33,8 +33,8 @@ def make_plan(config: RunConfig) -> Plan:
     """
     from mmkv_bench.datasets.sources import preflight
 
-    _refuse_efficiency(config)
-    specs = tasks_of(config)
+    _refuse_efficiency(config.scenario)
+    specs = tasks_of(config.datasets, config.data)
     stay_offline(config.model, specs)
     for spec in specs.values():
         preflight(spec)
@@ -60,8 +60,8 @@ def outline(config: RunConfig) -> Plan:
     Raises:
         MMKVError: methods or protocols that do not go with the model, files that are not a model's.
     """
-    _refuse_efficiency(config)
-    specs = tasks_of(config)
+    _refuse_efficiency(config.scenario)
+    specs = tasks_of(config.datasets, config.data)
     stay_offline(config.model, specs)
     names = list(config.datasets)
     config = labelled(config, specs)
@@ -87,8 +87,8 @@ def outline(config: RunConfig) -> Plan:
     return Plan.of(config, entries, cells, parts=parts, notes=notes, family=family, uncalibrated=lacking)
 
 
-def _refuse_efficiency(config: RunConfig) -> None:
-    if config.scenario == EFFICIENCY:
+def _refuse_efficiency(scenario: str) -> None:
+    if scenario == EFFICIENCY:
         raise ConfigError(
             "scenario=efficiency times one cell at a time in one process and answers no dataset; start it with mmkv-bench run, "
             "or foresee it with mmkv-bench plan"
@@ -101,7 +101,7 @@ def _compressors(cells: Sequence[Cell]) -> list[Compressor]:
 
 
 # ---------------------------------------------------------------------- datasets
-def tasks_of(config: RunConfig) -> dict[str, TaskSpec]:
+def tasks_of(datasets: Mapping[str, Mapping[str, Any]], data: Data) -> dict[str, TaskSpec]:
     """Dataset label -> task, in the order of the configuration. The label tells page size and split, so that two of them
     never share a table.
 
@@ -111,8 +111,8 @@ def tasks_of(config: RunConfig) -> dict[str, TaskSpec]:
     from mmkv_bench.datasets.specs import spec_from_config
 
     specs: dict[str, TaskSpec] = {}
-    for name, node in config.datasets.items():
-        spec = spec_from_config(str(name), dict(node), vars(config.data))
+    for name, node in datasets.items():
+        spec = spec_from_config(str(name), dict(node), vars(data))
         if spec.dataset in specs:
             raise ConfigError(f"datasets.{name} is {spec.dataset}, which this run has already; drop one of the two")
         specs[spec.dataset] = spec

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import devices, protocols
 from mmkv_bench.config import schema
 from mmkv_bench.config.overrides import same_kind
-from mmkv_bench.config.schema import Model, RunConfig, allowed, as_list
+from mmkv_bench.config.schema import Data, Gate, Model, RunConfig, allowed, as_list
 from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.devices.requirements import COMPILED, FLASH, check_compiler, check_flash_attn
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
@@ -26,6 +26,8 @@ from mmkv_bench.plan.selection import parse_shard
 if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.families.facts import ModelFacts
+
+Nodes = Mapping[str, Mapping[str, Any]]
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -52,26 +54,26 @@ def validate(config: RunConfig) -> None:
         raise ConfigError(
             f"no dataset is chosen; allowed: {', '.join(schema.options('dataset'))}; write dataset=<name>"
         )
-    _methods(config)
-    _variants(config)
-    _model(config)
+    _methods(config.methods, config.variants)
+    _variants(config.methods, config.variants, config.folders)
+    _model(config.model)
     check_judge(config.judge)
-    _gate(config)
+    _gate(config.gate, config.datasets, config.data)
     _out(config.out)
     if config.primary is not None:
         Budget.parse(PrimaryEndpoint.parse(config.primary).budget)
 
 
-def validate_variants(config: RunConfig, defaults: Mapping[str, Mapping[str, Any]]) -> None:
+def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes) -> None:
     """Check every variant's name, which is no other method's, and its parameters against its base's file: known names, values
     of the default's kind.
 
     Args:
-        config: composed configuration; defaults: name -> method node without overrides.
+        folders: further config folders; defaults: name -> method node without overrides.
     """
-    for name, changes in config.variants.items():
+    for name, changes in variants.items():
         base = str(changes["base"])
-        if name != base and name in schema.options("method", config.folders):
+        if name != base and name in schema.options("method", folders):
             raise ConfigError(
                 f"variants.{name} has the name of a method and is {base}: a table would show the one as the other; give the "
                 f"variant a name of its own, as variants.my_{name}={{base: {base}, ...}}"
@@ -161,7 +163,7 @@ def _words(config: RunConfig) -> None:
     }
     several = {"protocol": schema.PROTOCOLS, "reading": schema.READINGS, "prompts": schema.PROMPTS}
     for key, words in single.items():
-        _one_of(key, _at(config, key), words)
+        _one_of(key, attrgetter(key)(config), words)
     for key, words in several.items():
         for value in _values(key, getattr(config, key)):
             _one_of(key, value, words)
@@ -186,7 +188,7 @@ def _numbers(config: RunConfig) -> None:
             )
     whole = ("min_pixels", "max_pixels", "max_prompt_tokens", "layers", "frames", "video_max_pixels", "threads")
     for key in ("limit", "fork_batch", "shards", *(f"model.{name}" for name in whole)):
-        value = _at(config, key)
+        value = attrgetter(key)(config)
         if value is not None and value < 1:
             raise ConfigError(f"{key}={value} is too small; allowed: {allowed(key)}; give such a number")
         if value is not None and value > LARGEST:
@@ -219,10 +221,10 @@ def _numbers(config: RunConfig) -> None:
         raise ConfigError(f"model.min_pixels={low} is above model.max_pixels={high}; give min_pixels <= max_pixels")
 
 
-def _methods(config: RunConfig) -> None:
-    if not config.methods and not config.variants:
+def _methods(methods: Nodes, variants: Nodes) -> None:
+    if not methods and not variants:
         raise ConfigError(f"no method is chosen; allowed: {', '.join(schema.options('method'))}; write method=<name>")
-    for name, node in config.methods.items():
+    for name, node in methods.items():
         if node["base"] == CUSTOM:
             method_file_checks.check(node["path"])
         reading = node.get("reading")
@@ -234,26 +236,26 @@ def _methods(config: RunConfig) -> None:
             )
 
 
-def _gate(config: RunConfig) -> None:
+def _gate(gate: Gate, datasets: Nodes, data: Data) -> None:
     """gate.expected is one number: it needs one dataset, real data, and a metric that it is of."""
-    tolerance = config.gate.tolerance
+    tolerance = gate.tolerance
     if tolerance is not None and not tolerance >= 0:
         raise ConfigError(
             f"gate.tolerance={tolerance} is no distance; allowed: {allowed('gate.tolerance')}; give such a value"
         )
-    if config.gate.expected is None:
+    if gate.expected is None:
         return
-    given = f"gate.expected={config.gate.expected}"
-    if len(config.datasets) > 1:
+    given = f"gate.expected={gate.expected}"
+    if len(datasets) > 1:
         raise ConfigError(
-            f"{given} is one score and the run has {len(config.datasets)} datasets; allowed: one dataset, whose first metric "
+            f"{given} is one score and the run has {len(datasets)} datasets; allowed: one dataset, whose first metric "
             "it is held against; run them one by one, or drop gate.expected"
         )
-    if config.data.source == "fixture":
+    if data.source == "fixture":
         raise ConfigError(
             f"{given} holds full against a paper's score and data=fixture is made up; allowed: real data; drop gate.expected"
         )
-    ((name, node),) = config.datasets.items()
+    ((name, node),) = datasets.items()
     if not node.get("metrics"):
         raise ConfigError(
             f"{given} is of no metric, since datasets.{name}.metrics is empty; allowed: a metric of the task; give "
@@ -261,9 +263,9 @@ def _gate(config: RunConfig) -> None:
         )
 
 
-def _variants(config: RunConfig) -> None:
-    known = schema.options("method", config.folders)
-    for name, changes in config.variants.items():
+def _variants(methods: Nodes, variants: Nodes, folders: tuple[str, ...]) -> None:
+    known = schema.options("method", folders)
+    for name, changes in variants.items():
         if not isinstance(changes, Mapping) or "base" not in changes:
             raise ConfigError(
                 f"variants.{name}={changes} names no base; allowed: variants.{name}={{base: <method>, <parameter>: "
@@ -279,8 +281,8 @@ def _variants(config: RunConfig) -> None:
         if base == FULL:
             raise ConfigError(f"variants.{name}.base=full has no parameters to vary; allowed: {', '.join(known)}")
         if base == CUSTOM:
-            method_file_checks.check(changes.get("path", (config.methods.get(CUSTOM) or {}).get("path")), str(name))
-        if name in config.methods:
+            method_file_checks.check(changes.get("path", (methods.get(CUSTOM) or {}).get("path")), str(name))
+        if name in methods:
             raise ConfigError(
                 f"variants.{name} has the name of a method of this run; give the variant a name of its own"
             )
@@ -288,13 +290,13 @@ def _variants(config: RunConfig) -> None:
             _one_of(f"variants.{name}.reading", value, schema.READINGS)
 
 
-def _model(config: RunConfig) -> None:
+def _model(model: Model) -> None:
     from mmkv_bench.models.source import RANDOM, Source
 
-    source = Source.of(config.model)
+    source = Source.of(model)
     if source.kind == RANDOM:
         return
-    path = str(config.model.path)
+    path = str(model.path)
     place = Path(source.place)
     if place.is_dir():
         from mmkv_bench.models.fingerprint import model_files
@@ -330,10 +332,6 @@ def _values(key: str, value: Any) -> list[Any]:
 def _one_of(key: str, value: Any, words: tuple[str, ...]) -> None:
     if value not in words:
         raise ConfigError(f"{key}={value} is unknown; {nearest(str(value), words)}; choose one of these")
-
-
-def _at(config: RunConfig, key: str) -> Any:
-    return attrgetter(key)(config)
 
 
 # ---------------------------------------------------------------------- devices and packages that are not here

@@ -18,7 +18,7 @@ WALK, LOOKUP = "walk3-small-test-000", "lookup-small-test-000"
 def asked(*overrides: str) -> list[list[str]]:
     """The samples of each dataset, and the limit."""
     config = compose(["dataset=[pages_walk,pages_lookup]", *overrides])
-    specs = tasks_of(config)
+    specs = tasks_of(config.datasets, config.data)
     selection = reaching(config.selection, specs)
     parts = [
         [ref.sample_id for ref in chosen(sample_refs(spec, selection.limit), selection)] for spec in specs.values()

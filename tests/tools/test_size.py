@@ -18,3 +18,13 @@ def test_sizes_are_counted(tmp_path):
     assert all(0 < code <= lines for _, lines, code in rooms.values() if lines) and "compression" in rooms
     assert size.words()["README.md"] == len((size.ROOT / "README.md").read_text().split())
     assert size.mentioning("DictConfig")
+
+
+def test_functions_that_the_configuration_reaches_are_counted(tmp_path):
+    (tmp_path / "a.py").write_text(
+        "def taken(config: RunConfig, other):\n    return handed(config, config.model)\n\n"
+        "def planned(plan):\n    config = plan.config\n    return config.out\n\n"
+        "def narrow(model: Model):\n    return model.config.name\n"
+    )
+    assert size.config_walk(tmp_path) == [("a.py", "taken", 3), ("a.py", "planned", 1)]
+    assert size.config_walk()
