@@ -1,1 +1,1 @@
-"""Calibration: what a method must know of a model before its first prompt, measured by a command, kept as an artefact."""
+"""Calibration: measurements of a model that methods need before its first prompt, written as artefacts by a command."""

@@ -1,1 +1,1 @@
-"""Methods: a configured method, or a user's file, as the compressor that it is, and what may be composed with what."""
+"""Methods: compressors built from a configuration or a user's file, rules on which parts go together, and promises of all."""

@@ -220,4 +220,4 @@ def test_tables_mark_the_ceiling_and_let_it_win_nothing():
     assert table.best("64") == ("snapkv",)
     text = markdown([table])
     assert "| oracle (ceiling) | 1.00" in text and "**1.00**" not in text
-    assert "oracle (ceiling): cheats, it knows the full cache's own answer" in text
+    assert "oracle (ceiling): knows the full cache's own answer, so it is not compared" in text

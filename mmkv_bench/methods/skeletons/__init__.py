@@ -1,1 +1,1 @@
-"""What `mmkv-bench new` writes: one file per part of a method, which runs as it stands and is meant to be changed."""
+"""Templates of `mmkv-bench new`: one file per part of a method, which runs unchanged."""

@@ -41,8 +41,8 @@ class SkeletonAllocator(Allocator):
         import torch
 
         heads = score.shape[0]
-        own = int(self.least * budget)
+        floor = int(self.least * budget)
         ranked = score.sort(dim=-1, descending=True, stable=True)
-        ranked.values[:, :own] = torch.inf
+        ranked.values[:, :floor] = torch.inf
         best = ranked.values.flatten().sort(descending=True, stable=True).indices[: budget * heads]
         return torch.bincount(best.cpu() // score.shape[1], minlength=heads)
