@@ -21,6 +21,7 @@ Settings = Mapping[str, Any]
 Size = tuple[int, int]
 """Width and height in pixels."""
 SIDES, TILES = "sides", "tiles"
+OWN_FILES = "image sizes, pixel limits and tiles of the checkpoint's own processor files"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,31 @@ class Box(NamedTuple):
     bottom: Fraction
     left: Fraction
     right: Fraction
+
+
+class ImagePrompt(NamedTuple):
+    """A prompt with images and no video: config of the whole model, the processor that made `inputs`, sizes of its images."""
+
+    config: Any
+    processor: Any
+    inputs: Mapping[str, Tensor]
+    sizes: Sequence[Size]
+
+    def tower_edge(self) -> int:
+        """Side in pixels of the square that the tower takes, the same as that of what the processor makes.
+
+        Raises:
+            UnsupportedError: they differ, or images are not scaled.
+        """
+        part, edge = self.processor.image_processor, self.config.vision_config.image_size
+        edge = edge if isinstance(edge, int) else edge[0]
+        made = {value for size in (part.size, getattr(part, "crop_size", None)) for value in dict(size or {}).values()}
+        if made != {edge} or not part.do_resize:
+            raise UnsupportedError(
+                f"the image processor scales to {dict(part.size)} (do_resize={part.do_resize}) and the vision tower takes {edge} "
+                f"pixels, so the places of visual tokens are unknown; allowed: {OWN_FILES}"
+            )
+        return edge
 
 
 @dataclass(frozen=True)
@@ -123,10 +149,8 @@ class Family:
         """Visual tokens of a video of `frames` >= 1 sampled frames; UnsupportedError as of `image_tokens`."""
         raise NotImplementedError
 
-    def boxes(
-        self, config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size]
-    ) -> list[Box | None]:
-        """The part of an image that each visual token shows; arguments and result as of `registry.token_boxes`.
+    def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
+        """The part of an image that each visual token shows, in prompt order; None for a token that shows no place.
 
         Raises:
             UnsupportedError: a processor that cuts images otherwise than the family's does.

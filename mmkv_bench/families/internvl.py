@@ -8,15 +8,10 @@ is no video token; the closing token is known by its text only.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.families.base import TILES, Box, Family, PixelLimits, Settings, Size
+from mmkv_bench.families.base import TILES, Box, Family, ImagePrompt, PixelLimits, Settings, Size
 from mmkv_bench.families.text_models import LLAMA, QWEN2, QWEN3
-from mmkv_bench.families.tiles import even, grid, tower_edge
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from mmkv_bench.families.tiles import even, grid
 
 
 class InternVL(Family):
@@ -32,12 +27,10 @@ class InternVL(Family):
     def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
         return settings["processor"]["image_seq_length"] * frames
 
-    def boxes(
-        self, config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size]
-    ) -> list[Box | None]:
-        part, edge = processor.image_processor, tower_edge(config, processor)
-        side, boxes = math.isqrt(processor.image_seq_length), []
-        for image, size in enumerate(sizes):
+    def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
+        part, edge = prompt.processor.image_processor, prompt.tower_edge()
+        side, boxes = math.isqrt(prompt.processor.image_seq_length), []
+        for image, size in enumerate(prompt.sizes):
             columns, rows = tile_grid(size, edge * edge, part.min_patches, part.max_patches)
             down, across = even(rows * side), even(columns * side)
             for row in range(rows):

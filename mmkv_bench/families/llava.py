@@ -10,16 +10,10 @@ LLaVA-NeXT-Video   images as LLaVA-NeXT; frames of 24x24 patches pooled by 2x2 =
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.families.base import SIDES, Box, Family, PixelLimits, Settings, Size
+from mmkv_bench.families.base import SIDES, Box, Family, ImagePrompt, PixelLimits, Settings, Size
 from mmkv_bench.families.text_models import LLAMA, MISTRAL, QWEN2
-from mmkv_bench.families.tiles import anyres, anyres_boxes, clip_tokens, edge_of, grid, parts, patches, tower_edge
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from mmkv_bench.families.tiles import anyres, anyres_boxes, clip_tokens, edge_of, grid, parts, patches
 
 
 class Llava(Family):
@@ -28,17 +22,15 @@ class Llava(Family):
     def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
         return clip_tokens(settings)
 
-    def boxes(
-        self, config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size]
-    ) -> list[Box | None]:
-        part, edge = processor.image_processor, tower_edge(config, processor)
+    def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
+        part, edge = prompt.processor.image_processor, prompt.tower_edge()
         if not part.do_center_crop or getattr(part, "do_pad", False) or "shortest_edge" not in dict(part.size):
             raise UnsupportedError(
                 f"the image processor has size={dict(part.size)}, do_center_crop={part.do_center_crop}, do_pad="
                 f"{getattr(part, 'do_pad', False)}; allowed for a llava model: the shorter edge scaled, the middle cut out"
             )
-        squares, boxes = patches(edge, config.vision_config.patch_size), []
-        for image, size in enumerate(sizes):
+        squares, boxes = patches(edge, prompt.config.vision_config.patch_size), []
+        for image, size in enumerate(prompt.sizes):
             scaled = [edge * side // min(size) for side in size]
             columns, rows = (parts(squares, -((side - edge) // 2), side) for side in scaled)
             boxes += grid(image, rows, columns)
@@ -58,13 +50,11 @@ class LlavaNext(Family):
         per_side = edge_of(settings["video"]) // settings["processor"]["patch_size"]
         return frames * (per_side * per_side // 4)
 
-    def boxes(
-        self, config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size]
-    ) -> list[Box | None]:
-        edge, patch = tower_edge(config, processor), config.vision_config.patch_size
+    def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
+        edge, patch = prompt.tower_edge(), prompt.config.vision_config.patch_size
         boxes: list[Box | None] = []
-        for image, size in enumerate(sizes):
-            tiling = anyres(config.image_grid_pinpoints, edge, edge // patch, size)
+        for image, size in enumerate(prompt.sizes):
+            tiling = anyres(prompt.config.image_grid_pinpoints, edge, edge // patch, size)
             boxes += anyres_boxes(image, size, tiling, edge, patch)
         return boxes
 

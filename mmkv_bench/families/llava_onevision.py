@@ -10,11 +10,10 @@ LLaVA-Video       the released code: images as LLaVA-OneVision; frames pooled to
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mmkv_bench.families.base import SIDES, Box, Family, PixelLimits, Settings, Size
+from mmkv_bench.families.base import SIDES, Box, Family, ImagePrompt, PixelLimits, Settings, Size
 from mmkv_bench.families.text_models import QWEN2
 from mmkv_bench.families.tiles import (
     anyres,
@@ -24,12 +23,8 @@ from mmkv_bench.families.tiles import (
     parts,
     patches,
     pooled_side,
-    tower_edge,
     video_token_count,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class LlavaOneVision(Family):
@@ -47,16 +42,14 @@ class LlavaOneVision(Family):
         side = math.isqrt(settings["processor"]["num_image_tokens"])
         return frames * pooled_side(side, "bilinear") ** 2 + 1
 
-    def boxes(
-        self, config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size]
-    ) -> list[Box | None]:
-        edge, patch = tower_edge(config, processor), config.vision_config.patch_size
-        if len(sizes) == 1:
-            most = _most_tiles(config.vision_aspect_ratio)
-            tiling = anyres(config.image_grid_pinpoints, edge, edge // patch, sizes[0], most)
-            return anyres_boxes(0, sizes[0], tiling, edge, patch)
+    def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
+        edge, patch = prompt.tower_edge(), prompt.config.vision_config.patch_size
+        if len(prompt.sizes) == 1:
+            most = _most_tiles(prompt.config.vision_aspect_ratio)
+            tiling = anyres(prompt.config.image_grid_pinpoints, edge, edge // patch, prompt.sizes[0], most)
+            return anyres_boxes(0, prompt.sizes[0], tiling, edge, patch)
         squares, boxes = patches(edge, patch), []
-        for image, size in enumerate(sizes):
+        for image, size in enumerate(prompt.sizes):
             scale = Fraction(edge, max(size))
             columns, rows = (parts(squares, (max(size) - side) // 2 * scale, side * scale) for side in size)
             boxes += [*grid(image, rows, columns), None]

@@ -8,15 +8,12 @@ Qwen3-VL               the same with 32x32; a video's limits are of all its fram
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.families.base import SIDES, Box, Family, PixelLimits, Settings, Size, TextModel
+from mmkv_bench.families.base import SIDES, Box, Family, ImagePrompt, PixelLimits, Settings, Size, TextModel
 from mmkv_bench.families.tiles import even, grid
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class QwenVL(Family):
@@ -37,12 +34,10 @@ class QwenVL(Family):
             high = max(min(high, share), int(low * 1.05))
         return math.ceil(frames / pair) * _squares(size, side, low, high)
 
-    def boxes(
-        self, config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size]
-    ) -> list[Box | None]:
+    def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
         """An even grid over each image."""
-        merge = config.vision_config.spatial_merge_size
-        grids = [(int(h) // merge, int(w) // merge) for _, h, w in inputs["image_grid_thw"].tolist()]
+        merge = prompt.config.vision_config.spatial_merge_size
+        grids = [(int(h) // merge, int(w) // merge) for _, h, w in prompt.inputs["image_grid_thw"].tolist()]
         return [box for image, (h, w) in enumerate(grids) for box in grid(image, even(h), even(w))]
 
     def shrink_vision(self, values: dict[str, Any], layers: int) -> None:

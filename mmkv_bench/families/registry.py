@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import mmkv_bench.families
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.families.base import NO_LIMITS, Box, Family, PixelLimits, Settings, Size
-from mmkv_bench.families.tiles import OWN_FILES
+from mmkv_bench.families.base import NO_LIMITS, OWN_FILES, Box, Family, ImagePrompt, PixelLimits, Settings, Size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +95,7 @@ def token_boxes(
     Raises:
         UnsupportedError: a family without such a rule, or a processor whose settings cut images otherwise.
     """
-    boxes = family(config.model_type).boxes(config, processor, inputs, sizes)
+    boxes = family(config.model_type).boxes(ImagePrompt(config, processor, inputs, sizes))
     if len(boxes) != visual:
         raise UnsupportedError(
             f"images of {', '.join(f'{w}x{h}' for w, h in sizes)} have {len(boxes)} tokens by the rule of {config.model_type} "

@@ -12,14 +12,12 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.families.base import Box, Settings, Size
 
 Span = tuple[Any, Any]
 """Beginning and end on one axis: pixels of what the processor made, or parts of an image's height or width."""
 POOLINGS = ("average", "bilinear")
 """Ways to make one feature of 2x2 of a LLaVA-Video frame."""
-OWN_FILES = "image sizes, pixel limits and tiles of the checkpoint's own processor files"
 
 
 def grid(
@@ -127,23 +125,6 @@ def edge_of(part: Mapping[str, Any]) -> int:
     """Side of the square that a tower takes, from the settings of an image or video processor."""
     size = part.get("crop_size") or part["size"]
     return size["height"] if "height" in size else size["shortest_edge"]
-
-
-def tower_edge(config: Any, processor: Any) -> int:
-    """Side in pixels of the square that the tower takes, the same as that of what the processor makes.
-
-    Raises:
-        UnsupportedError: they differ, or images are not scaled.
-    """
-    part, edge = processor.image_processor, config.vision_config.image_size
-    edge = edge if isinstance(edge, int) else edge[0]
-    sides = {value for size in (part.size, getattr(part, "crop_size", None)) for _, value in dict(size or {}).items()}
-    if sides != {edge} or not part.do_resize:
-        raise UnsupportedError(
-            f"the image processor scales to {dict(part.size)} (do_resize={part.do_resize}) and the vision tower takes {edge} "
-            f"pixels, so the places of visual tokens are unknown; allowed: {OWN_FILES}"
-        )
-    return edge
 
 
 def clip_tokens(settings: Settings) -> int:

@@ -25,9 +25,9 @@ class VipLlava(Family):
     def image_tokens(self, settings, size, images, limits):
         return clip_tokens(settings)
 
-    def boxes(self, config, processor, inputs, sizes):
-        side = config.vision_config.image_size // config.vision_config.patch_size
-        return [box for image in range(len(sizes)) for box in grid(image, even(side), even(side))]
+    def boxes(self, prompt):
+        side = prompt.tower_edge() // prompt.config.vision_config.patch_size
+        return [box for image in range(len(prompt.sizes)) for box in grid(image, even(side), even(side))]
 
     def shrink_vision(self, values, layers):
         super().shrink_vision(values, layers)
