@@ -15,7 +15,7 @@ from mmkv_bench.forecast.prompt_length import PromptLength
 from mmkv_bench.forecast.weights import weights_text
 
 if TYPE_CHECKING:
-    from mmkv_bench.forecast.memory import Prompt
+    from mmkv_bench.forecast.memory import DryPrompt
     from mmkv_bench.plan.cells import Cell
 
 
@@ -51,24 +51,24 @@ def document(plan: EfficiencyPlan, todo: Sequence[PassId]) -> dict[str, Any]:
     }
 
 
-def prompts(plan: EfficiencyPlan) -> list[Prompt]:
+def prompts(plan: EfficiencyPlan) -> list[DryPrompt]:
     """The prompts that are measured, for a dry run (loads torch and the processor).
 
     Raises:
         ConfigError: a model whose shape or processor is not here; a length that holds no picture.
     """
     from mmkv_bench.efficiency.prompts import visual_prompt
-    from mmkv_bench.forecast.memory import Prompt, without_weights
+    from mmkv_bench.forecast.memory import DryPrompt, without_weights
 
     config, kinds = plan.model, plan.kinds
     loaded = without_weights(plan) if set(kinds) != {TEXT} else None
     found = []
     for kind, tokens in product(kinds, sorted(plan.lengths)):
         if loaded is None or kind == TEXT:
-            found.append(Prompt.of_text(tokens))
+            found.append(DryPrompt.of_text(tokens))
         else:
             prompt = visual_prompt(loaded, kind, tokens, config.frames, config.video_max_pixels)
-            found.append(Prompt(prompt.types, prompt.inputs))
+            found.append(DryPrompt(prompt.types, prompt.inputs))
     return found
 
 
@@ -104,5 +104,5 @@ def _prefilled(cell: Cell, tokens: int) -> int:
 
 
 def _warm(todo: Sequence[PassId]) -> int:
-    """Prompt tokens of the passes that warm up."""
+    """DryPrompt tokens of the passes that warm up."""
     return sum(shape.tokens * shape.batch for shape in {unit.shape for unit in todo if unit.repeat is not None})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import devices
 from mmkv_bench.config.schema import ONE_BY_ONE, TOGETHER
 from mmkv_bench.efficiency.plan import TEXT, EfficiencyPlan, PassId, Shape, counting, kind_of, plan_passes
-from mmkv_bench.efficiency.search import Outcome
+from mmkv_bench.efficiency.search import PassOutcome
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.run.tracking import described, settings, summarise
 from mmkv_bench.store.store import Store
@@ -71,7 +71,7 @@ def stored_outcomes(rows: pa.Table, memory_limit: int | None = None, retry: Sequ
     for *unit, phase, status, limit, peak, copied in zip(*(rows[name].to_pylist() for name in names), strict=True):
         made = PassId(*unit)
         if phase == "total" and status not in retry and (made.repeat is not None or limit == memory_limit):
-            outcomes[made] = Outcome(status, peak, bool(copied))
+            outcomes[made] = PassOutcome(status, peak, bool(copied))
     return outcomes
 
 
@@ -180,7 +180,9 @@ class _Passes:
                     self.store.write_timings(rows)
                     self.track.log(_shown(self.plan.cell(unit.cell).label, rows))
                     whole = next(row for row in rows if row["phase"] == "total")
-                    self.outcomes[unit] = Outcome(whole["status"], whole.get("peak_allocated"), bool(whole["copied"]))
+                    self.outcomes[unit] = PassOutcome(
+                        whole["status"], whole.get("peak_allocated"), bool(whole["copied"])
+                    )
                     ran += 1
                     if self.outcomes[unit] != "ok":
                         failed.add(unit.shape)

@@ -15,14 +15,14 @@ _GROWTH = 4
 """No size is larger than so many times the largest that fitted: its prompts are all made before it runs."""
 
 
-class Outcome(str):
+class PassOutcome(str):
     """A status (`ok`, `oom`, ...), with the most bytes that its pass held where they are known. copied: most of its sequences
     were copies of a few, so that it says where to look and is no answer."""
 
     peak: int | None
     copied: bool
 
-    def __new__(cls, status: str, peak: int | None = None, copied: bool = False) -> Outcome:
+    def __new__(cls, status: str, peak: int | None = None, copied: bool = False) -> PassOutcome:
         """A status that equals its text."""
         made = super().__new__(cls, status)
         made.peak, made.copied = peak, copied
@@ -31,11 +31,11 @@ class Outcome(str):
 
 @dataclass
 class Search:
-    """Of one cell and length.
+    """The search of one cell and length.
 
     Attributes:
-        tried: numbers of sequences whose outcome is known, in their order; next: what is to be tried, None when it is over.
-        largest: the most that fit so far. stopped: it ended at a failure that is no want of memory.
+        tried: numbers of sequences whose outcome is known, in their order; next: the one to try, None when the search is over.
+        largest: the most that fit so far. stopped: the search ended at a failure that is no want of memory.
     """
 
     tried: list[int] = field(default_factory=list)
@@ -45,11 +45,11 @@ class Search:
 
 
 def search_state(outcomes: Mapping[int, str], limit: int | None = None) -> Search:
-    """Where a search stands.
+    """The state of a search.
 
     Args:
-        outcomes: number of sequences -> how its pass ended; an `Outcome` says its peak. limit: bytes that a pass may hold, None
-            where they are not known: sizes are then doubled, and bisected.
+        outcomes: number of sequences -> how its pass ended; a `PassOutcome` has its peak.
+        limit: bytes that a pass may hold, None where they are not known: sizes are then doubled, and bisected.
     """
     known: dict[int, str] = {}
     search = _stands(known, limit)

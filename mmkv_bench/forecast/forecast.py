@@ -227,18 +227,8 @@ def _dataset(work: Workload, model: ModelBytes, given: Assumptions) -> DatasetFo
         read = work.weight_reads * model.step_weights + work.entry_reads * model.kv_per_token
         decode = read / given.bandwidth / HOUR
     lines = [_budget(work, model, given, *group) for group in _groups(work.cells)]
-    length = work.length
-    return DatasetForecast(
-        work.dataset,
-        length.tokens,
-        length.visual,
-        length.source,
-        work.new_tokens,
-        work.batch,
-        lines,
-        prefill,
-        decode,
-    )
+    prompt = work.length.tokens, work.length.visual, work.length.source
+    return DatasetForecast(work.dataset, *prompt, work.new_tokens, work.batch, lines, prefill, decode)
 
 
 def _budget(
@@ -254,9 +244,8 @@ def _budget(
         ms, whole = device.step_ms(batch * kv, batch), device.step_ms(batch * full, batch)
     weights = model.weights or read
     ended = kv + (work.new_tokens or 0) * per_token
-    joined = (
-        0.0 if batch == 1 or work.together else batch * (kv + ended / model.decoder.layers)
-    )  # a layer is held twice
+    joins = batch > 1 and not work.together  # layer by layer, one of which is held twice
+    joined = batch * (kv + ended / model.decoder.layers) if joins else 0.0
     return BudgetForecast(
         label="full" if budget is None else str(budget),
         scope=scope,
@@ -319,7 +308,5 @@ def _uncounted(cells: Sequence[Cell]) -> list[str]:
             f"{', '.join(quantised)}: bytes follow from bits, scales and residuals; `plan --memory` counts them"
         )
     if evicting:
-        sentences.append(
-            f"{', '.join(evicting)}: the cache changes while decoding; numbers are those after the prefill"
-        )
+        sentences.append(f"{', '.join(evicting)}: the cache changes while decoding; numbers are of its first step")
     return sentences

@@ -39,14 +39,14 @@ QUESTION = "What is the total that the last row of the table on this page states
 
 
 @dataclass(frozen=True)
-class Prompt:
+class DryPrompt:
     """Token types int `[1, T]`, and what a processor made of a prompt that has media."""
 
     types: Tensor
     inputs: Mapping[str, Tensor] | None = None
 
     @classmethod
-    def of_text(cls, tokens: int) -> Prompt:
+    def of_text(cls, tokens: int) -> DryPrompt:
         """A prompt without media."""
         return cls(torch.zeros(1, tokens, dtype=torch.int64))
 
@@ -72,7 +72,7 @@ class CellPeaks:
 
 
 def count_peaks(
-    plan: Plan, forecast: Forecast, prompts: Sequence[Prompt] | None = None, reserve: int = 32
+    plan: Plan, forecast: Forecast, prompts: Sequence[DryPrompt] | None = None, reserve: int = 32
 ) -> tuple[list[CellPeaks], list[str]]:
     """Every different cell at every length and batch of the forecast, and notes.
 
@@ -136,7 +136,7 @@ def without_weights(plan: Plan) -> LoadedModel:
 
 def blank_prompt(
     config: Any, settings: Mapping[str, Any], images: Sequence[tuple[int, int]], limits: Mapping[str, int | None]
-) -> Prompt:
+) -> DryPrompt:
     """A prompt of blank images, encoded by the model's own processor, and a question.
 
     Args:
@@ -153,7 +153,7 @@ def blank_prompt(
     content = [*({"type": "image"} for _ in images), {"type": "text", "text": QUESTION}]
     blank = [Image.new("RGB", size) for size in images]
     prompt = encode(processor, model_facts(config), "planned", [{"role": "user", "content": content}], blank)
-    return Prompt(prompt.types, prompt.inputs)
+    return DryPrompt(prompt.types, prompt.inputs)
 
 
 def text(counted: Sequence[CellPeaks], notes: Sequence[str], memory: float | None) -> str:
@@ -204,7 +204,7 @@ def _of_batch(one: CellPeaks, batch: int, slots: int, together: bool, layers: in
     return replace(one, peaks=peaks, batch=batch)
 
 
-def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[Prompt]:
+def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[DryPrompt]:
     """A prompt for each length of a forecast, of images where their sizes are given."""
     model = plan.model
     if forecast.given.images:
@@ -213,7 +213,7 @@ def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[Prompt]:
     assert plan.family is not None
     share = VISUAL if plan.family.multimodal else 0
     lengths = dict.fromkeys((one.tokens, one.visual_tokens) for one in forecast.datasets)
-    return [Prompt(prompt_types(n, int(share * n) if visual is None else visual)) for n, visual in lengths]
+    return [DryPrompt(prompt_types(n, int(share * n) if visual is None else visual)) for n, visual in lengths]
 
 
 def _gib(nbytes: int | None) -> str:

@@ -21,7 +21,7 @@ from mmkv_bench.compression.session import attach
 from mmkv_bench.efficiency.measure import ROW_BY_ROW, Bench
 from mmkv_bench.efficiency.plan import plan_passes
 from mmkv_bench.efficiency.run import PREFILLED, left, missing, stored_outcomes
-from mmkv_bench.efficiency.search import Outcome, search_state
+from mmkv_bench.efficiency.search import PassOutcome, search_state
 from mmkv_bench.generation.decode import CompiledStep
 from mmkv_bench.models.load import LoadedModel
 from mmkv_bench.store.store import Store
@@ -249,7 +249,9 @@ def sizes_tried(peak, limit, known=True):
     outcomes = {}
     while (size := search_state(outcomes, limit if known else None).next) is not None:
         assert size not in outcomes
-        outcomes[size] = Outcome("ok" if peak(size) <= limit else "oom", peak(size) if peak(size) <= limit else None)
+        outcomes[size] = PassOutcome(
+            "ok" if peak(size) <= limit else "oom", peak(size) if peak(size) <= limit else None
+        )
     ended = search_state(outcomes, limit if known else None)
     assert (ended.stopped, ended.tried) == (False, [*outcomes])
     assert outcomes.get(ended.largest, "ok") == "ok" and outcomes[ended.largest + 1] == "oom"
@@ -369,12 +371,12 @@ def test_what_copies_found_is_counted_once_more_before_it_is_timed(tmp_path, sho
                 continue
             if unit.repeat is not None:
                 timed.append(unit.batch)
-                found[unit] = Outcome("ok")
+                found[unit] = PassOutcome("ok")
                 continue
             few = unit.batch > PREFILLED + 1 and unit not in plan.unconfirmed(found)
             prefills += PREFILLED + 1 if few else unit.batch
             most, each = sizes[unit.cell] + short * few, 4000 // (sizes[unit.cell] + short * few)
-            found[unit] = Outcome("ok" if unit.batch <= most else "oom", each * unit.batch, few)
+            found[unit] = PassOutcome("ok" if unit.batch <= most else "oom", each * unit.batch, few)
     answers = {cell.cell: plan.search(found, cell.cell, 40).largest for cell in plan.cells}
     assert answers == sizes
     assert not plan.unconfirmed(found) and sorted(timed) == sorted([*sizes.values(), 1, 1])

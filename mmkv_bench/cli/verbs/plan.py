@@ -15,7 +15,7 @@ from mmkv_bench.errors import ConfigError
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import Model, RunConfig
     from mmkv_bench.forecast.forecast import Assumptions, Forecast
-    from mmkv_bench.forecast.memory import Prompt
+    from mmkv_bench.forecast.memory import DryPrompt
     from mmkv_bench.plan.plan import Plan
 
 SUMMARY = "what a run would do, take and fit on, and how much of it is done; loads nothing"
@@ -158,7 +158,9 @@ def _efficiency(config: RunConfig, given: argparse.Namespace, launcher: Mapping[
     }
 
 
-def _memory(plan: Plan, known: Forecast, prompts: Sequence[Prompt] | None = None, reserve: int = 32) -> dict[str, Any]:
+def _memory(
+    plan: Plan, known: Forecast, prompts: Sequence[DryPrompt] | None = None, reserve: int = 32
+) -> dict[str, Any]:
     from mmkv_bench.forecast import memory
 
     peaks, notes = memory.count_peaks(plan, known, prompts, reserve)
