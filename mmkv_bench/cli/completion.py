@@ -50,7 +50,7 @@ _SHELLS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def script(shell: str = "", *more: str) -> str:
-    """What a shell evaluates once.
+    """Script that a shell evaluates once.
 
     Raises:
         ConfigError: a shell that has no script here.
@@ -61,7 +61,7 @@ def script(shell: str = "", *more: str) -> str:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """What may stand where the line ends.
+    """Words that may stand where the line ends.
 
     Args:
         words: one string, the line up to the cursor, with the program's name.

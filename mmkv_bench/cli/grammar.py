@@ -80,7 +80,7 @@ class Listed(argparse.Action):
 
 
 MOST = 1_000_000
-"""Of whatever is counted on a command line: more is a slip of the finger, and would not end."""
+"""Largest count on a command line: more is a slip of the finger, and would not end."""
 
 
 def count(text: str) -> int:

@@ -1,4 +1,4 @@
-"""What a user can meet becomes one sentence on stderr and an exit code, never a traceback."""
+"""Errors that a user can meet become one sentence on stderr and an exit code, never a traceback."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> i
 
 
 def closed_output() -> None:
-    """What is printed from here on goes nowhere; Python flushes it at its end."""
+    """Discard what is printed from here on; Python flushes it at its end."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
 
 

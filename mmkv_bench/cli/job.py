@@ -34,7 +34,7 @@ class Job:
             sys.exit(code)
 
     def checkpoint(self) -> Any:
-        """What submitit submits in this job's place: the same, since rows say what is left."""
+        """The submission in this job's place: the same, since rows say what is left."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -85,7 +85,7 @@ def _queue_again(submitits: Callable[[int, Any], Any] | None, number: int, frame
 
 
 def _wanted() -> bool | None:
-    """Whether Slurm still has this job as running: TERM says preempted then, after scancel the job is on its way out. None
+    """Tell whether Slurm still has this job as running: TERM says preempted then, after scancel the job is on its way out. None
     where it cannot be asked, as in an image."""
     from submitit.slurm.slurm import SlurmJobEnvironment
 

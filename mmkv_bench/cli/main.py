@@ -48,7 +48,7 @@ def _main(arguments: Sequence[str]) -> int:
 
 
 def overview() -> str:
-    """What `mmkv-bench --help` prints: every verb with its sentence."""
+    """Text of `mmkv-bench --help`: every verb with its sentence."""
     from mmkv_bench import __version__
 
     width = max(map(len, VERBS)) + 3

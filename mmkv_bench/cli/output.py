@@ -1,4 +1,4 @@
-"""What a verb prints, without what a terminal would obey: names in rows may be anybody's."""
+"""Output of verbs without control characters that a terminal would obey: names in rows may be anybody's."""
 
 from __future__ import annotations
 

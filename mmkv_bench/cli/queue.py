@@ -1,4 +1,4 @@
-"""What Slurm says of a user's jobs, where there is Slurm. What is done, rows tell; this is who may still add some, and why others
+"""A user's jobs in the queue of Slurm. Rows tell what is done; the queue tells who may still add some, and why others
 do not."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 JOB = "mmkv"
-"""What the names of our jobs begin with."""
+"""Prefix of the names of our jobs."""
 UNFINISHED = (
     *("BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "NODE_FAIL"),
     *("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"),

@@ -61,7 +61,7 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def completed(config: DictConfig, extra: Sequence[str] = ()) -> RunConfig:
-    """What Hydra composed, as a run takes it: interpolations settled, `retry` as a list of words (on a command line `nan`
+    """Convert what Hydra composed for a run: interpolations settled, `retry` as a list of words (on a command line `nan`
     is a number), and the further config folders, whose methods have defaults too.
 
     Raises:
@@ -183,7 +183,7 @@ _Files = tuple[tuple[str, State], ...]
 
 
 def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence[str] = ()) -> DictConfig:
-    """What Hydra composes of these overrides; the caller's own.
+    """Compose with kept choices; the result is the caller's own.
 
     Args:
         choices: overrides of groups and of the search path; values: overrides of keys, checked; extra: the further config
@@ -223,7 +223,7 @@ def _files(folders: Sequence[Path]) -> _Files:
 
 
 def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
-    """What Hydra composes of all of them at once; with_hydra: its own node `hydra`, too.
+    """Let Hydra compose all overrides at once; with_hydra: its own node `hydra`, too.
 
     Raises:
         ConfigError: it cannot.
@@ -259,7 +259,7 @@ def _initialised() -> Iterator[None]:
 
 
 def _one_sentence(error: Exception) -> str:
-    """What Hydra or OmegaConf says, without its pages: the message's first line and its cause's."""
+    """Shorten an error of Hydra or OmegaConf: the message's first line and its cause's."""
     first = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
     cause = error.__cause__ or error.__context__
     if cause is not None and str(cause).strip():

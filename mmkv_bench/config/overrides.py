@@ -56,7 +56,7 @@ def parse(text: str) -> Override:
 
 
 def is_choice(override: Override) -> bool:
-    """Whether it chooses files of a config group and changes no value."""
+    """Tell whether it chooses files of a config group and changes no value."""
     key = override.key_or_group
     return key in groups() or key.startswith("hydra/")
 
@@ -78,7 +78,7 @@ def searched(folders: Sequence[str]) -> str:
 
 # ---------------------------------------------------------------------- checks against the configuration that choices give
 def is_users_own(key: str) -> bool:
-    """Whether a key is the user's to add: `variants.<name>...`, `methods.<method>.reading`, a method's decode policy, an
+    """Tell whether a key is the user's to add: `variants.<name>...`, `methods.<method>.reading`, a method's decode policy, an
     argument of outside code (which its constructor takes or refuses), a generation setting of a dataset (which of
     them a run can honour, the decode rules say before any work), or a further flag of sbatch (which refuses it)."""
     path = key.split(".")
@@ -243,7 +243,7 @@ def _check_kind(path: str, value: Any, old: Any, strict: bool) -> None:
 
 
 def same_kind(value: Any, default: Any) -> bool:
-    """Whether a value may stand where this default stands: same type, a whole number for a real one, anything for
+    """Tell whether a value may stand where this default stands: same type, a whole number for a real one, anything for
     null and for interpolations."""
     if default is None or (isinstance(default, str) and default.startswith("${")):
         return True

@@ -72,7 +72,7 @@ def _values(schema: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _several(declared: Any) -> bool:
-    """Whether a key takes a value or a list of values."""
+    """Tell whether a key takes a value or a list of values."""
     return tuple in (get_origin(declared), *(get_origin(kind) for kind in getattr(declared, "__args__", ())))
 
 

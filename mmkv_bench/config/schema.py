@@ -99,7 +99,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Data:
-    """Where datasets come from. A dataset's own `dataset_path` goes before it."""
+    """Origin of datasets. A dataset's own `dataset_path` goes before it."""
 
     source: str = _key("upstream", "the task's own data, or small data of our making", DATA_SOURCES)
     root: str | None = _key(
@@ -145,7 +145,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Logger:
-    """Where running means and the final table are tracked besides the rows."""
+    """Tracker of running means and the final table, besides the rows."""
 
     kind: str = _key("none", "none or wandb", LOGGERS)
     mode: str = _key("offline", "wandb mode; online checks first that the server answers", LOGGER_MODES)
@@ -157,7 +157,7 @@ class Logger:
 
 @dataclass(frozen=True)
 class Slurm:
-    """What the jobs of a sweep with `launcher=slurm` need beside what `hydra.launcher.<key>` tells sbatch."""
+    """Needs of the jobs of a sweep with `launcher=slurm`, beside what `hydra.launcher.<key>` tells sbatch."""
 
     modules: tuple[str, ...] = _key((), "environment modules that each job loads; a name or a list", "names")
     container: str | None = _key(None, "image that jobs run in", "a file or a registry's name, as its runtime takes it")
@@ -187,7 +187,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class AnswerConfig:
-    """How a process answers samples, one part of a `RunConfig`.
+    """Settings by which a process answers samples, one part of a `RunConfig`.
 
     Attributes:
         shares_prefill: all cells answer from one prefill; keeps_indices: rows say which entries stay, not only how many.
@@ -206,7 +206,7 @@ class AnswerConfig:
 
 @dataclass(frozen=True)
 class EfficiencyConfig:
-    """How passes of scenario=efficiency are made, one part of a `RunConfig`."""
+    """Settings of the passes of scenario=efficiency, one part of a `RunConfig`."""
 
     batch_prefill: str
     memory_limit: int | str | None
@@ -325,7 +325,7 @@ class RunConfig:
 
     @property
     def answering(self) -> AnswerConfig:
-        """How this process answers them."""
+        """Settings by which this process answers them."""
         return AnswerConfig(
             model=self.model,
             selection=self.selection,
@@ -340,7 +340,7 @@ class RunConfig:
 
     @property
     def efficiency(self) -> EfficiencyConfig:
-        """How passes of scenario=efficiency are made."""
+        """Settings of the passes of scenario=efficiency."""
         return EfficiencyConfig(self.batch_prefill, self.memory_limit, self.new_tokens, self.repeats, self.order_seed)
 
     def updated(self, **values: Any) -> RunConfig:
@@ -358,14 +358,14 @@ def keys(schema: type = RunConfig) -> dict[str, tuple[str, str | tuple[str, ...]
 
 
 def allowed(key: str) -> str:
-    """What a key may hold, as words of a message: `allowed("model.dtype")`."""
+    """Allowed values of a key, as words of a message: `allowed("model.dtype")`."""
     group, _, name = key.rpartition(".")
     what = keys(_SCHEMAS[group])[name][1]
     return what if isinstance(what, str) else ", ".join(what)
 
 
 def accepts(key: str, value: Any) -> bool:
-    """Whether a value is of the type its field declares; keys outside the schema and of further types accept everything."""
+    """Tell whether a value is of the type its field declares; keys outside the schema and of further types accept everything."""
     group, _, name = key.rpartition(".")
     kinds = scalars(get_type_hints(_SCHEMAS[group]).get(name, Any)) if group in _SCHEMAS else None
     if kinds is None or str in kinds:

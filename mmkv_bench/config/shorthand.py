@@ -1,4 +1,4 @@
-"""What users may write shorter than the configuration has it, spelled out before anything is composed.
+"""Short forms of overrides, spelled out before anything is composed.
 
 - `method=[snapkv,mine.py]`: a Python file among methods is a variant of `custom` named by the file's stem, and
   `methods.mine.<key>` are its settings.
@@ -51,7 +51,7 @@ def spelled_out(parsed: Sequence[Override]) -> list[Override]:
 
 
 def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -> Iterator[Override]:
-    """What one override is spelled as."""
+    """Spell out one override."""
     key, text = override.key_or_group, override.input_line
     if key == "method" and files and not override.is_sweep_override():
         names = [str(name) for name in _listed(override) if not _is_file(name)]
@@ -153,7 +153,7 @@ def _setting(override: Override, stem: str, path: str) -> str:
 
 # ---------------------------------------------------------------------- a model's place
 def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
-    """Whether a model is named by where it lies: a folder, or a name of the hub.
+    """Tell whether a model is named by where it lies: a folder, or a name of the hub.
 
     Raises:
         ConfigError: a sweep over such places.

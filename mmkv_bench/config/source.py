@@ -1,4 +1,4 @@
-"""How Hydra gets the files of `conf/` and of further config folders: methods with their parts, datasets out of tables.
+"""Config source of Hydra for `conf/` and further config folders: methods with their parts, datasets out of tables.
 
 A config source of Hydra's own kind. It reads folders as Hydra's does, and hands out what `files.read` makes of a file. In
 the groups of which a run may choose several a file's values belong below `<group>s.<name>`, without a header that says so.

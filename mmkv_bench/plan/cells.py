@@ -33,7 +33,7 @@ _VIDEO_SETTINGS = ("frames", "video_max_pixels")  # part of the identity where t
 
 @dataclass(frozen=True)
 class DatasetIdentity:
-    """What a dataset adds to a cell's identity.
+    """Identity of a dataset, as part of a cell's.
 
     Attributes:
         fingerprint: checksum of its content; prompt: what shapes a prompt (lmms-eval task, prompt texts, version);
@@ -47,7 +47,7 @@ class DatasetIdentity:
 
 @dataclass(frozen=True)
 class Identity:
-    """What planning must know of the world besides the configuration: nothing here is guessed or defaulted.
+    """Facts outside the configuration that planning needs; none is guessed or defaulted.
 
     Attributes:
         model_fingerprint: checksum of weights, configuration and processor files; model_revision: commit on the hub,
@@ -100,7 +100,7 @@ class Cell:
         return {key: value for key, value in self.__dict__.items() if key not in apart}
 
     def told(self) -> dict[str, Any]:
-        """What a row's configuration says beyond the run's: which data the method's calibrations were made of."""
+        """Additions to a row's configuration: the data that the method's calibrations were made of."""
         return {"calibrations": dict(self.calibrations)} if self.calibrations else {}
 
     @property
@@ -229,7 +229,7 @@ def expand(
 
 
 def _without_release(method: Method) -> str | None:
-    """What a user who asked for the released reading is told of a method whose file has none."""
+    """Note for reading=released and a method whose file has no released values."""
     if method.is_full or method.compressor.reading != "released" or method.plain.get("released"):
         return None
     return (
@@ -364,7 +364,7 @@ def _cell(
 
 
 def _identity_of(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an effective node changes answers: everything but the reading's own bookkeeping."""
+    """The part of an effective node that changes answers: all but the reading's own bookkeeping."""
     if plain.get("base") == FULL:
         return {"base": FULL}
     return {key: value for key, value in plain.items() if key not in ("reading", "released", "about")}

@@ -1,4 +1,4 @@
-"""What a cell's hash covers besides the configuration, read from the model folder, the datasets and the installed packages."""
+"""Facts that a cell's hash covers besides the configuration: of the model folder, the datasets and the installed packages."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _installed() -> dict[str, str]:
 
 
 def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetIdentity:
-    """What a dataset adds to its cells' identity. `count` and `limit` are not part of it: more samples reuse rows.
+    """Identity that a dataset adds to its cells. `count` and `limit` are not part of it: more samples reuse rows.
 
     fingerprint: of its content, None to make it.
     """

@@ -91,15 +91,15 @@ class Coverage:
         return {cell.cell: set(samples[row]) for cell, row in zip(part.cells, self.answered(part), strict=True)}
 
     def count(self, part: Part) -> int:
-        """How many of the part's rows there are."""
+        """Number of the part's rows that are there."""
         return int(self.answered(part).sum())
 
     def missing(self, part: Part) -> int:
-        """How many samples some cell has no row for."""
+        """Number of samples that lack a row in some cell."""
         return int((~self.answered(part)).any(0).sum())
 
     def left(self, part: Part) -> int:
-        """How many of the part's rows there are not."""
+        """Number of missing rows."""
         return int((~self.answered(part)).sum())
 
     def ok(self, cells: Collection[str]) -> dict[str, int]:
@@ -111,13 +111,13 @@ class Coverage:
         return {name: int(count) for name, count in zip(names, counts, strict=True) if count}
 
     def failed(self, part: Part) -> int:
-        """How many rows of the part are failures, whichever run made them."""
+        """Number of the part's rows that are failures, whichever run made them."""
         return int((self.statuses(part) > 0).sum())
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does.
+    """Typed facts about a run.
 
     Attributes:
         out: folder of its rows; stage: `generate`, `score` or `both`; answering: how samples are answered.
@@ -165,17 +165,17 @@ class Plan:
 
     @property
     def model(self) -> Model:
-        """How its model is loaded."""
+        """Settings of its model."""
         return self.answering.model
 
     @property
     def limit(self) -> int | None:
-        """How many samples of a dataset are read."""
+        """Number of samples of a dataset that are read; None: all."""
         return self.answering.selection.limit
 
     @property
     def batch_prefill(self) -> str:
-        """How prompts of a batch are prefilled."""
+        """Prefill of a batch: one by one, or together."""
         return str(self.resolved["batch_prefill"])
 
     @property
@@ -199,7 +199,7 @@ class Plan:
         identities.usable_device(self.model, self.cells[0].dtype)
 
     def coverage(self, store: Store, rows: pa.Table | None = None) -> Coverage:
-        """What a store holds of it; rows that `retry` asks for again do not count.
+        """Coverage of the plan by a store; rows that `retry` asks for again do not count.
 
         rows: those of its cells, where they were read already (see `Coverage`).
         """
@@ -207,7 +207,7 @@ class Plan:
         return Coverage(held, self.retry)
 
     def unanswered(self, store: Store) -> int:
-        """How many samples some cell has no row for: 0 when every process of a split run did its part."""
+        """Number of samples that lack a row in some cell: 0 when every process of a split run did its part."""
         coverage = Coverage(store.responses(self.names, COLUMNS, coded=True))
         return sum(coverage.missing(part) for part in self.parts)
 

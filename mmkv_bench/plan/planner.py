@@ -96,7 +96,7 @@ def _refuse_efficiency(scenario: str) -> None:
 
 
 def _compressors(cells: Sequence[Cell]) -> list[Compressor]:
-    """Those of the cells, each once."""
+    """The compressors of the cells, each once."""
     return list({(cell.method, cell.reading): cell.compressor for cell in cells}.values())
 
 

@@ -1,4 +1,4 @@
-"""What a run needs and this machine lacks: weights, data, calibrations, a judge, room on the disk. No network is asked."""
+"""Needs of a run that this machine lacks: weights, data, calibrations, a judge, room on the disk. No network is asked."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Disk:
 
 
 def lacking(plan: Plan, disk: Disk) -> list[Lack]:
-    """Of an outline; empty where a run can start without a connection."""
+    """List what must be there before this plan can run without a connection."""
     found = weights_lacking(plan.model)
     found += [Lack("data", what) for what in _data(plan)]
     found += [Lack("calibration", what) for what in plan.uncalibrated]
@@ -55,7 +55,7 @@ def lacking(plan: Plan, disk: Disk) -> list[Lack]:
 
 
 def weights_lacking(model: Model) -> list[Lack]:
-    """Of the `model` node of a configuration: files of a hub repository that the cache has not."""
+    """Files of a model's hub repository that the cache lacks."""
     source = Source.of(model)
     if source.kind != HUB:
         return []  # files of a folder were read to plan, random weights are made
@@ -106,7 +106,7 @@ def disk_of(plan: Plan, coverage: Coverage, store: Store) -> Disk:
 
 
 def _bytes(file: Path) -> int:
-    """Of a file; 0 where it is gone by now, as journals of jobs that publish their rows while others plan."""
+    """Bytes of a file; 0 where it is gone by now, as journals of jobs that publish their rows while others plan."""
     try:
         return file.stat().st_size
     except FileNotFoundError:
@@ -121,7 +121,7 @@ def told(disk: Disk, lacks: list[Lack], place: Path) -> str:
 
 
 def said(lacks: list[Lack]) -> list[str]:
-    """As lines of a plan's text."""
+    """Lines of a plan's text."""
     return [f"lacking    {lack.kind}: {lack.what}" for lack in lacks]
 
 

@@ -49,14 +49,14 @@ def parse_shard(text: str | Shard) -> Shard:
 
 
 def in_shard(cluster: str, shard: str | Shard) -> bool:
-    """Whether a sample of this cluster (image, document, video or page) belongs to this part. Every cluster belongs to
+    """Tell whether a sample of this cluster (image, document, video or page) belongs to this part. Every cluster belongs to
     exactly one part of any count, whichever samples a `limit` selects and whatever the order."""
     part = parse_shard(shard)
     return index_of(cluster, part.count) == part.index
 
 
 def index_of(cluster: str, count: int) -> int:
-    """Which of `count` parts a sample of this cluster belongs to."""
+    """Index, of `count` parts, of the part that a sample of this cluster belongs to."""
     return int.from_bytes(hashlib.sha256(cluster.encode()).digest()[:8], "big") % count
 
 

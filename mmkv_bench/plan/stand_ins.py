@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class StandIns:
-    """Those of a model where they are here, else made-up ones of the right shape, which treat layers and heads alike.
+    """A model's calibrations where they are here, else made-up ones of the right shape, which treat layers and heads alike.
 
     Attributes:
         model, fingerprint: whose; family: its shape; used: methods that got made-up ones.
@@ -27,7 +27,7 @@ class StandIns:
     seen: dict[str, Any] = field(default_factory=dict)
 
     def data(self, method: str, spec: Any) -> dict[str, Any]:
-        """As `Calibrations.data`.
+        """Return data as `Calibrations.data` does.
 
         Raises:
             CalibrationError: none is here, and none can be made up.

@@ -25,7 +25,7 @@ Key = tuple[str, str]
 
 
 class Dispatcher:
-    """Who has which sample. Thread-safe: each process is served by a thread."""
+    """Assignment of samples to processes. Thread-safe: each process is served by a thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -48,7 +48,7 @@ class Dispatcher:
         return theirs
 
     def take(self, owner: int, key: Key) -> bool:
-        """Whether the sample is this process's to answer."""
+        """Tell whether the sample is this process's to answer."""
         with self._changed:
             if key in self._owners:
                 return False
@@ -74,7 +74,7 @@ class Dispatcher:
             return found
 
     def died(self, owner: int) -> None:
-        """What it had and had not answered is free again."""
+        """Free the samples that a process had and had not answered."""
         with self._changed:
             self._seen.pop(owner, None)
             lost = [key for key, of in self._owners.items() if of == owner and key not in self._done]
@@ -121,7 +121,7 @@ class Given:
         self._read = b""
 
     def take(self, dataset: str, sample: str) -> bool:
-        """Whether to answer it now."""
+        """Tell whether to answer it now."""
         return self._asked({"take": [dataset, sample]}, alone=True)
 
     def done(self, dataset: str, sample: str) -> None:
@@ -130,7 +130,7 @@ class Given:
             self._send({"done": [dataset, sample]})
 
     def again(self) -> bool:
-        """Whether others left something, once all that is under way has ended."""
+        """Tell whether others left something, once all that is under way has ended."""
         return self._asked({"again": True}, alone=False)
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ Watch = Callable[["Request", EncodedPrompt, Sequence[ForkResult]], None]
 
 
 def decode_rules(loaded: LoadedModel, settings: Mapping[str, Any]) -> DecodeRules:
-    """How answers to a dataset with these generation settings are decoded.
+    """Decode rules of answers to a dataset with these generation settings.
 
     Raises:
         UnsupportedError: sampling, beams, or a setting that cannot be honoured.
@@ -86,12 +86,12 @@ def encoded(
 
 
 def compiled_step(loaded: LoadedModel, config: AnswerConfig) -> CompiledStep | None:
-    """What decodes with a model under `decode=compiled`: one for all datasets of a run, so that nothing is compiled twice."""
+    """The compiled decode step under `decode=compiled`: one for all datasets of a run, so that nothing is compiled twice."""
     return CompiledStep(loaded.model) if config.decode == COMPILED else None
 
 
 class Commits(Protocol):
-    """Where rows go: a `Writer` of a store."""
+    """Destination of rows: a `Writer` of a store."""
 
     def commit(self, rows: Sequence[Mapping[str, Any]], prompt: Mapping[str, Any] | None = None) -> None:
         """Keep the rows of one sample."""
@@ -141,11 +141,11 @@ class Answering:
         self._rendered: str | None = None
 
     def pending(self, sample_id: str) -> int:
-        """How many cells have no row for a sample."""
+        """Number of cells that lack a row for a sample."""
         return sum(sample_id not in self.done[cell.cell] for cell in self.cells)
 
     def wants(self, sample: SampleRef) -> bool:
-        """Whether a sample is this run's and this shard's, and some cell has no row for it."""
+        """Tell whether a sample is this run's and this shard's, and some cell has no row for it."""
         asked = bool(chosen([sample], self.config.selection))
         return asked and self.pending(sample.sample_id) > 0
 
@@ -252,7 +252,7 @@ class Answering:
         yield self._engine.answer(prompt, specs, extras)
 
     def _extras(self, request: Request) -> Extras:
-        """What is measured of the request besides its answers; a reference that has no tokens is logged, no failure."""
+        """Extra measures of the request besides its answers; a reference that has no tokens is logged, no failure."""
         reference: tuple[int, ...] = ()
         if "ppl" in self.measures:
             try:

@@ -137,7 +137,7 @@ def launch(
 
 
 def _stopped(failed: Sequence[Ended]) -> list[str]:
-    """What processes say of datasets that stopped, where that alone is why they failed; the others' answers are scored."""
+    """Lines of processes about datasets that stopped, where that alone is why they failed; the others' answers are scored."""
     from mmkv_bench.run.report import STOPPED
 
     if any(end.code != 1 for end in failed):

@@ -1,4 +1,4 @@
-"""What a sample asked, as its row of the table `prompts`: for people who look at answers."""
+"""Rows of the table `prompts`: the question of a sample, for people who look at answers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def question_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def visual_places(loaded: LoadedModel, prompt: EncodedPrompt, request: Request) -> list[float] | None:
-    """Of each visual token: place in the prompt, number of its image, top, bottom, left, right; -1 where it shows no place.
+    """Places of visual tokens: index in the prompt, number of the image, top, bottom, left, right; -1 where it shows no place.
     None where the family's rule is not known, or the prompt has videos."""
     from mmkv_bench.families.registry import token_boxes
 

@@ -1,4 +1,4 @@
-"""What a run prints at its end: what was left to do, tables, where the rows are, what failed, and one JSON document."""
+"""Report at a run's end: tables, the place of the rows, failures, and one JSON document."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Report:
         return [cell for cell in metrics_of if cell not in whole]
 
     def _tables(self) -> str:
-        """Of this run's cells; a mix's kinds stay in the rows."""
+        """Tables of this run's cells; a mix's kinds stay in the rows."""
         from mmkv_bench.tables.build import RANDOM, build
         from mmkv_bench.tables.formats import markdown
         from mmkv_bench.tables.rows import frames

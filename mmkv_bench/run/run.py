@@ -115,7 +115,7 @@ def carry_out(plan: Plan) -> int:
 
 
 def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Coverage]:
-    """What the store holds of the plan now. Its rows are read once for coverage, scores and tables, until something is
+    """Read what the store holds of the plan. Its rows are read once for coverage, scores and tables, until something is
     written; who only generates reads no more of them than tells what is missing."""
     rows = ReadOnce(store, plan.names, further=COVERAGE_COLUMNS)
     return rows, plan.coverage(store, None if plan.stage == "generate" else rows.responses)
@@ -282,7 +282,7 @@ def _answer(
         answering = answering_of(after=after, committed=None if alone is None else bar.advance)
 
         def wanted(sample: SampleRef) -> bool:
-            """Whether it is to be answered here; one that another process answers is counted."""
+            """Tell whether it is to be answered here; one that another process answers is counted."""
             if not answering.wants(sample):
                 return False
             mine = given.take(part.dataset, sample.sample_id)

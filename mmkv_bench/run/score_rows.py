@@ -243,7 +243,7 @@ class Kept:
 def keep_judged(
     fresh: Sequence[Row], stored: Sequence[Row], metrics: Sequence[Mapping[str, Any]], scores: CellScores
 ) -> Kept:
-    """What a cell's rows hold after a pass: its own scores, but for judged metrics that would lose some.
+    """Merge a pass into a cell's rows: its own scores, but for judged metrics that would lose some.
 
     Such a metric keeps every stored score whose sample this pass left without one (a stored `ok` answer never changes).
     Where this pass had another judge than the stored one, it keeps all its stored scores, and samples without one are not

@@ -118,7 +118,7 @@ def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:
 
 
 def _to_judge(row: Mapping[str, Any], judge: Ledger) -> bool:
-    """Whether a stored metric lacks an answer of this judge: it was not judged, or by another one."""
+    """Tell whether a stored metric lacks an answer of this judge: it was not judged, or by another one."""
     if judge.settings is None:
         return False
     if not_judged(row):
@@ -174,7 +174,7 @@ def score_dataset(
             yield from parts(block, scorer.scores([cell.cell for cell in block if cell.cell in stale]))
 
     def parts(block: Sequence[Cell], scores: Iterator[tuple[str, CellScores]]) -> Iterator[pa.Table]:
-        """Of a block, so that nothing of it is kept while the next one is read."""
+        """Tables of a block, so that nothing of it is kept while the next one is read."""
         for part, rows in answers.parts(block):
             scored.begin(part)
             scored.answers |= {name: digest for name, digest in digests_of_cells(rows).items() if name in stale}
@@ -242,7 +242,7 @@ class _Scored:
         self._evidence[row["cell"]] = {name: row[name] for name in EVIDENCE}
 
     def add(self, cell: Cell, scores: CellScores) -> None:
-        """What a pass gave a cell; what an earlier judge gave stays where it gave nothing."""
+        """Take the scores of a pass; an earlier judge's stay where it gave none."""
         from mmkv_bench.run.score_rows import keep_judged
         from mmkv_bench.tables.metrics import JUDGE
 

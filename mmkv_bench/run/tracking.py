@@ -1,4 +1,4 @@
-"""What trackers get of a run: its configuration, running means per sample, and at its end a summary of all rows of its folder."""
+"""Tracking of a run: its configuration, running means per sample, and at its end a summary of all rows of its folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def settings(logger: Logger, shard: str) -> dict[str, Any]:
-    """What `store.tracking.tracker` takes."""
+    """Arguments of `store.tracking.tracker`."""
     if logger.kind == "none":
         return {"name": "none"}
     return {

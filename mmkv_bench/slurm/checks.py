@@ -1,4 +1,4 @@
-"""What a sweep on Slurm refuses before it submits anything, with the reason."""
+"""Refusals of a sweep on Slurm before it submits anything."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_launcher(launcher: Mapping[str, Any]) -> None:
 
 
 def devices_of(launcher: Mapping[str, Any], model: Model) -> int:
-    """How many processes a job is to have: one for each GPU that it asks for, unless one process takes them all.
+    """Number of processes of a job: one for each GPU that it asks for, unless one process takes them all.
 
     Args:
         launcher: `hydra.launcher` of the run's model; model: how that is loaded.
@@ -57,7 +57,7 @@ def devices_of(launcher: Mapping[str, Any], model: Model) -> int:
 
 
 def gpus_of(launcher: Mapping[str, Any]) -> int:
-    """How many GPUs of a node a job asks for, by either of Slurm's ways; launcher: as of `devices_of`."""
+    """Number of GPUs of a node that a job asks for, by either of Slurm's ways; launcher: as of `devices_of`."""
     named = re.search(r"gpu(?::[^:,]+)?(?::(\d+))?(?:,|$)", str(launcher["gres"] or ""))
     return max(int(launcher["gpus_per_node"] or 0), int(named[1] or 1) if named else 0)
 

@@ -1,4 +1,4 @@
-"""What a sweep still has to do, cut into jobs: of one run and shard each, of one dataset or of several that are soon done; a job
+"""Jobs that a sweep still has to do: of one run and shard each, of one dataset or of several that are soon done; a job
 forks methods, budgets and seeds."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OURS = ("launcher", "shards", "dry", "json", "only", "shard", "stage")
 
 @dataclass(frozen=True)
 class Split:
-    """How a run's datasets are divided into jobs: shards of each, and hours up to which a job takes several datasets."""
+    """Division of a run's datasets into jobs: shards of each, and hours up to which a job takes several datasets."""
 
     shards: int
     job_hours: float
@@ -44,7 +44,7 @@ class Piece:
 
     @property
     def subjects(self) -> list[str]:
-        """What two jobs share that may work on the same samples."""
+        """Subjects that two jobs share if they may work on the same samples."""
         return [f"{self.model} {dataset}" for dataset in self.datasets]
 
     def __str__(self) -> str:

@@ -70,7 +70,7 @@ def remembered(folder: Path, subjects: Collection[str]) -> set[str]:
 
 
 def queued(jobs: Collection[str]) -> set[str] | None:
-    """Those of the jobs that are waiting, running or on their way back into the queue; None where Slurm does not answer."""
+    """The jobs that are waiting, running or on their way back into the queue; None where Slurm does not answer."""
     answer = ask(["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%i"])
     return None if answer is None or answer.returncode else {*jobs} & {*answer.stdout.split()}
 
@@ -84,7 +84,7 @@ def of_script(script: Path) -> str | None:
 
 
 def surely_queued(jobs: Collection[str]) -> set[str]:
-    """As `queued`, asked again for some 20 seconds and more where Slurm does not answer.
+    """`queued`, asked again for some 20 seconds and more where Slurm does not answer.
 
     Raises:
         ConfigError: it never does. Taken for an empty queue, that would submit everything a second time.
@@ -127,7 +127,7 @@ SUBMIT_S = 60.0
 
 
 def ask(words: Sequence[str], wait_s: float | None = None) -> subprocess.CompletedProcess[str] | None:
-    """What a program answers, None where it does not within `wait_s` [s] (`WAIT_S`) or is not here.
+    """Answer of a program, None where it does not within `wait_s` [s] (`WAIT_S`) or is not here.
 
     It is ended then with all that it started, as a site's wrapper does.
     """

@@ -133,7 +133,7 @@ def for_model(launcher: Mapping[str, Any], models: Mapping[str, Any] | None, mod
 
 
 def executor(launcher: Mapping[str, Any], slurm: Slurm, out: Path) -> Executor:
-    """What submits these jobs; nothing is asked of Slurm yet, and no folder is made that could not be there anyhow.
+    """Make what submits these jobs; nothing is asked of Slurm yet, and no folder is made that could not be there anyhow.
 
     Args:
         launcher: `hydra.launcher`, checked; slurm: the configuration's node; out: folder of the rows.
@@ -203,7 +203,7 @@ def _mounts(slurm: Slurm, out: Path) -> list[str]:
 
 
 Split = tuple[Executor, Sequence[Callable[[], None]]]
-"""What submits the jobs of one array, and these."""
+"""An executor and the jobs of one array."""
 
 
 def submit(arrays: Sequence[Split], parallelism: int) -> Iterator[list[str]]:
@@ -261,18 +261,18 @@ def lanes(sizes: Sequence[int], most: int) -> list[tuple[int, int | None]]:
 
 
 def largest_array() -> int:
-    """How many jobs an array may have here."""
+    """Largest number of jobs in an array here."""
     answer = ask(["scontrol", "show", "config"])
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout if answer else "", re.MULTILINE)
     return max(1, int(found[1]) if found else _LARGEST_ARRAY)
 
 
 def log_of(folder: Path, job: str) -> Path:
-    """Where a job's stderr goes; a task of an array has a folder of its own."""
+    """File of a job's stderr; a task of an array has a folder of its own."""
     return JobPaths(folder, job, 0).stderr
 
 
 def _words(text: str) -> str:
-    """What sbatch said, in one line."""
+    """The words of sbatch in one line."""
     lines = [re.sub(r"^sbatch: (error: )?", "", line.strip()) for line in text.splitlines()]
     return "; ".join(dict.fromkeys(line for line in lines if line)) or "it says nothing"

@@ -32,7 +32,7 @@ can import."""
 
 
 _ENDED = re.compile(r"srun: error: .*: tasks? .*: Exited with exit code \d+$|srun: Terminating StepId=")
-"""What srun says behind the last words of whatever failed."""
+"""Lines of srun behind the last words of a program that failed."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _finish(runs: Sequence[Run], ids: dict[str, Piece], folder: Path) -> int:
 
 
 def _tell(missing: set[str], ids: Mapping[str, Piece], folder: Path, retry: Sequence[str]) -> None:
-    """What samples are missing of, and what the jobs at them said last; retry: what does not count as answered."""
+    """Print the subjects that lack samples, and the last words of their jobs; retry: what does not count as answered."""
     for name, piece in ids.items():
         if missing.intersection(piece.subjects):
             print(f"mmkv_bench: job {name} ({piece}): {_last_words(submission.log_of(folder, name))}", file=sys.stderr)
@@ -225,7 +225,7 @@ def _tell(missing: set[str], ids: Mapping[str, Piece], folder: Path, retry: Sequ
 
 
 def _last_words(log: Path) -> str:
-    """What a job said last of itself, or that it could not even begin a log."""
+    """Last words of a job, or that it could not even begin a log."""
     try:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:

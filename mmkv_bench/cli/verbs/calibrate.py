@@ -32,7 +32,7 @@ MEASURING = ("samples", "kinds", "size", "split", *OF_DATASETS, "text")
 
 
 def options(parser: Parser) -> None:
-    """Which method, which model, on which pages or samples."""
+    """Flags for the method, the model, and the pages or samples."""
     measured = "; ".join(f"{name}: {text}" for name, text in MEASURED.items())
     pages = ", ".join(f"{number} for {name}" for name, number in SAMPLES.items())
     parser.add_argument("method", choices=tuple(MEASURED), help=measured)

@@ -22,7 +22,7 @@ SUMMARY = "which datasets there are, and whether the data of one are there; down
 
 
 def options(parser: Parser) -> None:
-    """What to do, and for which datasets."""
+    """Action and datasets."""
     parser.add_argument(
         "what",
         choices=("list", "check"),

@@ -11,7 +11,7 @@ SUMMARY = "one run split over the processes or devices of this machine"
 
 
 def options(parser: Parser) -> None:
-    """How many processes, and the settings of the run."""
+    """Number of processes, and the settings of the run."""
     parser.add_argument(
         "--processes", type=count, metavar="N", help="default: one per visible device; without a device it must be said"
     )

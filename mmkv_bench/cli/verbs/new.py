@@ -20,7 +20,7 @@ PARTS = {
 
 
 def options(parser: Parser) -> None:
-    """Where to, and which part of a method."""
+    """Target file and part of a method."""
     parser.add_argument("file", help="a .py file that does not exist yet; the method is called as it is")
     parser.add_argument(
         "--part", choices=PARTS, default="scorer", help="; ".join(f"{name}: {what}" for name, what in PARTS.items())

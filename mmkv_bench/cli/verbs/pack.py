@@ -12,7 +12,7 @@ SUMMARY = "write the rows of a finished run as few files, each below 10 MB, with
 
 
 def options(parser: Parser) -> None:
-    """Which rows, and whether for git."""
+    """Flags for the rows, and for packing for git."""
     parser.add_argument("rows", type=Path, nargs="+", help="rows folder that a run printed")
     parser.add_argument(
         "--slim",
