@@ -93,15 +93,17 @@ def attach(
         raise UnsupportedError(f"{type(model).__name__} is no transformers model; give what from_pretrained returns")
     family = model_facts(model.config)
     compressor = _compressor(model, method, reading, parameters)
-    asked = None if budget is None else Budget.parse(budget)
-    if compressor.unbudgeted and asked is not None:
-        raise ConfigError(f"method {compressor.name} evicts nothing and takes no budget, got {asked}; leave it out")
+    parsed_budget = None if budget is None else Budget.parse(budget)
+    if compressor.unbudgeted and parsed_budget is not None:
+        raise ConfigError(
+            f"method {compressor.name} evicts nothing and takes no budget, got {parsed_budget}; leave it out"
+        )
     _check(compressor, family)
     if compiled_tokens is not None:
         if compiled_tokens < 1:
             raise ConfigError(f"compiled_tokens={compiled_tokens} is no length of an answer; allowed: 1 or more tokens")
         check_compiler()
-    return Attached(model, compressor, asked, protocol, seed, compiled_tokens, identity)
+    return Attached(model, compressor, parsed_budget, protocol, seed, compiled_tokens, identity)
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ def counted(session: sessions.Session, compressor: Compressor, budget: Budget | 
     row = ForkResult(cell="", prompt_tokens=length)
     cell = CellSpec("", compressor, budget, protocol)
     fill_account(row, cell, protocol_named(protocol).lengths(length, length), session, types)
-    own = {"method", "reading", "budget", "kept", "fallback", "allowed_over"}
+    derived = {"method", "reading", "budget", "kept", "fallback", "allowed_over"}
     return SessionReport(
         method=compressor.name,
         reading=compressor.reading,
@@ -188,7 +190,7 @@ def counted(session: sessions.Session, compressor: Compressor, budget: Budget | 
         kept=tuple(map(tuple, row.kept)),
         fallback=tuple(row.fallback),
         allowed_over=compressor.exceeds,
-        **{field.name: getattr(row, field.name) for field in fields(SessionReport) if field.name not in own},
+        **{field.name: getattr(row, field.name) for field in fields(SessionReport) if field.name not in derived},
     )
 
 

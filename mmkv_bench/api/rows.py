@@ -216,16 +216,16 @@ def make_table(
         >>> print(make_table("results/tiny/large", dataset="pages_walk_large"))  # doctest: +SKIP
     """
     if isinstance(rows, StoredRows):
-        found = load(rows.folder, rows.names)
+        stored = load(rows.folder, rows.names)
     else:
-        found = load(Path(rows).expanduser())
+        stored = load(Path(rows).expanduser())
     return Tables(
         build(
-            found,
+            stored,
             datasets=_listed(dataset),
             protocols=_listed(protocol),
             readings=_listed(reading),
-            metrics=names(_listed(metric), found),
+            metrics=names(_listed(metric), stored),
         )
     )
 
@@ -304,10 +304,10 @@ def _at(cells: pd.DataFrame, budgets: Sequence[Any]) -> pd.Series:
     for budget in map(Budget.parse, budgets):
         entries = budget.kind == "entries"
         column, value = ("budget_entries", budget.entries) if entries else ("budget_fraction", budget.fraction_text)
-        own = (cells["budget_kind"] == budget.kind) & (cells[column] == value)
-        if not own.any():
+        at_budget = (cells["budget_kind"] == budget.kind) & (cells[column] == value)
+        if not at_budget.any():
             raise ConfigError(f"The rows hold no budget {budget}: give one that was run, or leave the filter out.")
-        keep |= own
+        keep |= at_budget
     return keep
 
 

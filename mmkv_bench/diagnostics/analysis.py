@@ -122,11 +122,11 @@ def diagnose(
     store.check_writable()
     fingerprint, _ = source.fingerprint()
     kept = [] if methods is None else methods(fingerprint)
-    told = measurements(name, source, questions, tokens, kept)
-    done = store.diagnosed([one["measurement"] for one in told.values()])
+    columns_of = measurements(name, source, questions, tokens, kept)
+    done = store.diagnosed([one["measurement"] for one in columns_of.values()])
 
     def lacking(sample: str) -> list[str]:
-        return [label for label, one in told.items() if sample not in done[one["measurement"]]]
+        return [label for label, one in columns_of.items() if sample not in done[one["measurement"]]]
 
     before = [sample for sample in questions.ids if not lacking(sample)]
     if len(before) == len(questions.ids):
@@ -139,9 +139,9 @@ def diagnose(
         nonlocal numbers
         labels = lacking(sample.sample_id)
         rows = layers_of(loaded, name, sample, tokens, [one for one in kept if one.label in labels])
-        rows = [row for row in rows if _label(row[2], told) in labels]
+        rows = [row for row in rows if _label(row[2], columns_of) in labels]
         if rows:
-            store.write_diagnostics(table(told, rows))
+            store.write_diagnostics(table(columns_of, rows))
             numbers += len(rows)
 
     questions.each(loaded, take, before)
@@ -176,9 +176,9 @@ def measurements(
         "dataset_fingerprint": questions.settings["dataset_fingerprint"],
         "versions": json.dumps({package: metadata.version(package) for package in ("torch", "transformers")}),
     }
-    found = {} if quantity.decoding else {"": settings}
-    found |= {one.label: settings | {"method": one.settings()} for one in kept}
-    columns = {label: shared | {"settings": json.dumps(own, sort_keys=True)} for label, own in found.items()}
+    settings_of = {} if quantity.decoding else {"": settings}
+    settings_of |= {one.label: settings | {"method": one.settings()} for one in kept}
+    columns = {label: shared | {"settings": json.dumps(own, sort_keys=True)} for label, own in settings_of.items()}
     return {
         label: own | {"measurement": checksum(canonical_json(dict(own)).encode())} for label, own in columns.items()
     }
@@ -208,10 +208,10 @@ def layers_of(
         else:
             inputs, types = with_answer(inputs, types, answer)
     facts = PromptFacts(prompt.length, kept, decoded)
-    found = read_layers(
+    layer_values = read_layers(
         loaded.model, inputs, types, quantity.needs, lambda obs: list(quantity.read(obs, facts)), prompt.identity
     )
-    return [(sample.sample_id, layer, value) for layer, value in quantity.finish(found)]
+    return [(sample.sample_id, layer, value) for layer, value in quantity.finish(layer_values)]
 
 
 def attached(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod) -> Session:
@@ -293,5 +293,5 @@ def table(told: Mapping[str, Mapping[str, str]], rows: Sequence[Row]) -> pa.Tabl
         "x": pa.array([value.x for value in values], pa.float64()),
         "value": pa.array([value.value for value in values], pa.float64()),
     }
-    own = [told[_label(value, told)] for value in values]
-    return pa.table(columns | {name: [one[name] for one in own] for name in own[0]})
+    measured = [told[_label(value, told)] for value in values]
+    return pa.table(columns | {name: [one[name] for one in measured] for name in measured[0]})

@@ -66,7 +66,7 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
     stay_offline(config.model, specs)
     preflight(spec)
     facts = replace(identity.gather(config.model, specs), **{name: rows[0][name] for name in VERSIONS})
-    found: dict[str, Cell] = {}
+    cells_now: dict[str, Cell] = {}
     refused: dict[str, str] = {}
     for method in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == method]
@@ -78,10 +78,10 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
         except ConfigError as error:
             refused |= {row["cell"]: f"identity of an older version ({error})" for row in mine}
             continue
-        known = {cell.cell: cell for cell in cells}
-        found |= {row["cell"]: known[row["cell"]] for row in mine if row["cell"] in known}
-        refused |= {row["cell"]: _why(row, cells) for row in mine if row["cell"] not in known}
-    return ReplannedCells(config, spec, found, refused)
+        planned_cells = {cell.cell: cell for cell in cells}
+        cells_now |= {row["cell"]: planned_cells[row["cell"]] for row in mine if row["cell"] in planned_cells}
+        refused |= {row["cell"]: _why(row, cells) for row in mine if row["cell"] not in planned_cells}
+    return ReplannedCells(config, spec, cells_now, refused)
 
 
 def method_files(rows: Iterable[Row]) -> set[str]:

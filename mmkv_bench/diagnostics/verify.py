@@ -114,7 +114,7 @@ def draw(roots: Sequence[Path], k: int, seed: int) -> list[StoredAnswer]:
     if not roots:
         raise ConfigError("no folder of rows is given; name some, or run it where results/tiny lies")
     generator = np.random.default_rng(seed)
-    found = []
+    drawn = []
     for position, root in enumerate(sorted(roots)):
         store = Store(root)
         rows = store.responses(columns=("cell", "sample_id", "status"))
@@ -127,11 +127,11 @@ def draw(roots: Sequence[Path], k: int, seed: int) -> list[StoredAnswer]:
         chosen = rows.take(np.sort(generator.choice(places, min(share, len(places)), replace=False))).to_pylist()
         cells = {row["cell"]: row for row in store.cells({row["cell"] for row in chosen}).to_pylist()}
         whole = store.responses(cells, _COLUMNS)
-        asked = {(row["cell"], row["sample_id"]) for row in chosen}
+        keys_drawn = {(row["cell"], row["sample_id"]) for row in chosen}
         keys = zip(whole["cell"].to_pylist(), whole["sample_id"].to_pylist(), strict=True)
-        rows = whole.take([place for place, key in enumerate(keys) if key in asked]).to_pylist()
-        found += [StoredAnswer(root, row, cells[row["cell"]]) for row in rows]
-    return found
+        rows = whole.take([place for place, key in enumerate(keys) if key in keys_drawn]).to_pylist()
+        drawn += [StoredAnswer(root, row, cells[row["cell"]]) for row in rows]
+    return drawn
 
 
 def lines(drawn: Sequence[StoredAnswer]) -> Iterator[str]:
@@ -177,10 +177,10 @@ def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch:
         planned = plan_again([one.cell for one in group])
         for one in group:
             one.outcome = planned.refused.get(one.row["cell"], "")
-        asked = [one for one in group if not one.outcome]
-        if not asked:
+        planned_answers = [one for one in group if not one.outcome]
+        if not planned_answers:
             return
-        rows = _answers(planned, asked, model, watch)
+        rows = _answers(planned, planned_answers, model, watch)
     except consent.CodeOfRowsError as error:
         for one in group:
             one.outcome = one.outcome or str(error)
@@ -189,7 +189,7 @@ def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch:
         for one in group:
             one.outcome = one.outcome or f"its run being refused now: {error}"
         return
-    for one in asked:
+    for one in planned_answers:
         now = rows[one.row["cell"], one.row["sample_id"]]
         one.differing = [name for name in COMPARED if one.row[name] is not None and one.row[name] != now[name]]
         one.outcome = DIFFERENT if one.differing else EQUAL
@@ -219,9 +219,16 @@ def _answers(
         store = Store(Path(folder) / "rows")
         with store.writer("verify") as writer:
             step = compiled_step(model[settings], planned.config.answering)
-            told = None if watch is None else partial(watch, model[settings])
+            watched = None if watch is None else partial(watch, model[settings])
             answering = Answering(
-                model[settings], planned.config.answering, cells, done, writer, lambda rows: None, step=step, watch=told
+                model[settings],
+                planned.config.answering,
+                cells,
+                done,
+                writer,
+                lambda rows: None,
+                step=step,
+                watch=watched,
             )
             try:
                 generate(planned.spec, answering, limit, answering.wants)

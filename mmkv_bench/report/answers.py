@@ -53,9 +53,9 @@ class AnswerTable:
         names, of_cell = coded(narrow["cell"])
         ids, sample = coded(narrow["sample_id"])
         statuses, status = coded(narrow["status"])
-        told = {name: numbers(narrow[name]) for name in _COUNTED} | {"status": status}
+        columns = {name: numbers(narrow[name]) for name in _COUNTED} | {"status": status}
         starts = np.searchsorted(of_cell, np.arange(len(names) + 1))
-        return cls(table, tuple(names), starts, sample, narrow["doc_id"].to_numpy(), ids, told, tuple(statuses))
+        return cls(table, tuple(names), starts, sample, narrow["doc_id"].to_numpy(), ids, columns, tuple(statuses))
 
     @cached_property
     def _places(self) -> Mapping[str, int]:
@@ -84,14 +84,14 @@ class AnswerTable:
 
     def hashes(self, cells: Sequence[str], samples: Sequence[str]) -> dict[str, str]:
         """Sample -> the hash of its prompt, from the first of these cells that has one."""
-        found: dict[str, str] = {}
+        prompt_of: dict[str, str] = {}
         for cell in cells:
-            left = [sample for sample in samples if sample not in found]
+            left = [sample for sample in samples if sample not in prompt_of]
             if not left:
                 break
             hashes = self.table["prompt_hash"].take(pa_places(self.of_samples(cell, left))).to_pylist()
-            found |= {sample: one for sample, one in zip(left, hashes, strict=True) if one}
-        return found
+            prompt_of |= {sample: one for sample, one in zip(left, hashes, strict=True) if one}
+        return prompt_of
 
 
 class SampleScores:

@@ -21,11 +21,11 @@ _LEFT_OUT = ("config", "schema_version", "cell")  # shown elsewhere
 
 def described(cells: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Cell -> its row as the page shows it, in the order of the schema, without what is null."""
-    found = {}
+    rows = {}
     for row in cells.to_dict("records"):
         shown = {key: _plain(value) for key, value in row.items() if key not in _LEFT_OUT}
-        found[row["cell"]] = {key: value for key, value in shown.items() if value is not None}
-    return found
+        rows[row["cell"]] = {key: value for key, value in shown.items() if value is not None}
+    return rows
 
 
 def _plain(value: Any) -> Any:
@@ -40,11 +40,11 @@ def _plain(value: Any) -> Any:
 def scores(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     """Cell -> its rows of `metrics`, those of the task before what every run measures."""
     metrics = metrics.sort_values("metric", key=lambda names: names.isin(list(MEASURES)), kind="stable")
-    found: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, list[dict[str, Any]]] = {}
     kept = [name for name in metrics.columns if name not in ("schema_version", "dataset")]
     for row in metrics[kept].to_dict("records"):
-        found.setdefault(row.pop("cell"), []).append({key: _plain(value) for key, value in row.items()})
-    return found
+        rows.setdefault(row.pop("cell"), []).append({key: _plain(value) for key, value in row.items()})
+    return rows
 
 
 def counted(cell: slice, answers: Mapping[str, np.ndarray], statuses: Sequence[str]) -> dict[str, Any]:
@@ -120,16 +120,16 @@ def first_difference(tokens: pa.ListArray, others: pa.ListArray) -> list[int | N
     left, right = (np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=-1) for each in (left, right))
     differs = left != right
     first = np.where(differs.any(axis=1), differs.argmax(axis=1), -1) if width else np.full(len(left), -1)
-    known = [a and b for a, b in zip(tokens.is_valid().to_pylist(), others.is_valid().to_pylist(), strict=True)]
-    return [int(place) if there else None for place, there in zip(first, known, strict=True)]
+    answered = [a and b for a, b in zip(tokens.is_valid().to_pylist(), others.is_valid().to_pylist(), strict=True)]
+    return [int(place) if there else None for place, there in zip(first, answered, strict=True)]
 
 
 def padded(lists: pa.ListArray) -> np.ndarray:
     """int64 [n, longest], -1 behind the end of each."""
     lengths = np.nan_to_num(lists.value_lengths().to_numpy(zero_copy_only=False)).astype(np.int64)
-    found = np.full((len(lengths), int(lengths.max(initial=0))), -1, dtype=np.int64)
-    found[np.arange(found.shape[1]) < lengths[:, None]] = lists.drop_null().flatten().to_numpy(zero_copy_only=False)
-    return found
+    filled = np.full((len(lengths), int(lengths.max(initial=0))), -1, dtype=np.int64)
+    filled[np.arange(filled.shape[1]) < lengths[:, None]] = lists.drop_null().flatten().to_numpy(zero_copy_only=False)
+    return filled
 
 
 def parsed(text: str) -> Any:

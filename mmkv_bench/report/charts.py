@@ -49,17 +49,17 @@ def _method_traces(
         points.setdefault(line.method, []).append((x, line))
     traces = []
     for method in sorted(points, key=numbers.__getitem__):
-        own = sorted(points[method], key=lambda point: point[0])
+        line_points = sorted(points[method], key=lambda point: point[0])
         style = numbers[method]
         colour = COLOURS[style % len(COLOURS)]
         dash = DASHES[style // len(COLOURS) % len(DASHES)]
-        scores = [(line.value or 0.0, line.low, line.high) for _, line in own]
+        scores = [(line.value or 0.0, line.low, line.high) for _, line in line_points]
         traces.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": method,
-                "x": [number(x) for x, _ in own],
+                "x": [number(x) for x, _ in line_points],
                 "y": [number(value) for value, _, _ in scores],
                 "error_y": {
                     "type": "data",
@@ -71,7 +71,7 @@ def _method_traces(
                 },
                 "line": {"color": colour, "dash": dash, "width": 2},
                 "marker": {"symbol": SHAPES[style % len(SHAPES)], "size": 8, "color": colour},
-                "text": [view.hint(line) for _, line in own],
+                "text": [view.hint(line) for _, line in line_points],
                 "hoverinfo": "text",
             }
         )

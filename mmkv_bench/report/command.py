@@ -40,23 +40,27 @@ class Commands:
         label = row["dataset"]
         if label not in (config.get("datasets") or {}):
             return {"line": "", "note": f"Its configuration holds no dataset {label}: another program wrote it."}
-        said = _groups(config, [label]) | {"method": row["method"]}
+        settings = _groups(config, [label]) | {"method": row["method"]}
         if row["method"] in (config.get("variants") or {}):
-            said |= {"method": "full", f"variants.{row['method']}": config["variants"][row["method"]]}
+            settings |= {"method": "full", f"variants.{row['method']}": config["variants"][row["method"]]}
         if row.get("budget_kind") == "entries":
-            said["budget"] = row["budget_entries"]
+            settings["budget"] = row["budget_entries"]
         elif row.get("budget_kind") == "fraction":
-            said["budget"] = row["budget_fraction"] if "." in row["budget_fraction"] else f"{row['budget_fraction']}.0"
+            settings["budget"] = (
+                row["budget_fraction"] if "." in row["budget_fraction"] else f"{row['budget_fraction']}.0"
+            )
         if row["protocol"] != "paper":
-            said["protocol"] = row["protocol"]
+            settings["protocol"] = row["protocol"]
         if row.get("seed") is not None:
-            said["seed"] = row["seed"]
-        own = (f"methods.{row['method']}.", f"methods.{row['base']}.", f"datasets.{_option(config, label)}.")
-        said |= {key: value for key, value in differing.items() if not _of_one(key) or key.startswith(own)}
-        said = {key: value for key, value in said.items() if not (key == "reading" and row.get("reading") is None)}
+            settings["seed"] = row["seed"]
+        prefixes = (f"methods.{row['method']}.", f"methods.{row['base']}.", f"datasets.{_option(config, label)}.")
+        settings |= {key: value for key, value in differing.items() if not _of_one(key) or key.startswith(prefixes)}
+        settings = {
+            key: value for key, value in settings.items() if not (key == "reading" and row.get("reading") is None)
+        }
         versions = f"torch {row['torch']}, transformers {row['transformers']}"
         note = f"It is this very cell under {versions} and the same weights and data."
-        return {"line": shlex.join([PROGRAM, *words(said)]), "note": note}
+        return {"line": shlex.join([PROGRAM, *words(settings)]), "note": note}
 
     def _differences(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Key -> value, of what the run had set otherwise than its groups now say."""
@@ -68,14 +72,14 @@ class Commands:
         if key not in self._composed:
             self._composed[key] = dict(compose(list(key)).resolved)
         now = self._composed[key]
-        found = {name: config[name] for name in _RUN if name in config and config[name] != now.get(name)}
-        found |= _other("model", config["model"], now["model"])
+        changed = {name: config[name] for name in _RUN if name in config and config[name] != now.get(name)}
+        changed |= _other("model", config["model"], now["model"])
         for name in named:
-            found |= _other(f"methods.{name}", config["methods"][name], now["methods"][name])
+            changed |= _other(f"methods.{name}", config["methods"][name], now["methods"][name])
         for label, node in config["datasets"].items():
             option = _option(config, label)
-            found |= _other(f"datasets.{option}", node, now["datasets"][option])
-        return found
+            changed |= _other(f"datasets.{option}", node, now["datasets"][option])
+        return changed
 
 
 def _groups(config: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
@@ -84,13 +88,13 @@ def _groups(config: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
 
     names = [_option(config, label) for label in labels]
     model = config["model"]["name"]
-    said: dict[str, Any] = {"model": model if model in options("model") else "hf"}
-    said["dataset"] = names[0] if len(names) == 1 else names
+    groups: dict[str, Any] = {"model": model if model in options("model") else "hf"}
+    groups["dataset"] = names[0] if len(names) == 1 else names
     if any(str(config["datasets"][label].get("task", "")).startswith("pages") for label in labels):
-        said["page_size"] = config["page_size"]
+        groups["page_size"] = config["page_size"]
     if (config.get("data") or {}).get("source") == "fixture":
-        said["data"] = "fixture"
-    return said
+        groups["data"] = "fixture"
+    return groups
 
 
 def _option(config: Mapping[str, Any], label: str) -> str:
@@ -106,14 +110,14 @@ def _of_one(key: str) -> bool:
 
 def _other(prefix: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """Values below a node that are set otherwise now; parts of a method follow from its parameters, and are left out."""
-    found = {}
+    changed = {}
     for key, value in _leaves(stored):
         other: Any = now
         for part in key.split("."):
             other = other.get(part) if isinstance(other, Mapping) else None
         if value != other and not {*key.split(".")} & _NO_SETTINGS:
-            found[f"{prefix}.{key}"] = value
-    return found
+            changed[f"{prefix}.{key}"] = value
+    return changed
 
 
 def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

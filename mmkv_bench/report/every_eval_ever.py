@@ -204,13 +204,13 @@ def _source(cell: Mapping[str, Any], config: Mapping[str, Any], metrics: Sequenc
     details = {"dataset_fingerprint": cell["dataset_fingerprint"], "task": str(node.get("task") or cell["dataset"])}
     if hub is None or (config.get("data") or {}).get("source") == "fixture":
         return {"dataset_name": cell["dataset"], "source_type": "other", "additional_details": details}
-    found = {"dataset_name": cell["dataset"], "source_type": "hf_dataset", "hf_repo": hub[1]}
-    return found | {"samples_number": max(row["n"] for row in metrics), "additional_details": details}
+    source = {"dataset_name": cell["dataset"], "source_type": "hf_dataset", "hf_repo": hub[1]}
+    return source | {"samples_number": max(row["n"] for row in metrics), "additional_details": details}
 
 
 def _metric(row: Mapping[str, Any]) -> dict[str, Any]:
     share = is_share(row["metric"]) and 0 <= row["value"] <= 1
-    told = _strings(row, ("judge", "judge_prompts", "judge_temperature", "lmms_eval"))
+    judged = _strings(row, ("judge", "judge_prompts", "judge_temperature", "lmms_eval"))
     return {
         "metric_id": row["metric"],
         "metric_name": row["metric"],
@@ -219,7 +219,7 @@ def _metric(row: Mapping[str, Any]) -> dict[str, Any]:
         "score_type": "continuous",
         "min_score": 0 if share or not is_share(row["metric"]) else "-Infinity",  # amounts have no upper end
         "max_score": 1 if share else "Infinity",
-    } | ({"additional_details": told} if told else {})
+    } | ({"additional_details": judged} if judged else {})
 
 
 def _score(row: Mapping[str, Any]) -> dict[str, Any]:

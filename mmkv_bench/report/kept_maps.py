@@ -47,11 +47,11 @@ class KeptTokens:
         bits = unpacked(text)
         if len(places) and places.max() >= bits.shape[-1]:
             return None
-        own = bits[:, :, places]
+        visual = bits[:, :, places]
         return cls(
-            [[base64.b64encode(np.packbits(head).tobytes()).decode() for head in layer] for layer in own],
+            [[base64.b64encode(np.packbits(head).tobytes()).decode() for head in layer] for layer in visual],
             bits.sum(axis=-1).tolist(),
-            own.sum(axis=-1).tolist(),
+            visual.sum(axis=-1).tolist(),
             None if stored is None else digest(bits) == stored,
         )
 

@@ -140,10 +140,10 @@ class StorePages:
         """The answers of a group to the samples that its pages show."""
         samples, total = first_samples(answers, group.hashes, most)
         scores = SampleScores(self.samples, group.hashes, samples)
-        own = [cell_answers(answers, cell, samples, group.full, scores) for cell in group.hashes]
-        held = {metric for one in own for metric in one.scores}
+        cells = [cell_answers(answers, cell, samples, group.full, scores) for cell in group.hashes]
+        held = {metric for one in cells for metric in one.scores}
         metrics = [metric for metric in self._metrics if metric in held]
-        return GroupAnswers(samples, total, own, metrics, None if group.full is None else own[0])
+        return GroupAnswers(samples, total, cells, metrics, None if group.full is None else cells[0])
 
     def _blocks(self, answers: Mapping[str, int]) -> Iterator[list[CellGroup]]:
         """Groups whose answers are read together: with texts and lists those of all are more than memory should hold.
@@ -214,7 +214,7 @@ class StorePages:
     ) -> None:
         """The page of a group's samples and that of each of them."""
         hashes = answers.hashes(group.hashes, shown.samples)
-        asked = [prompts.of(sample, hashes.get(sample)) for sample in shown.samples]
+        sample_prompts = [prompts.of(sample, hashes.get(sample)) for sample in shown.samples]
         visual = [prompts.visual(hashes.get(sample)) for sample in shown.samples]
         shared = {"group": group, "name": group.name, "total": shown.total}
         folder.page(
@@ -224,11 +224,11 @@ class StorePages:
             title=f"Samples of {group.dataset}",
             cells=[(place, one.words) for place, one in enumerate(group.cells)],
             metrics=[(metric, metric) for metric in shown.metrics or [""]],
-            samples=list(zip(shown.samples, asked, strict=True)),
+            samples=list(zip(shown.samples, sample_prompts, strict=True)),
             answers=_compared(shown),
         )
         kept = kept_tokens(answers, group.hashes, shown.samples, visual)
-        for place, (sample, prompt) in enumerate(zip(shown.samples, asked, strict=True)):
+        for place, (sample, prompt) in enumerate(zip(shown.samples, sample_prompts, strict=True)):
             images = [(f"../{path}", ratio) for path, ratio in zip(prompt.images, prompt.ratios, strict=True)]
             folder.page(
                 f"samples/{group.name}-{place}",
@@ -324,10 +324,12 @@ def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
             first = shown.metrics[0] if shown.metrics else ""
             fields["against full"] = text_field("" if is_full else _against(answers, shown.full, first, place))
             fields["leaves full"] = answers.leaves(place), None if differs is None else differs % 2**31
-        fields["counted entries, all heads"] = ("" if resident is None else str(resident)), resident
+        fields["entries"] = ("" if resident is None else str(resident)), resident
         fields["remarks"] = text_field(answers.fallback[place])
         for header, field in fields.items():
             columns.setdefault(header, []).append(field)
+    if not any(text for text, _ in columns.get("remarks", ())):
+        columns.pop("remarks", None)
     return datatable("answers", columns, ("method", "budget", "against full"))
 
 

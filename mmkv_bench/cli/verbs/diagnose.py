@@ -31,8 +31,8 @@ SETTINGS_OF_METHODS = ("method", "methods", "budget", "reading")
 
 def options(parser: Parser) -> None:
     """Declare the analysis, the model and the samples."""
-    told = "; ".join(f"{name}: {text}" for name, text in MEASURED.items())
-    parser.add_argument("name", choices=tuple(MEASURED), help=told.replace("%", "%%"))
+    summaries = "; ".join(f"{name}: {text}" for name, text in MEASURED.items())
+    parser.add_argument("name", choices=tuple(MEASURED), help=summaries.replace("%", "%%"))
     configuration(parser)
     parser.add_argument("--samples", type=count, default=SAMPLES, help=f"of the dataset (default: {SAMPLES})")
     parser.add_argument("--draw", type=not_negative, metavar="SEED", help="samples by chance (default: the first ones)")
@@ -74,8 +74,8 @@ def answer(given: argparse.Namespace) -> int:
     methods = partial(methods_of, config) if given.name in OF_METHODS else None
     out = Path(config.out)
     written = diagnose(given.name, config.model, questions, given.tokens, out, methods)
-    known = f", {written.before} had been measured before" if written.before else ""
-    print(f"wrote {written.numbers} numbers of {written.measured} samples to {out / 'diagnostics'}{known}")
+    earlier = f", {written.before} had been measured before" if written.before else ""
+    print(f"wrote {written.numbers} numbers of {written.measured} samples to {out / 'diagnostics'}{earlier}")
     return 0
 
 

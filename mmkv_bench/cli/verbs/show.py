@@ -92,22 +92,22 @@ def _remake(
     from mmkv_bench.diagnostics.verify import remake
     from mmkv_bench.report.terminal.kept_map import KeptMap, shares, show
 
-    found: dict[str, RemadeAnswer] = {}
+    remade: dict[str, RemadeAnswer] = {}
     for own in shown.values():
         again = remake(cells.store.root, own, name, other_versions, run_code)
-        found |= {cell: again[cell] for cell in own if cell in again}
+        remade |= {cell: again[cell] for cell in own if cell in again}
     maps = []
-    for one in found.values():
+    for one in remade.values():
         if one.kept is not None and one.prompt is not None:
             proof = "digest the same" if one.proven else "answer and counts the same" if one.same else "NOT the same"
             share = shares(one.kept, one.prompt.tokens)
             maps.append(KeptMap(cells.title(one.cell), [proof], share, one.prompt.visual, one.prompt.places))
     out.print("\nMade again", style="bold")
     show(out, maps)
-    for one in found.values():
+    for one in remade.values():
         if not one.same:
             what = f"differs in {', '.join(one.differing)}" if one.differing else f"not made again: {one.outcome}"
             out.print(f"{cells.title(one.cell)} {what}")
-    if any(one.differing for one in found.values()):
+    if any(one.differing for one in remade.values()):
         return 1
-    return 0 if any(one.same for one in found.values()) else 2
+    return 0 if any(one.same for one in remade.values()) else 2

@@ -45,16 +45,16 @@ class KeptMap:
 
     def lines(self, shades: str, width: int) -> list[str]:
         """Draw it as a block of lines."""
-        own = self.share[self.visual]
-        text = len(self.share) - len(own)
-        counted = f"visual {own.sum():.0f} of {len(own)}, text {self.share.sum() - own.sum():.0f} of {text}"
+        visual = self.share[self.visual]
+        text = len(self.share) - len(visual)
+        counted = f"visual {visual.sum():.0f} of {len(visual)}, text {self.share.sum() - visual.sum():.0f} of {text}"
         head = [self.title, counted, *self.words]
-        if self.places is None or not len(own):
+        if self.places is None or not len(visual):
             return [*head, "where its visual tokens lie is not known"]
-        if own.min() == 1:
+        if visual.min() == 1:
             return [*head, "all of them"]
         images = range(int(self.places[:, 0].max()) + 1)
-        blocks = [drawn(raster(self.places, own, image, width // ACROSS), shades) for image in images]
+        blocks = [drawn(raster(self.places, visual, image, width // ACROSS), shades) for image in images]
         return head + side_by_side(blocks, width)
 
 
@@ -73,17 +73,17 @@ def raster(places: np.ndarray, share: np.ndarray, image: int, width: int) -> np.
     Args:
         places: see `Map`; share: float64 [V]. width: columns at most; there are no more than the finest tokens make.
     """
-    own = places[:, 0] == image
-    if not own.any():
+    in_image = places[:, 0] == image
+    if not in_image.any():
         return np.full((1, 1), np.nan)
-    top, bottom, left, right = (places[own, side] for side in range(1, 5))
+    top, bottom, left, right = (places[in_image, side] for side in range(1, 5))
     lines, columns = round(1 / (bottom - top).min()), round(1 / (right - left).min())
     smaller = min(1.0, width / columns, DOWN / lines)
     down = _overlap(top, bottom, max(1, round(lines * smaller)))
     across = _overlap(left, right, max(1, int(columns * smaller)))
     covered = down @ across.T
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(covered > 1e-12, (down * share[own]) @ across.T / covered, np.nan)
+        return np.where(covered > 1e-12, (down * share[in_image]) @ across.T / covered, np.nan)
 
 
 def _overlap(start: np.ndarray, end: np.ndarray, parts: int) -> np.ndarray:
@@ -102,9 +102,9 @@ def drawn(grid: np.ndarray, shades: str) -> list[str]:
 def legend(shades: str) -> str:
     """Explain the shades."""
     steps = len(shades) - 1
-    told = [f"{shades[0]} no layer and KV head keeps it"]
-    told += [f"{shades[i]} up to {i / steps:.0%}" for i in range(1, steps)]
-    return ", ".join([*told, f"{shades[-1]} more, up to all"])
+    words = [f"{shades[0]} no layer and KV head keeps it"]
+    words += [f"{shades[i]} up to {i / steps:.0%}" for i in range(1, steps)]
+    return ", ".join([*words, f"{shades[-1]} more, up to all"])
 
 
 def shades_of(console: Console) -> str:

@@ -68,14 +68,14 @@ def show_sample(
             continue
         _prompt(console, sample, [rows[cell] for cell in every], prompts)
         for context in _contexts(cells, every):
-            own = [cell for cell in context if cell in named]
-            if own:
-                one = cells.rows[own[0]]
+            shown_cells = [cell for cell in context if cell in named]
+            if shown_cells:
+                one = cells.rows[shown_cells[0]]
                 console.print(f"\n{dataset}, {one['model']}, protocol={one['protocol']}", style="bold")
                 full = context[0] if cells.rows[context[0]]["base"] == BASELINE else None
-                _answers(console, cells, own, full, rows, values)
-                shown.setdefault(dataset, []).extend(own)
-                maps += _maps(cells, own, rows, prompts)
+                _answers(console, cells, shown_cells, full, rows, values)
+                shown.setdefault(dataset, []).extend(shown_cells)
+                maps += _maps(cells, shown_cells, rows, prompts)
     console.print(
         f"\n{MARK} stands where an answer leaves that of {BASELINE}, left at: the token that does; kept: entries of all layers "
         "and KV heads."
@@ -113,21 +113,21 @@ def _values(store: Store, names: Sequence[str], sample: str) -> dict[str, dict[s
     import pyarrow as pa
 
     rows = store.samples(names, ("cell", "sample_id", "metric", "value"), coded=True)
-    found: dict[str, dict[str, float | None]] = {}
+    values: dict[str, dict[str, float | None]] = {}
     for row in rows.filter(is_in(rows["sample_id"], pa.array([sample]))).to_pylist():
         if row["metric"] not in MEASURES:
-            found.setdefault(row["cell"], {})[row["metric"]] = row["value"]
-    return found
+            values.setdefault(row["cell"], {})[row["metric"]] = row["value"]
+    return values
 
 
 def _contexts(cells: StoreCells, own: Sequence[str]) -> list[list[str]]:
     """Cells that may be compared with each other; `full` first."""
     frame = with_limits(cells.store.cells(own).to_pandas())
     key = {row["cell"]: context_key(row) for row in frame.to_dict("records")}
-    found: dict[tuple[str, ...], list[str]] = {}
+    contexts: dict[tuple[str, ...], list[str]] = {}
     for cell in own:
-        found.setdefault(key[cell], []).append(cell)
-    return list(found.values())
+        contexts.setdefault(key[cell], []).append(cell)
+    return list(contexts.values())
 
 
 def _stored(store: Store, sample: str) -> dict[str, Row]:
@@ -140,7 +140,7 @@ def _stored(store: Store, sample: str) -> dict[str, Row]:
 
 def _maps(cells: StoreCells, own: Sequence[str], rows: Mapping[str, Row], prompts: Prompts) -> list[KeptMap]:
     """Maps of the tokens that cells kept, of the cells whose rows tell them."""
-    found = []
+    maps = []
     for cell in own:
         text, proof = rows[cell].get("kept_indices"), rows[cell].get("kept_digest")
         visual = prompts.visual(rows[cell]["prompt_hash"])
@@ -152,8 +152,8 @@ def _maps(cells: StoreCells, own: Sequence[str], rows: Mapping[str, Row], prompt
                 [] if proof is None else ["digest the same" if digest(bits) == proof else "NOT what its digest is of"]
             )
             place = told[:, 0].astype(int)
-            found.append(KeptMap(cells.title(cell), proven, bits.mean((0, 1)), place, told[:, 1:]))
-    return found
+            maps.append(KeptMap(cells.title(cell), proven, bits.mean((0, 1)), place, told[:, 1:]))
+    return maps
 
 
 def _prompt(console: Console, sample: str, rows: Sequence[Row], prompts: Prompts) -> None:
@@ -161,16 +161,16 @@ def _prompt(console: Console, sample: str, rows: Sequence[Row], prompts: Prompts
     hashed = next((row["prompt_hash"] for row in rows if row["prompt_hash"]), None)
     counted = next((row for row in rows if row["prompt_tokens"] is not None), None)
     prompt = prompts.of(sample, hashed)
-    told: list[tuple[str, str]] = []
+    lines: list[tuple[str, str]] = []
     if prompt.question is not None:
-        told.append(("question", cut(prompt.question)))
+        lines.append(("question", cut(prompt.question)))
     if prompt.reference is not None:
-        told.append(("reference", cut(prompt.reference)))
+        lines.append(("reference", cut(prompt.reference)))
     if counted is not None:
-        told.append(("prompt", f"{counted['prompt_tokens']} tokens, {counted['visual_tokens']} of them visual"))
+        lines.append(("prompt", f"{counted['prompt_tokens']} tokens, {counted['visual_tokens']} of them visual"))
     if prompt.missing:
-        told.append(("missing", prompt.missing))
-    pairs(console, told)
+        lines.append(("missing", prompt.missing))
+    pairs(console, lines)
 
 
 def _answers(

@@ -115,17 +115,17 @@ class StoreCells:
     @cached_property
     def _names(self) -> Mapping[str, Mapping[str, set[str]]]:
         """Kind -> cell -> the words by which it is found, besides its hash."""
-        found: dict[str, dict[str, set[str]]] = {}
+        names_of: dict[str, dict[str, set[str]]] = {}
         for cell, row in self.rows.items():
             methods, budgets = {row["method"], row["base"]}, _budgets(row)
-            found.setdefault("method", {})[cell] = methods | {
+            names_of.setdefault("method", {})[cell] = methods | {
                 f"{name}@{budget}" for name in methods for budget in budgets
             }
-            found.setdefault("budget", {})[cell] = budgets
+            names_of.setdefault("budget", {})[cell] = budgets
             for kind in ("dataset", "model", "protocol", "reading"):
-                found.setdefault(kind, {})[cell] = {row[kind]} - {None}
-            found.setdefault("seed", {})[cell] = {f"seed={row['seed']}"} if row["seed"] is not None else set()
-        return found
+                names_of.setdefault(kind, {})[cell] = {row[kind]} - {None}
+            names_of.setdefault("seed", {})[cell] = {f"seed={row['seed']}"} if row["seed"] is not None else set()
+        return names_of
 
     @cached_property
     def samples(self) -> set[str]:

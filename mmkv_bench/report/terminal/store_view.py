@@ -41,11 +41,11 @@ def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> No
     rows = sum(sum(one.values()) for one in ended.values())
     console.print(f"{cells.store.root}: {len(cells.rows):,} cells, {rows:,} answers")
     for (dataset, model, protocol), group in groupby(chosen[:MOST], lambda cell: _place(cells.rows[cell])):
-        own = list(group)
-        metric = _headline(cells, own, scores)
+        members = list(group)
+        metric = _headline(cells, members, scores)
         console.print(f"\n{dataset}, {model}, protocol={protocol}", style="bold")
         header = ["cell", "method", "n", metric or "score", "95% interval", "answers"]
-        lines = [_line(cells, cell, scores.get(cell, {}).get(metric), ended.get(cell, {})) for cell in own]
+        lines = [_line(cells, cell, scores.get(cell, {}).get(metric), ended.get(cell, {})) for cell in members]
         table(console, header, lines, right=("n", metric or "score"))
     if len(chosen) > MOST:
         console.print(f"\n{len(chosen) - MOST:,} more cells: choose by words, as method@budget or several of these")
@@ -56,24 +56,26 @@ def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> No
 
 def _metrics(cells: StoreCells) -> Metrics:
     """Cell -> metric -> its row of `metrics`."""
-    found: Metrics = {}
+    metrics: Metrics = {}
     for row in remembered(cells.store, "metrics", _METRIC).to_pylist():
-        found.setdefault(row["cell"], {})[row["metric"]] = row
-    return found
+        metrics.setdefault(row["cell"], {})[row["metric"]] = row
+    return metrics
 
 
 def _headline(cells: StoreCells, own: Sequence[str], scores: Metrics) -> str:
     """The metric that cells of one dataset are shown by: the configuration's first, else the first that is the task's own."""
-    known = {name for cell in own for name in scores.get(cell, {})}
-    asked = [name for name in cells.metrics(own[0]) if name in known]
-    return next(iter(asked or sorted(known - MEASURES) or sorted(known)), "")
+    scored = {name for cell in own for name in scores.get(cell, {})}
+    configured = [name for name in cells.metrics(own[0]) if name in scored]
+    return next(iter(configured or sorted(scored - MEASURES) or sorted(scored)), "")
 
 
 def _line(cells: StoreCells, cell: str, metric: Mapping[str, Any] | None, ended: Mapping[str, int]) -> list[str]:
     protocol = cells.rows[cell]["protocol"]
     label = " ".join(word for word in cells.label(cell).split(" ") if word != protocol)
-    told = ["", "-", ""] if metric is None else [str(metric["n"]), _value(metric), span(metric["low"], metric["high"])]
-    return [cells.short(cell), label, *told, endings(ended)]
+    fields = (
+        ["", "-", ""] if metric is None else [str(metric["n"]), _value(metric), span(metric["low"], metric["high"])]
+    )
+    return [cells.short(cell), label, *fields, endings(ended)]
 
 
 def _value(metric: Mapping[str, Any]) -> str:
@@ -86,11 +88,11 @@ def _value(metric: Mapping[str, Any]) -> str:
 def _ended(cells: StoreCells) -> dict[str, dict[str, int]]:
     """Cell -> status -> answers that ended so."""
     counts = tally(cells.store).counts
-    found: dict[str, dict[str, int]] = {}
+    counts_of: dict[str, dict[str, int]] = {}
     for cell, status, n in zip(*(counts[name].to_pylist() for name in ("cell", "status", "n")), strict=True):
-        own = found.setdefault(cell, {})
-        own[status] = own.get(status, 0) + n
-    return found
+        statuses = counts_of.setdefault(cell, {})
+        statuses[status] = statuses.get(status, 0) + n
+    return counts_of
 
 
 def _place(row: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -140,8 +142,8 @@ def _scores(console: Console, cells: StoreCells, cell: str) -> None:
     for row in rows:
         less = "" if row["difference"] is None else signed(row["difference"])
         gap = span(row["difference_low"], row["difference_high"])
-        own = [row["metric"], f"{row['n_ok']} of {row['n']}", score(row["value"]), span(row["low"], row["high"])]
-        lines.append([*own, " ".join(filter(None, (less, gap)))])
+        fields = [row["metric"], f"{row['n_ok']} of {row['n']}", score(row["value"]), span(row["low"], row["high"])]
+        lines.append([*fields, " ".join(filter(None, (less, gap)))])
     table(console, ["metric", "ok", "value", "95% interval", "minus full"], lines, right=("ok", "value"))
 
 
