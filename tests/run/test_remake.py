@@ -26,10 +26,10 @@ def test_the_indices_made_again_are_those_of_the_stored_digests(tmp_path):
         assert one.same and one.proven and not one.differing
         assert digest([torch.from_numpy(layer) for layer in one.kept]) == row["kept_digest"]
         assert [(layer >= 0).sum(1).tolist() for layer in one.kept] == row["kept"]
-        assert one.seen.tokens == row["prompt_tokens"] and len(one.seen.visual) == row["visual_tokens"]
-        assert one.seen.places.shape == (len(one.seen.visual), 5) and set(one.seen.places[:, 0]) == {0, 1, 2, 3}
+        assert one.prompt.tokens == row["prompt_tokens"] and len(one.prompt.visual) == row["visual_tokens"]
+        assert one.prompt.places.shape == (len(one.prompt.visual), 5) and set(one.prompt.places[:, 0]) == {0, 1, 2, 3}
     full = found[cell_of(tmp_path, "full")]
-    assert all((layer == np.arange(full.seen.tokens)).all() for layer in full.kept)
+    assert all((layer == np.arange(full.prompt.tokens)).all() for layer in full.kept)
 
     changed = rows[cell_of(tmp_path, "snapkv"), SAMPLE] | {"kept_digest": "0" * 16}
     stamped = ("schema_version", "worker", "committed_at")
