@@ -273,8 +273,8 @@ def test_a_row_says_what_its_calibration_was_made_of(file, tmp_path):
 
     words = ("method=[sparsemm,snapkv]", "baseline=none", f"methods.sparsemm.calibration={file}")
     config, store = compose([*setting.MODEL, *words]), Store(tmp_path / "rows")
-    plan = Plan(config, setting.cells(*words), (), (), None)
-    store.write_cells(stored_rows(plan.cells, config, plan.provenance))
+    plan = Plan.of(config, (), setting.cells(*words), parts=(), notes=(), family=None)
+    store.write_cells(stored_rows(plan.cells, plan.resolved, plan.provenance))
     told = {row["method"]: json.loads(row["config"]).get("calibrations") for row in store.cells().to_pylist()}
     assert told == {"sparsemm": {made().checksum[:16]: {"dataset": "pages", "samples": 2}}, "snapkv": None}
 
