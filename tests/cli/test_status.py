@@ -89,8 +89,8 @@ def test_a_plan_tells_cells_and_what_is_missing(tmp_path, capsys):
     ]
     assert verb("plan")([*words, "--json"]) == 0
     text, document = capsys.readouterr().out.rsplit("\n", 2)[:2]
-    assert "pages_walk_small: 300 samples, 300 of them to ask" in text
-    assert "docvqa: 300 samples as documented, 300 of them to ask" in text
+    assert "pages_walk_small: 300 samples, 300 with missing answers" in text
+    assert "docvqa: 300 samples as documented, 300 with missing answers" in text
     lines = [line.split("  ") for line in text.splitlines() if line.startswith("  snapkv")]
     assert [[part.strip() for part in line if part.strip()] for line in lines] == [
         ["snapkv", "paper", "64, 20%", "-", "paper", "2", "600", "0", "0", "600"]
