@@ -25,7 +25,7 @@ from tests.identity.world import KINDS, World, kept_time
 SAID = (
     "damage",
     "checksum",
-    "not scored yet",
+    "without scores yet",
     "to score",
     "aggregate differs",
 )  # words of a command that noticed and went on

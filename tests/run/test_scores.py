@@ -97,7 +97,7 @@ def test_no_table_of_a_mix_calls_another_kinds_answers_unscored(forced):
     tables = build(load(root), datasets=["pages_small"])
     assert len(tables) == 1 + 8
     assert all(table.waiting == {} for table in tables)
-    assert "not scored yet" not in markdown(tables)
+    assert "without scores yet" not in markdown(tables)
     printed = done(root, "dataset=pages", "limit=16", "method=full").out
     assert "**pages_small, exact_match**" in printed and "exact_match_" not in printed.split("rows: ")[0]
 
