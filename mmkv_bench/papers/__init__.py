@@ -1,1 +1,1 @@
-"""The papers' tables: what each cell of them is, the number that is printed there and the one that rows hold for it."""
+"""The papers' tables: printed numbers, the numbers that rows hold at the same addresses, and verdicts."""

@@ -119,7 +119,8 @@ def _tested(claim: Claim, cells: Sequence[FilledCell]) -> ClaimResult:
         return ClaimResult(claim, NOT_TESTED)
     if len({id(one) for one in cells}) > 1 and incomparable(cells[0].measured, cells[-1].measured):
         return ClaimResult(claim, NOT_TESTED)
-    ends = [_ends(one) for one in cells]
+    spreads = [(one.measured.number, of_seeds(one.measured.seeds)) for one in cells]
+    ends = [(number - spread, number + spread) for number, spread in spreads]
     ours = _OPERATIONS[claim.by](*(one.measured.number for one in (*cells, *cells)[:2]))
     every = [_OPERATIONS[claim.by](a, b) for a in ends[0] for b in ends[-1]]
     low, high = _allowed(claim, cells)
@@ -136,11 +137,6 @@ def _judged(one: FilledCell, by: str) -> bool:
         return by in _OF_TWO
     judged = one.printed.status in (COMPARABLE, OPEN)
     return judged and (one.verdict is None or one.verdict.word != NOT_COMPARABLE)
-
-
-def _ends(one: FilledCell) -> tuple[float, float]:
-    away = of_seeds(one.measured.seeds)
-    return one.measured.number - away, one.measured.number + away
 
 
 def _allowed(claim: Claim, cells: Sequence[FilledCell]) -> tuple[float, float]:

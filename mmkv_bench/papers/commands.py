@@ -40,7 +40,11 @@ def command(address: Address, experiments: Sequence[str] = ()) -> str:
         whole = address.budget_kind == FRACTION and "." not in address.budget
         words.append(f"budget={'1.0' if whole else address.budget}")
     if address.dataset in SYNTHETIC:
-        words += [f"prompts={_kind(address)}", f"lengths={address.length}", f"new_tokens={address.new_tokens}"]
+        words += [
+            f"prompts={address.dataset.removeprefix('made_up_')}",
+            f"lengths={address.length}",
+            f"new_tokens={address.new_tokens}",
+        ]
         words = ["scenario=efficiency", *words, f"batch={address.batch or 1}"]
     else:
         names = [name for name, _ in members(address.dataset)] if is_group(address.dataset) else [address.dataset]
@@ -92,7 +96,7 @@ def setting(address: Address, names: Sequence[str]) -> str:
     """Return the first of these settings whose passes an address has; empty where none does."""
     if address.dataset not in SYNTHETIC:
         return ""
-    wanted = (address.model, _kind(address), address.new_tokens)
+    wanted = (address.model, address.dataset.removeprefix("made_up_"), address.new_tokens)
     for name in names:
         if not name.startswith(SETTING):
             continue
@@ -110,10 +114,6 @@ def _setting(name: str) -> Mapping[str, Any]:
     import yaml
 
     return yaml.safe_load((conf_dir() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8"))
-
-
-def _kind(address: Address) -> str:
-    return address.dataset.removeprefix("made_up_")
 
 
 def _diagnose(addresses: Sequence[Address]) -> str:

@@ -82,12 +82,12 @@ def against_printed(table: FilledTable) -> Figure:
     for axes, (name, cells) in zip(grid, panels.items(), strict=True):
         for word in sorted({_word(one) for one in cells}, key=[*_MARKERS].index, reverse=True):  # verdicts in front
             group = [one for one in cells if _word(one) == word]
-            known = [(one.measured.number, one.measured.low, one.measured.high) for one in group]
-            below = [0.0 if low is None else max(value - low, 0.0) for value, low, _ in known]
-            above = [0.0 if high is None else max(high - value, 0.0) for value, _, high in known]
+            numbers = [(one.measured.number, one.measured.low, one.measured.high) for one in group]
+            below = [0.0 if low is None else max(value - low, 0.0) for value, low, _ in numbers]
+            above = [0.0 if high is None else max(high - value, 0.0) for value, _, high in numbers]
             look = VERDICTS.get(word)
             axes.errorbar(
-                [one.printed_number for one in group], [value for value, _, _ in known], (below, above),
+                [one.printed_number for one in group], [value for value, _, _ in numbers], (below, above),
                 fmt=_MARKERS[word], color=f"#{COLOURS[look.colour if look else 'quiet']}", label=signed(word),
                 markersize=6, elinewidth=0.9, alpha=0.85,
             )  # fmt: skip
@@ -169,9 +169,9 @@ def _line(axes: Axes, cells: Sequence[FilledCell], label: str, styles: Mapping[s
     axes.plot(
         [x for x, *_ in line], [y for _, y, *_ in line], color=colour, marker=shape, linewidth=1.8, label=label
     )  # fmt: skip
-    known = [(x, low, high) for x, _, low, high in line if low is not None and high is not None]
-    if known:
-        at, low, high = zip(*known, strict=True)
+    band = [(x, low, high) for x, _, low, high in line if low is not None and high is not None]
+    if band:
+        at, low, high = zip(*band, strict=True)
         axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
 
 

@@ -157,10 +157,10 @@ def load(name: str) -> TableLayout:
     """
     import yaml
 
-    known = stand_in_ids() if is_stand_in(name) else table_ids()
-    if name not in known:
+    names = stand_in_ids() if is_stand_in(name) else table_ids()
+    if name not in names:
         padded = re.sub(r"\d+$", lambda digits: digits[0].zfill(2), name)  # meda_table1
-        raise ConfigError(f"there is no table {name!r}; {nearest(padded, known)}")
+        raise ConfigError(f"there is no table {name!r}; {nearest(padded, names)}")
     file = f"{TABLES}/{name.replace('.', '/')}.yaml"
     text = (conf_dir() / file).read_text(encoding="utf-8")
     try:

@@ -46,7 +46,7 @@ class Measurement:
         n, of: samples with an answer, and samples of the data set (0: unknown).
         mismatches: facts of its rows that contradict the address; unstated: facts that nothing states.
         rows: places in the evidence; seeds: value of each seed, where there are several.
-        shared: facts that a compared number must share, and asked: its questions, both of each part of a mean.
+        shared: facts that a compared number must share, and its questions, both of each part of a mean.
         passed: differences to the runs of the address that do not count.
         curves: lines of a diagnostic, whose `value` is that of the first; made: its versions; source: rows folder and
             measurement; drawn: rows of its picture.
@@ -65,7 +65,7 @@ class Measurement:
     seeds: tuple[float, ...] = ()
     unstated: tuple[str, ...] = ()
     shared: tuple[Shared, ...] = ()
-    asked: tuple[Questions, ...] = ()
+    questions: tuple[Questions, ...] = ()
     passed: str = ""
     curves: tuple[Curve, ...] = ()
     made: str = ""
@@ -104,7 +104,7 @@ def average(parts: Sequence[Measurement]) -> Measurement:
         seeds=_by_seed(parts, lambda values: sum(values) / len(values)),
         unstated=joined(*(part.unstated for part in parts)),
         shared=tuple(one for part in parts for one in part.shared),
-        asked=tuple(one for part in parts for one in part.asked),
+        questions=tuple(one for part in parts for one in part.questions),
         passed="; ".join(joined(*((part.passed,) for part in parts if part.passed))),
     )
 
@@ -165,7 +165,7 @@ def _aligned(scores: Scores, target: Scores) -> Scores:
 def incomparable(a: Measurement, b: Measurement) -> str:
     """Say why the difference of two numbers has no meaning; empty where it has one."""
     names = [name for name in (differing(a, b.shared),) if name]
-    for one, two in zip(a.asked, b.asked, strict=False):
+    for one, two in zip(a.questions, b.questions, strict=False):
         names += ["scorer"] if one.scorer != two.scorer else []
         names += ["prompts"] if one.n == two.n and one.prompts != two.prompts else []
     return f"other {', '.join(dict.fromkeys(names))} than what it is compared with" if names else ""

@@ -138,16 +138,16 @@ def _planned(cells: Sequence[Address], device: PlanDevice) -> PlannedPrefills:
     tokens, source = (at.length or 0, "the table") if timed else _prompt(at)
     new = at.new_tokens or at.max_new_tokens or _answer(at.dataset)
     samples = PASSES if timed else samples_of(file_of(at.dataset))
-    known = PlannedPrefills(at.model, at.dataset, tokens, source, new, samples, len(cells), None, None)
+    without_hours = PlannedPrefills(at.model, at.dataset, tokens, source, new, samples, len(cells), None, None)
     decoder = _decoder(at.model)
     if decoder is None:
-        return known
+        return without_hours
     together, batch = (1, at.batch or 1) if timed else (FORKS, 1)
     prefills = samples * batch * (len(cells) if timed else 1)
     entries = sum(_kept(one, tokens) + new / 2 for one in cells) * batch
     step = -(-len(cells) // together) * decoder.read * 2 + entries * bytes_per_token(at.model)
     prefill = prefills * roofline.prefill_operations(decoder, tokens) / device.rate
-    return replace(known, prefill=prefill / HOUR, decode=samples * new * step / device.bandwidth / HOUR)
+    return replace(without_hours, prefill=prefill / HOUR, decode=samples * new * step / device.bandwidth / HOUR)
 
 
 def _kept(at: Address, tokens: int) -> float:
@@ -198,8 +198,8 @@ def _printed_prompts() -> dict[tuple[str, str | int | None], int]:
 
 
 def _sum(hours: Sequence[float | None]) -> float | None:
-    known = [one for one in hours if one is not None]
-    return sum(known) if known else None
+    summands = [one for one in hours if one is not None]
+    return sum(summands) if summands else None
 
 
 def _hours(hours: float | None) -> str:

@@ -100,7 +100,7 @@ class EvidenceReader:
             unstated=joined(match.unstated, remarks),
             passed=match.passed,
             shared=(match.shared,),
-            asked=(Questions() if timed else self._questions(address, match),),
+            questions=(Questions() if timed else self._questions(address, match),),
         )
 
     def _kept(self, match: Match) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -7,7 +7,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from math import floor, log10
 from typing import TYPE_CHECKING, Any
@@ -71,7 +70,7 @@ def paper_table(filled: FilledTable) -> Table:
         [grid for grid in grids if grid.rows],
         _notes(filled, reasons),
         name=layout.id,
-        records=partial(_records, filled),
+        records=lambda: [_record(filled, one) for one in filled.cells],
     )
 
 
@@ -91,8 +90,8 @@ def _grid(filled: FilledTable, block: int, reasons: Reasons) -> Grid:
         header, groups = ["", *groups], []
     rows = []
     for r, item in enumerate(layout.rows):
-        found = [[cells.get((r, c, a)) or cells.get((r, c, None)) for c, a in place] for place in places]
-        row = [tuple(filter(None, place)) for place in found]
+        columns_of = [[cells.get((r, c, a)) or cells.get((r, c, None)) for c, a in place] for place in places]
+        row = [tuple(filter(None, place)) for place in columns_of]
         if any(row):
             rows.append([GridCell(item.label), *_places(filled, row, reasons)])
     return Grid(header, rows, layout.blocks[block].label, groups=groups)
@@ -138,13 +137,13 @@ def cells_of(filled: FilledTable, one: FilledCell, reasons: Reasons) -> list[Gri
 def _number(one: FilledCell, line: Measurement | Curve, label: str = "") -> GridCell:
     """Write a number with the printed digits, else two of its interval's width, else four of its own."""
     assert line.value is not None
-    known = line.low is not None and line.high is not None
+    bounded = line.low is not None and line.high is not None
     places = max(0, 3 - floor(log10(abs(line.value)))) if line.value else 3
     if one.printed is not None and one.printed.number is not None:
         places = _digits(one.printed.half)
     elif line.low is not None and line.high is not None and line.high - line.low > _EPSILON:
         places = max(0, 1 - floor(log10(line.high - line.low)))
-    interval = f"[{line.low:.{places}f}, {line.high:.{places}f}]" if known else ""
+    interval = f"[{line.low:.{places}f}, {line.high:.{places}f}]" if bounded else ""
     return GridCell(f"{label}{line.value:.{places}f}", line.value, interval)
 
 
@@ -322,10 +321,6 @@ def _layers(filled: FilledTable) -> list[str]:
                 notes.append(f"by layer, {name}: {' '.join(f'{value:.3g}' for value in curve.layers)}.")
     made = dict.fromkeys(one.measured.made for one in filled.cells if one.measured.made)
     return [*notes, f"diagnostics made with {'; '.join(made)}."] if made else notes
-
-
-def _records(filled: FilledTable) -> list[dict[str, Any]]:
-    return [_record(filled, one) for one in filled.cells]
 
 
 def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
