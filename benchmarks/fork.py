@@ -128,11 +128,11 @@ class Bench:
 
     def shared(self, request: Request) -> list[ForkResult]:
         """The first four ways, in another order each turn; returns the 21 results, not measured."""
-        from mmkv_bench.generation.fidelity import NOTHING, Extras
+        from mmkv_bench.generation.fidelity import NOTHING, ExtraMeasures
 
         engine, found = self.engine(), {}
 
-        def answered(cells: list[CellSpec], extras: Extras) -> Any:
+        def answered(cells: list[CellSpec], extras: ExtraMeasures) -> Any:
             with engine:
                 return engine.answer(self.encode(request), cells, extras)
 
@@ -140,7 +140,7 @@ class Bench:
             "bare generate()": lambda: self.bare(request),
             "one full run": lambda: answered(self.cells[:1], NOTHING),
             "21 cells shared": lambda: answered(self.cells, NOTHING),
-            "21 cells measured": lambda: answered(self.cells, Extras(fidelity=True)),
+            "21 cells measured": lambda: answered(self.cells, ExtraMeasures(fidelity=True)),
         }
         for turn in range(TURNS):
             names = list(ways)

@@ -246,11 +246,11 @@ def measure(what: str, folder: Path, samples: int) -> None:
         if score_dataset(store, spec_of(samples), cells) != len(cells):
             raise SystemExit("error: cells are left to score")
         return
-    from mmkv_bench.plan.plan import COLUMNS, Coverage, Part
+    from mmkv_bench.plan.plan import COLUMNS, Coverage, DatasetShare
 
     ids = store.responses([cells[0].cell], ["sample_id"])["sample_id"].to_pylist()
     coverage = Coverage(store.responses([cell.cell for cell in cells], COLUMNS, coded=True))
-    if coverage.missing(Part("pages", "pages", spec_of(samples), cells, ids)):
+    if coverage.missing(DatasetShare("pages", "pages", spec_of(samples), cells, ids)):
         raise SystemExit("error: samples are missing")
 
 

@@ -18,7 +18,7 @@ def harmless(text: str) -> str:
     return _OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-class Harmless:
+class SanitizingStream:
     """A text stream that writes `harmless` texts; everything else is the stream's own."""
 
     def __init__(self, stream: TextIO):
@@ -38,9 +38,9 @@ class Harmless:
 
 @contextmanager
 def harmless_output() -> Iterator[None]:
-    """Standard output as a `Harmless` stream, while a verb works."""
+    """Standard output as a `SanitizingStream` stream, while a verb works."""
     before = sys.stdout
-    mine: Any = before if before is None or isinstance(before, Harmless) else Harmless(before)
+    mine: Any = before if before is None or isinstance(before, SanitizingStream) else SanitizingStream(before)
     sys.stdout = mine
     try:
         yield
@@ -50,6 +50,6 @@ def harmless_output() -> Iterator[None]:
 
 
 def clear_screen() -> None:
-    """Clear the terminal, which `Harmless` would not let a text do."""
-    stream = sys.stdout.stream if isinstance(sys.stdout, Harmless) else sys.stdout
+    """Clear the terminal, which `SanitizingStream` would not let a text do."""
+    stream = sys.stdout.stream if isinstance(sys.stdout, SanitizingStream) else sys.stdout
     stream.write("\x1b[H\x1b[2J")

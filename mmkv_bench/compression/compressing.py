@@ -34,7 +34,7 @@ def untimed(name: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-class Compressing:
+class PrefillListener:
     """The listener of `attach`: reduces each layer during the prefill, or all layers at its end (scope `model`).
 
     Attributes:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression.cache import _NOTHING, CompressedCache, CompressedLayer
-from mmkv_bench.compression.fixed_pool import Pool, Room, StorageShape, bucket
+from mmkv_bench.compression.fixed_pool import LayerBuffers, Pool, StorageShape, bucket
 from mmkv_bench.compression.folded import FoldedLayer, Sequences, folds
 from mmkv_bench.errors import UnsupportedError
 
@@ -94,7 +94,7 @@ class FixedLayer(CompressedLayer):
         by_lengths = widths[0] == widths[1] and folds(self.device, self.dtype, widths[0])
         return StorageShape(rows, heads, slots, widths, self.dtype, self.device, padded, by_lengths)
 
-    def fix(self, padding: Tensor | None, room: Room) -> None:
+    def fix(self, padding: Tensor | None, room: LayerBuffers) -> None:
         """Move into `room` and freeze. padding: as in `room`; all layers of a cache have one, or none has."""
         stored, seen, slots = self.stored, self.seen, room.keys.shape[2]
         if (

@@ -33,7 +33,7 @@ class StorageShape:
     by_lengths: bool  # a kernel reads it that is told where heads begin
 
 
-class Room:
+class LayerBuffers:
     """One layer's tensors, see `FixedLayer`: keys and values `[B, Hkv, slots, D]`, the two counts, where padding ends and where
     heads begin."""
 
@@ -59,7 +59,7 @@ class Room:
 @dataclass
 class _Set:
     shapes: tuple[StorageShape, ...]
-    rooms: list[Room]
+    rooms: list[LayerBuffers]
     user: weakref.ref[object] | None = field(default=None)
 
     @property
@@ -77,7 +77,7 @@ class Pool:
     def __init__(self) -> None:
         self._sets: list[_Set] = []  # the one that was used last stands last
 
-    def rooms(self, shapes: Sequence[StorageShape], user: object) -> list[Room]:
+    def rooms(self, shapes: Sequence[StorageShape], user: object) -> list[LayerBuffers]:
         """Lend a free set of storages, or make one, to `user` for as long as that lives."""
         wanted = tuple(shapes)
         made = self._free(wanted)
@@ -97,12 +97,12 @@ class Pool:
         """Return the most recently used free set of these shapes."""
         return next((one for one in reversed(self._sets) if one.shapes == shapes and one.free), None)
 
-    def _made(self, shapes: Sequence[StorageShape]) -> list[Room]:
+    def _made(self, shapes: Sequence[StorageShape]) -> list[LayerBuffers]:
         try:
-            return [Room(shape) for shape in shapes]
+            return [LayerBuffers(shape) for shape in shapes]
         except torch.OutOfMemoryError:
             self.clear()
-            return [Room(shape) for shape in shapes]
+            return [LayerBuffers(shape) for shape in shapes]
 
     def _leave(self, limit: int) -> None:
         """Drop free sets, the least recently used first, until the rest fits the limit of bytes."""

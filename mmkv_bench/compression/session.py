@@ -18,7 +18,7 @@ from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.attention import LAYER, SESSIONS, Attention, register
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer
-from mmkv_bench.compression.compressing import Compressing, Phases, untimed
+from mmkv_bench.compression.compressing import Phases, PrefillListener, untimed
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.fixed import FixedLayer, fix
 from mmkv_bench.compression.fixed_pool import pool_of
@@ -405,5 +405,5 @@ def attach(
         raise UnsupportedError(ALONE)
     rule = protocol_named(protocol)
     return Session(
-        model, Compressing(compressor, budget, rule, seed, prompt_tokens, context, answer, phases), **options
+        model, PrefillListener(compressor, budget, rule, seed, prompt_tokens, context, answer, phases), **options
     )

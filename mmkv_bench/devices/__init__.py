@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from mmkv_bench.devices.counters import Bytes, Counters
 from mmkv_bench.devices.cuda import Cuda
-from mmkv_bench.devices.device import Device, Lane, Mark
+from mmkv_bench.devices.device import Device, DeviceStream, Mark
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["KINDS", "Bytes", "Counters", "Cuda", "Device", "Lane", "Mark", "at", "kind_of"]
+__all__ = ["KINDS", "Bytes", "Counters", "Cuda", "Device", "DeviceStream", "Mark", "at", "kind_of"]
 
 KINDS: dict[str, type[Device]] = {"cpu": Device, "cuda": Cuda}
 """Kind of device -> who answers for it."""

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from mmkv_bench.devices.counters import Bytes, Counters
-from mmkv_bench.devices.device import Device, Lane
+from mmkv_bench.devices.device import Device, DeviceStream
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +72,7 @@ class AllocatorCounters(Counters):
         """An allocator counts what there is."""
 
 
-class Beside(Lane):
+class SideStream(DeviceStream):
     """One further stream of a device, shared by all lanes.
 
     A lane begins behind what the main stream was given before, so memory that lanes free is written again only after the
@@ -218,8 +218,8 @@ class Cuda(Device):
     def to_host(self, tensor: Tensor) -> Tensor:
         return self.host_buffer(*tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
-    def lane(self) -> Lane:
-        return Beside(self.place)
+    def lane(self) -> DeviceStream:
+        return SideStream(self.place)
 
     def forked_random(self) -> AbstractContextManager[None]:
         import torch

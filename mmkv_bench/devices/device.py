@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
-class Lane(AbstractContextManager[None]):
+class DeviceStream(AbstractContextManager[None]):
     """A second line of a device's work: work given inside its block runs beside work given outside."""
 
     @abstractmethod
@@ -147,7 +147,7 @@ class Device:
         """The tensor in memory as `host_buffer` gives; itself on the host."""
         return tensor
 
-    def lane(self) -> Lane | None:
+    def lane(self) -> DeviceStream | None:
         """A second line of work, behind everything given so far; None where copies do not run beside computing."""
         return None
 

@@ -57,7 +57,7 @@ class ComparedMethod:
 
 
 @dataclass(frozen=True)
-class Written:
+class AnalysisCounts:
     """Counts of an analysis: samples measured now, samples measured before, numbers written."""
 
     measured: int
@@ -104,7 +104,7 @@ def diagnose(
     tokens: int,
     out: Path,
     methods: Callable[[str], Sequence[ComparedMethod]] | None = None,
-) -> Written:
+) -> AnalysisCounts:
     """Measure and store, sample by sample; what the store has of the same model, prompts and methods is not measured again.
 
     Args:
@@ -130,7 +130,7 @@ def diagnose(
 
     before = [sample for sample in questions.ids if not lacking(sample)]
     if len(before) == len(questions.ids):
-        return Written(0, len(before), 0)
+        return AnalysisCounts(0, len(before), 0)
     loaded = source.load()
     source.confirm(fingerprint)
     numbers = 0
@@ -147,7 +147,7 @@ def diagnose(
     questions.each(loaded, take, before)
     if not numbers and not before:
         raise ConfigError(f"{name} says nothing of these samples: it needs text and images; choose others")
-    return Written(len(questions.ids) - len(before), len(before), numbers)
+    return AnalysisCounts(len(questions.ids) - len(before), len(before), numbers)
 
 
 def measurements(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mmkv_bench.generation.result import ForkResult
     from mmkv_bench.models.load import LoadedModel
 
-    Watch = Callable[[LoadedModel, Request, EncodedPrompt, Sequence[ForkResult]], None]
+    RequestTimeout = Callable[[LoadedModel, Request, EncodedPrompt, Sequence[ForkResult]], None]
 
 COMPARED = ("status", "prompt_hash", "answer", "token_ids", "kept", "kept_digest")
 """Columns that must agree; a column that is null in the stored row is not compared."""
@@ -81,7 +81,10 @@ def verify(
 
 
 def make_again(
-    drawn: Sequence[StoredAnswer], other_versions: bool = False, watch: Watch | None = None, run_code: bool = False
+    drawn: Sequence[StoredAnswer],
+    other_versions: bool = False,
+    watch: RequestTimeout | None = None,
+    run_code: bool = False,
 ) -> None:
     """Make these answers again and write the outcome into each.
 
@@ -171,7 +174,7 @@ def exit_code(drawn: Sequence[StoredAnswer]) -> int:
     return 1 if DIFFERENT in outcomes else 0 if EQUAL in outcomes else 2
 
 
-def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: Watch | None) -> None:
+def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: RequestTimeout | None) -> None:
     """Make the answers of one run's dataset again; `model` holds the one loaded last."""
     try:
         planned = plan_again([one.cell for one in group])
@@ -196,7 +199,7 @@ def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch:
 
 
 def _answers(
-    planned: ReplannedCells, asked: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: Watch | None
+    planned: ReplannedCells, asked: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: RequestTimeout | None
 ) -> Mapping[tuple[str, str], Row]:
     """Answer again: (cell, sample) -> the new row."""
     from mmkv_bench.evaluation.documents import sample_refs

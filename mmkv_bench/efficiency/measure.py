@@ -19,7 +19,7 @@ from mmkv_bench.compression.compressing import Phases, untimed
 from mmkv_bench.compression.decoding.rows import RowsLayer
 from mmkv_bench.compression.fixed_pool import pool_of
 from mmkv_bench.devices import Bytes, Device, Mark
-from mmkv_bench.generation.batch import Copies, FilledBatch
+from mmkv_bench.generation.batch import FilledBatch, PromptPlaceholders
 from mmkv_bench.generation.decode import EAGER_DECODE
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.meter import Meter
@@ -81,7 +81,7 @@ class Timed:
 
 
 @dataclass
-class Counted:
+class MemoryPeaks:
     """Peak bytes by phase of a pass that counts memory."""
 
     peaks: dict[str, Bytes]
@@ -137,7 +137,7 @@ class Bench:
 
     def counted(
         self, prompts: Sequence[EncodedPrompt], cell: CellSpec, limit: int | None = None, distinct: int | None = None
-    ) -> Counted:
+    ) -> MemoryPeaks:
         """Count what one pass holds at most, by phase. limit: bytes that it may hold, weights included. distinct: so many prompts
         and the last are prefilled, the others are copies (see `batch.fill`); None: all are. Raises as `timed`.
 
@@ -149,7 +149,7 @@ class Bench:
         pool.clear()
         if step is not None and not stays_eager(cell.compressor, self._evicts(prompts, cell)):
             step = step if self.device.memory is not None else self.loaded.model
-            self._run(prompts, cell, untimed, step, Copies(distinct) if distinct else None)
+            self._run(prompts, cell, untimed, step, PromptPlaceholders(distinct) if distinct else None)
             gc.collect()  # what traced a step holds its cache
         present = prompts if self.together else prompts[:1]  # at a time
         inputs = [one for prompt in present for one in prompt.inputs.values() if one.device == self.device.place]
@@ -158,9 +158,9 @@ class Bench:
             meter = Meter(self.loaded.device, counters)
             with meter.phase("total"):
                 _, held = self._run(
-                    prompts, cell, meter.phase, step, Copies(distinct, counters.alike) if distinct else None
+                    prompts, cell, meter.phase, step, PromptPlaceholders(distinct, counters.alike) if distinct else None
                 )
-        return Counted(meter.peaks, meter.peak_resident(), held)
+        return MemoryPeaks(meter.peaks, meter.peak_resident(), held)
 
     def _evicts(self, prompts: Sequence[EncodedPrompt], cell: CellSpec) -> bool:
         return cell.evicts(lengths_of(protocol(cell.protocol), prompts[0], self.loaded.family).reduced)
@@ -171,7 +171,7 @@ class Bench:
         cell: CellSpec,
         phases: Phases,
         step: Callable[..., Any] | None,
-        copies: Copies | None = None,
+        copies: PromptPlaceholders | None = None,
     ) -> tuple[Pass, CacheBytes]:
         lengths = lengths_of(protocol(cell.protocol), prompts[0], self.loaded.family)
         driver = Driver(

@@ -24,7 +24,7 @@ AT_ONCE = 1 << 20  # numbers that are Python's, or compared, at a time
 
 
 @dataclass(frozen=True)
-class Lists:
+class RaggedArray:
     """flat: the numbers [n]; starts, lengths: int64 [rows], of each row's own; there: bool [rows], false for null (whose
     length is 0)."""
 
@@ -34,7 +34,7 @@ class Lists:
     there: np.ndarray
 
     @classmethod
-    def of(cls, column: pa.ChunkedArray) -> Lists:
+    def of(cls, column: pa.ChunkedArray) -> RaggedArray:
         import pyarrow.compute as pc
 
         lists = column.combine_chunks()
@@ -43,12 +43,12 @@ class Lists:
         flat = lists.flatten().to_numpy(zero_copy_only=False)  # without those of null rows
         return cls(flat, np.cumsum(lengths) - lengths, lengths, there)
 
-    def after(self, skipped: np.ndarray) -> Lists:
+    def after(self, skipped: np.ndarray) -> RaggedArray:
         """Without the first `skipped`, int [rows], of each row's numbers."""
         skipped = np.minimum(skipped, self.lengths)
         return replace(self, starts=self.starts + skipped, lengths=self.lengths - skipped)
 
-    def first(self) -> Lists:
+    def first(self) -> RaggedArray:
         """The first number of each row."""
         return replace(self, lengths=np.minimum(self.lengths, 1))
 
@@ -70,7 +70,7 @@ class Lists:
         return np.minimum(next_end - self.starts, self.lengths)
 
 
-def agreed(answers: Lists, references: Lists, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+def agreed(answers: RaggedArray, references: RaggedArray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
     """The count of numbers before the first that differs, of `rows` of one and `others` of the other, int64 [rows]."""
     counts = np.minimum(answers.lengths[rows], references.lengths[others])
     for cut in _cuts(counts):
@@ -128,7 +128,7 @@ class PairedAnswers:
         of_protocol = {protocols[cell]: cell for cell in full["cell"].unique().to_pylist()}
         self.other = self.places(full, [of_protocol.get(protocols[name]) for name in self.names])
         self.full_ok = np.append(_flags(pc.equal(full["status"], "ok")), False)[self.other]
-        self._lists: dict[str, Lists] = {}
+        self._lists: dict[str, RaggedArray] = {}
 
     def _by_cell(self, values: list, kind: type) -> np.ndarray:
         return np.array(values, kind)[self.of_cell]
@@ -151,12 +151,12 @@ class PairedAnswers:
         keys = np.where(samples[1] < 0, -1, wanted.astype(np.int64)[self.of_cell] * width + samples[1])
         return pd.Index(cell * width + samples[0]).get_indexer(keys)
 
-    def lists(self, column: str) -> Lists:
-        return self._lists.setdefault(column, Lists.of(self.answers[column]))
+    def lists(self, column: str) -> RaggedArray:
+        return self._lists.setdefault(column, RaggedArray.of(self.answers[column]))
 
     @cached_property
-    def full_tokens(self) -> Lists:
-        return Lists.of(self.full["token_ids"])
+    def full_tokens(self) -> RaggedArray:
+        return RaggedArray.of(self.full["token_ids"])
 
     def kept(self, measure: Measured, before: pa.Table) -> Measured:
         """Fill in the measure as it is stored, where slim rows have lost it. before: its rows of the table samples."""
@@ -172,7 +172,7 @@ class PairedAnswers:
         values[stored_rows] = stored
         if measure.parts is None:
             return Measured(kinds, values)
-        sums, parts = Lists.of(before["parts"]), measure.parts.copy()
+        sums, parts = RaggedArray.of(before["parts"]), measure.parts.copy()
         parts[stored_rows] = sums.flat[sums.starts[at[stored_rows]][:, None] + np.arange(2)]
         return Measured(kinds, values, parts)
 

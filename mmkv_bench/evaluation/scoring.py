@@ -18,7 +18,7 @@ from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.generating import prompt_hashes
 from mmkv_bench.evaluation.replay import Replay
 from mmkv_bench.evaluation.sample_values import PARSE_FAILED, base_metric
-from mmkv_bench.judging.client import Asked, Probe, ScoringPass, asking, in_rounds
+from mmkv_bench.judging.client import AskedQuestion, Probe, ScoringPass, asking, in_rounds
 from mmkv_bench.judging.judge_config import NOT_JUDGED
 from mmkv_bench.judging.known_judges import JudgedMetric
 from mmkv_bench.judging.ledger import Ledger
@@ -108,7 +108,7 @@ def judged_by(
     return judges
 
 
-def prompts_of(asked: Sequence[Asked]) -> dict[str | None, str]:
+def prompts_of(asked: Sequence[AskedQuestion]) -> dict[str | None, str]:
     """Metric (None: unknown) -> digest of its questions, in their order."""
     return {
         metric: prompts_digest([one.question for one in asked if one.metric == metric])

@@ -2,7 +2,7 @@
 
 Tensors are torch's fake ones, which have a shape, a dtype and a device that this machine need not have. Selection reads
 numbers, however: how many entries a head keeps, whether a prompt has text. So small tensors carry numbers as well
-(`MadeUp`): true ones where all that they come from has numbers (token types, budgets, indices), made-up ones where a method
+(`FakeValuesMode`): true ones where all that they come from has numbers (token types, budgets, indices), made-up ones where a method
 first derives something small from what has none (scores of tokens). What is read is then consistent in itself, and of the
 right size; which entries are kept means nothing.
 """
@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 from mmkv_bench.compression.numerics.tiles import ends_only
 from mmkv_bench.devices.live_storages import LiveStorages
 from mmkv_bench.families.facts import model_facts, text_model
-from mmkv_bench.generation.fake_values import MadeUp
+from mmkv_bench.generation.fake_values import FakeValuesMode
 from mmkv_bench.generation.one_pass import DECODE, REDUCE, SELECT, Peaks, run
 from mmkv_bench.models.load import stock
 
@@ -73,7 +73,7 @@ class DryPeaks(Peaks):
     """Peaks of a dry run. Numbers are made up where they are read: by selection, reduction and policies, not by scores, which
     are sums over blocks of which only some are run."""
 
-    def __init__(self, counters: Counters, made_up: MadeUp):
+    def __init__(self, counters: Counters, made_up: FakeValuesMode):
         super().__init__(counters)
         self.made_up = made_up
 
@@ -89,9 +89,9 @@ class DryPeaks(Peaks):
 
 
 @contextmanager
-def without_numbers(counter: LiveStorages) -> Iterator[MadeUp]:
+def without_numbers(counter: LiveStorages) -> Iterator[FakeValuesMode]:
     """Within it tensors are fake, and those of the counter's kind of device are counted by it."""
-    made_up = MadeUp()
+    made_up = FakeValuesMode()
     with FakeTensorMode(allow_non_fake_inputs=True), counter, Kernels(), made_up, ends_only():
         yield made_up
 
@@ -103,7 +103,7 @@ class DryModel:
         config: of transformers; dtype, attention: as of a run; counter: counts its storages from the first on.
     """
 
-    def __init__(self, config: Any, dtype: torch.dtype, attention: str, counter: LiveStorages, made_up: MadeUp):
+    def __init__(self, config: Any, dtype: torch.dtype, attention: str, counter: LiveStorages, made_up: FakeValuesMode):
         from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
         self.counter, self.made_up, self.family = counter, made_up, model_facts(config)

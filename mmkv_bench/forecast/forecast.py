@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.models.sizes import Sizes
     from mmkv_bench.plan.cells import Cell
-    from mmkv_bench.plan.plan import Coverage, Part, Plan
+    from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
     from mmkv_bench.store.store import Store
 
 HOUR = 3600.0
@@ -172,7 +172,7 @@ def kept_entries(cell: Cell, tokens: int) -> int:
     return tokens if cell.budget is None else min(tokens, cell.budget.entries_for(tokens))
 
 
-def _workload(plan: Plan, part: Part, length: PromptLength, samples: int) -> Workload:
+def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int) -> Workload:
     """One dataset's work, of which `samples` have answers to be made.
 
     A sample is prefilled once for all cells of a protocol, and once more for each cell that prefills again. A step reads the

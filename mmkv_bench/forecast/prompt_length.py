@@ -21,7 +21,7 @@ from mmkv_bench.models.source import Source
 
 if TYPE_CHECKING:
     from mmkv_bench.datasets.task_spec import TaskSpec
-    from mmkv_bench.plan.plan import Part, Plan
+    from mmkv_bench.plan.plan import DatasetShare, Plan
     from mmkv_bench.store.store import Store
 
 ASSUMED, QUESTION = 2048, 64
@@ -73,7 +73,7 @@ def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
     return lengths
 
 
-def expected_length(plan: Plan, part: Part) -> PromptLength:
+def expected_length(plan: Plan, part: DatasetShare) -> PromptLength:
     """The length that a dataset's shape tells: its pages, or one image where a model scales all to one size; else assumed."""
     spec, family = part.spec, plan.family
     prompts = [_pages(spec)] if spec.is_pages else [[shape] for shape in _SHAPES]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache
-from mmkv_bench.compression.compressing import Compressing, Phases
+from mmkv_bench.compression.compressing import Phases, PrefillListener
 from mmkv_bench.compression.joining import join
 from mmkv_bench.compression.session import Session
 from mmkv_bench.devices import Mark
@@ -38,7 +38,7 @@ class PassDevice(Protocol):
 
 
 @dataclass(frozen=True)
-class Lap:
+class PrefillTimer:
     """Marks of one prefill in the device's stream.
 
     Attributes:
@@ -63,14 +63,14 @@ class FilledBatch:
     """
 
     caches: list[CompressedCache] = field(default_factory=list)
-    laps: list[Lap] = field(default_factory=list)
+    laps: list[PrefillTimer] = field(default_factory=list)
     last: Tensor = field(init=False)
     first: Tensor | None = None
     useful: int = 0
     fallback: list[str] = field(default_factory=list)
     broken: list[Tensor] = field(default_factory=list)
 
-    def add(self, cache: CompressedCache, made: Compressing) -> None:
+    def add(self, cache: CompressedCache, made: PrefillListener) -> None:
         """Add the cache that the listener has just compressed, of one prompt or of all."""
         self.caches.append(cache)
         self.useful += sum(row.useful for layer in made.accounts.values() for row in layer)
@@ -85,7 +85,7 @@ class FilledBatch:
 
 
 @dataclass(frozen=True)
-class Copies:
+class PromptPlaceholders:
     """Stand-ins for prompts of a pass whose memory alone is counted.
 
     Only `distinct` prompts (at least two) and the last one are prefilled; copies of their caches, in storages of their own,
@@ -113,7 +113,7 @@ def fill(
     *,
     together: bool,
     first: bool,
-    copies: Copies | None = None,
+    copies: PromptPlaceholders | None = None,
 ) -> FilledBatch:
     """Prefill and compress prompts of one length, each as if it were alone.
 
@@ -130,7 +130,7 @@ def fill(
     last: list[Tensor] = []
     tokens: list[Tensor] = []
     made = session.listener
-    assert isinstance(made, Compressing), "the session of `attach`"
+    assert isinstance(made, PrefillListener), "the session of `attach`"
     ends: list[Mark] = []
     # The session's own hook, which compresses, is older and runs first.
     hook = session.text.register_forward_hook(lambda *_: ends.append(device.mark()))
@@ -153,7 +153,7 @@ def fill(
                 if first:
                     tokens.append(likeliest(output, filled.broken))
             del output, inputs
-            filled.laps.append(Lap(start, ends[-1], device.mark()))
+            filled.laps.append(PrefillTimer(start, ends[-1], device.mark()))
             filled.add(session.filled, made)
     finally:
         hook.remove()

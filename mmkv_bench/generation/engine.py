@@ -25,7 +25,7 @@ from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.generation.decode import EAGER_DECODE, CompiledStep, Decoded, decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
-from mmkv_bench.generation.fidelity import NOTHING, Extras, ForkMeasures
+from mmkv_bench.generation.fidelity import NOTHING, ExtraMeasures, ForkMeasures
 from mmkv_bench.generation.forks import Fork, audit, batches, borrow, gather, plan
 from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.oracle import read_answers
@@ -84,7 +84,9 @@ class Engine:
     def __exit__(self, *exception) -> None:
         self.session.__exit__(*exception)
 
-    def answer(self, prompt: EncodedPrompt, cells: Sequence[CellSpec], extras: Extras = NOTHING) -> list[ForkResult]:
+    def answer(
+        self, prompt: EncodedPrompt, cells: Sequence[CellSpec], extras: ExtraMeasures = NOTHING
+    ) -> list[ForkResult]:
         """Return one result per cell, in the order of `cells`; a fault of a cell is its status and never raised.
 
         extras: measures besides the answers, which do not depend on them.
@@ -129,7 +131,7 @@ class Engine:
         lengths: Mapping[str, Lengths],
         cells: Sequence[CellSpec],
         results: dict[str, ForkResult],
-        extras: Extras,
+        extras: ExtraMeasures,
     ) -> None:
         """Answer with all cells that share one prefill, of the whole prompt or of its context."""
         meter, end = Meter(self.device), next(iter(lengths.values())).prefilled

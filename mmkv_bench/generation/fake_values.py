@@ -41,7 +41,7 @@ _EMPTY = {
 """Operations whose numbers are whatever was there; zeros here."""
 
 
-class MadeUp(TorchDispatchMode):
+class FakeValuesMode(TorchDispatchMode):
     """Values of small fake tensors; must be entered inside of the fake mode and of a counter.
 
     Attributes:

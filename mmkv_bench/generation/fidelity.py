@@ -138,7 +138,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Extras:
+class ExtraMeasures:
     """Measures of one sample besides its answers.
 
     Attributes:
@@ -151,13 +151,13 @@ class Extras:
     samples: bool = False
 
 
-NOTHING = Extras()
+NOTHING = ExtraMeasures()
 
 
 class ForkMeasures:
     """Measures of all cells that share one prefill."""
 
-    def __init__(self, group: PrefillGroup, extras: Extras):
+    def __init__(self, group: PrefillGroup, extras: ExtraMeasures):
         self.group, self.prefilled, self.extras = group, group.prefilled, extras
         self.deadline: float | None = None  # of what is being measured
         # protocol -> full's answer and what it predicted: [n, V] in the model's dtype, in host memory

@@ -21,7 +21,15 @@ from mmkv_bench.compression.compressing import Phases
 from mmkv_bench.compression.fixed import fixed_view
 from mmkv_bench.compression.fixed_pool import pool_of
 from mmkv_bench.compression.session import Session, attach
-from mmkv_bench.generation.batch import COMMON, Copies, FilledBatch, Lap, PassDevice, fill, likeliest
+from mmkv_bench.generation.batch import (
+    COMMON,
+    FilledBatch,
+    PassDevice,
+    PrefillTimer,
+    PromptPlaceholders,
+    fill,
+    likeliest,
+)
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.prefill import following
 from mmkv_bench.generation.result import CellSpec, NonFiniteLogitsError
@@ -53,7 +61,7 @@ class Pass:
     """
 
     session: Session
-    laps: list[Lap]
+    laps: list[PrefillTimer]
     ready: Mark
     tokens: list[Mark]
     fed: bool
@@ -77,7 +85,7 @@ class Driver:
     step: Callable[..., Any] | None = None
     packs: bool = True
     together: bool = False
-    copies: Copies | None = None
+    copies: PromptPlaceholders | None = None
 
     def acts(self, cell: CellSpec, lengths: Lengths) -> bool:
         """Return True where a decode policy acts on the cell's cache, so that its steps stay eager."""

@@ -21,7 +21,7 @@ OVER = "pixels_over_budget"
 
 
 @dataclass
-class Smaller:
+class SmallerPrompts:
     """Prompts of one sample at smaller sizes.
 
     Attributes:
@@ -61,7 +61,7 @@ def resampled(specs: Sequence[CellSpec], prompt: EncodedPrompt, family: ModelFac
 
 
 def answered(
-    smaller: Smaller,
+    smaller: SmallerPrompts,
     specs: Sequence[CellSpec],
     answer: Callable[[EncodedPrompt, list[CellSpec]], Iterator[list[ForkResult]]],
 ) -> Iterator[list[ForkResult]]:
@@ -76,7 +76,7 @@ def answered(
             yield [_accounted(result, by_name[result.cell], smaller, small) for result in results]
 
 
-def _accounted(result: ForkResult, spec: CellSpec, smaller: Smaller, small: EncodedPrompt) -> ForkResult:
+def _accounted(result: ForkResult, spec: CellSpec, smaller: SmallerPrompts, small: EncodedPrompt) -> ForkResult:
     """Rewrite a result as the cell's row, whose budget and ratios refer to the whole prompt."""
     whole, lengths = smaller.whole, smaller.lengths(spec)
     reduced = lengths_of(protocol(spec.protocol), small, smaller.family).reduced

@@ -18,7 +18,7 @@ from mmkv_bench import devices
 from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE
-from mmkv_bench.compression.compressing import Compressing
+from mmkv_bench.compression.compressing import PrefillListener
 from mmkv_bench.compression.compressor import Compressor, full
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.masked import check_only_evicts, prefilled_again
@@ -59,7 +59,7 @@ class _Watch(LogitsProcessor):
 
 
 @dataclass
-class Alone:
+class SingleRunOutput:
     """Output of a single run: `sequences` int64 `[B, T + new]`, `logits` per new token float32 `[B, V]`, the session."""
 
     sequences: Tensor
@@ -83,7 +83,7 @@ def generate_alone(
     answer: AnswerAttention | None = None,
     compile_config: CompileConfig | None = None,
     **generation,
-) -> Alone:
+) -> SingleRunOutput:
     """Generate with one compressor attached, through stock `generate()`.
 
     Args:
@@ -146,7 +146,7 @@ def generate_alone(
             if compiled:
                 options["past_key_values"] = session.new_cache()
             output = model.generate(**inputs, **options)
-            return Alone(output.sequences, output.logits, session)
+            return SingleRunOutput(output.sequences, output.logits, session)
         prefix = {
             name: value[:, : lengths.prefilled] if value.ndim == 2 and value.shape == ids.shape else value
             for name, value in inputs.items()
@@ -163,7 +163,7 @@ def generate_alone(
             past_key_values=session.cache,
             **options,
         )
-        return Alone(output.sequences, output.logits, session)
+        return SingleRunOutput(output.sequences, output.logits, session)
 
 
 def stays_eager(compressor: Compressor, evicts: bool) -> bool:
@@ -291,7 +291,7 @@ def fill_account(result: ForkResult, cell: CellSpec, lengths: Lengths, session: 
         types: int `[T]` types of the tokens that C counts, None where unknown.
     """
     made, compressor = session.listener, cell.compressor
-    assert isinstance(made, Compressing), "the session of `attach`"
+    assert isinstance(made, PrefillListener), "the session of `attach`"
     kept = [index[0] for index in session.kept()]
     fill_asked(result, cell, lengths, kept[0].shape[0] * len(kept), types)
     if cell.evicts(lengths.reduced):
@@ -307,7 +307,7 @@ def _fill(
     result: ForkResult,
     cell: CellSpec,
     prompt: EncodedPrompt,
-    output: Alone,
+    output: SingleRunOutput,
     lengths: Lengths,
     rules: DecodeRules,
     tokenizer,

@@ -32,7 +32,7 @@ Owner = int | None
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedQuestion:
     """A question that a scorer asked. metric: None where unknown; the question then counts for all of the sample's metrics."""
 
     metric: str | None
@@ -52,7 +52,7 @@ class ScoringPass:
     def __init__(self, ledger: Ledger, judged: tuple[JudgedMetric, ...]) -> None:
         self.ledger = ledger
         self.judged = judged
-        self.asked: list[Asked] = []
+        self.asked: list[AskedQuestion] = []
         self.unanswered: dict[Owner, dict[str | None, str]] = {}
         self.refused: dict[Owner, str] = {}
         self._owners: tuple[Owner, ...] = (None,)
@@ -76,11 +76,11 @@ class ScoringPass:
         try:
             text = self.ledger.look_up(question)
         except JudgeError as error:
-            self.asked.append(Asked(None, question, False))
+            self.asked.append(AskedQuestion(None, question, False))
             for owner in self._owners:
                 self.refused.setdefault(owner, str(error))
             raise
-        self.asked.append(Asked(None, question, True))
+        self.asked.append(AskedQuestion(None, question, True))
         return text
 
     def fill(self, question: Question) -> str:
@@ -90,11 +90,11 @@ class ScoringPass:
         try:
             text = self.ledger.look_up(question)
         except JudgeError as error:
-            self.asked.append(Asked(metric, question, False))
+            self.asked.append(AskedQuestion(metric, question, False))
             for owner in self._owners:
                 self.unanswered.setdefault(owner, {}).setdefault(metric, str(error))
             return FILLER
-        self.asked.append(Asked(metric, question, True))
+        self.asked.append(AskedQuestion(metric, question, True))
         return text
 
     def _recognised(self, question: Question) -> tuple[str | None, Question]:
@@ -114,14 +114,14 @@ class Probe(ScoringPass):
         return True
 
     def answer(self, question: Question, example: str | None = None) -> str:
-        self.asked.append(Asked(None, question, False))
+        self.asked.append(AskedQuestion(None, question, False))
         if example is None:
             raise JudgeError("what follows depends on the answer")
         return example
 
     def fill(self, question: Question) -> str:
         metric, question = self._recognised(question)
-        self.asked.append(Asked(metric, question, False))
+        self.asked.append(AskedQuestion(metric, question, False))
         return FILLER
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import requests
 
 
-class Watch:
+class RequestTimeout:
     """Ends a thread's connection when the time of its request is up.
 
     late: True where that happened to the last request; its result is then no answer.
@@ -58,7 +58,7 @@ class Watch:
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)  # also below TLS; the waiting thread reads an end
 
 
-def watched_session(watch: Watch) -> requests.Session:
+def watched_session(watch: RequestTimeout) -> requests.Session:
     """A session whose connections report their use to `watch`; for one thread."""
     import requests
     from requests.adapters import HTTPAdapter
@@ -222,10 +222,10 @@ class Endpoint:
             raise Failure(f"what {name} holds is no key: it has characters that no header may have")
         return key
 
-    def _session(self) -> tuple[requests.Session, Watch]:
+    def _session(self) -> tuple[requests.Session, RequestTimeout]:
         """This thread's session, and the watch over its connections."""
         if not hasattr(self._local, "session"):
-            self._local.watch = Watch()
+            self._local.watch = RequestTimeout()
             self._local.session = watched_session(self._local.watch)
             self._local.session.trust_env = not self.loopback  # no proxy stands between a machine and itself
         return self._local.session, self._local.watch

@@ -34,7 +34,7 @@ FULL = "full"
 DROPS = (COMPARABLE, OPEN, "prompt differs", "weights not released", "prompt cutting differs")
 """Statuses under which a difference to `full` still has a meaning: the deviation is the same for both."""
 _NOT_RUN = "full not run"
-Place = tuple[object, ...]
+PublishLocation = tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,14 @@ def is_full(cell: TableCell) -> bool:
     return cell.address.method.base == FULL
 
 
-def column_of(address: Address) -> Place:
+def column_of(address: Address) -> PublishLocation:
     """Return the part of an address that a method shares with the full cache of its column."""
     return address.model, address.dataset, address.metric, address.length, address.new_tokens, address.batch
 
 
-def fulls_of(layout: TableLayout, printed: Mapping[tuple[str, ...], Printed]) -> dict[Place, PrintedFull]:
+def fulls_of(layout: TableLayout, printed: Mapping[tuple[str, ...], Printed]) -> dict[PublishLocation, PrintedFull]:
     """Return the full caches of a table by all that a method beside them shares, conditions and parts of means included."""
-    fulls: dict[Place, PrintedFull] = {}
+    fulls: dict[PublishLocation, PrintedFull] = {}
     for cell in layout.cells:
         one = printed.get(cell.address.printed)
         if one is not None and one.number is not None and is_full(cell) and has_numbers(cell.address.metric):
@@ -116,7 +116,7 @@ def fulls_of(layout: TableLayout, printed: Mapping[tuple[str, ...], Printed]) ->
     return fulls
 
 
-def full_of(cell: TableCell, own: Mapping[Place, PrintedFull], paper: str) -> PrintedFull | None:
+def full_of(cell: TableCell, own: Mapping[PublishLocation, PrintedFull], paper: str) -> PrintedFull | None:
     """Return the full cache beside a cell; None for full itself, and where the paper prints none.
 
     own: `fulls_of` its table; paper: empty where no other table counts.
@@ -126,7 +126,7 @@ def full_of(cell: TableCell, own: Mapping[Place, PrintedFull], paper: str) -> Pr
     return own.get(_place(cell)) or (_fulls_of_paper(paper).get(_place(cell)) if paper else None)
 
 
-def _place(cell: TableCell) -> Place:
+def _place(cell: TableCell) -> PublishLocation:
     at = cell.address
     parts = tuple((part.dataset, part.metric) for part in cell.parts)
     timed = at.dataset in SYNTHETIC  # made-up prompts have no such conditions
@@ -135,7 +135,7 @@ def _place(cell: TableCell) -> Place:
 
 
 @cache
-def _fulls_of_paper(paper: str) -> Mapping[Place, PrintedFull]:
+def _fulls_of_paper(paper: str) -> Mapping[PublishLocation, PrintedFull]:
     """Return those of all tables of a paper; where several print one, the first whose number is compared with ours."""
     layouts = [layout for layout in map(load, table_ids()) if layout.paper == paper]
     fulls = [one for layout in layouts for one in fulls_of(layout, of_table(layout.id)).values()]

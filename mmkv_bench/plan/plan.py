@@ -30,7 +30,7 @@ COLUMNS = ("cell", "sample_id", "status", "measured")
 
 
 @dataclass(frozen=True)
-class Part:
+class DatasetShare:
     """One dataset's share: its task, its cells, and the ids of the samples of this limit and shard, in order.
 
     Attributes:
@@ -60,7 +60,7 @@ class Coverage:
     def __init__(self, rows: pa.Table, retry: Collection[str] = ()) -> None:
         self.rows, self.retry = rows, tuple(retry)
 
-    def statuses(self, part: Part) -> np.ndarray:
+    def statuses(self, part: DatasetShare) -> np.ndarray:
         """int8 [cells, samples] of a part, in its order: -1 without a row, else the status's place in `STATUSES`."""
         cells, samples = [cell.cell for cell in part.cells], list(part.samples)
         found = np.full([len(cells), len(samples)], -1, np.int8)
@@ -72,7 +72,7 @@ class Coverage:
         found[cell[own], sample[own]] = status[own]
         return found
 
-    def answered(self, part: Part) -> np.ndarray:
+    def answered(self, part: DatasetShare) -> np.ndarray:
         """bool [cells, samples]: there is a row, and `retry` does not ask for it again."""
         statuses = self.statuses(part)
         answered = statuses >= 0
@@ -85,20 +85,20 @@ class Coverage:
                 answered[row] &= [sample not in again for sample in part.samples]
         return answered
 
-    def done(self, part: Part) -> dict[str, set[str]]:
+    def done(self, part: DatasetShare) -> dict[str, set[str]]:
         """Cell -> ids of the part's samples that are answered."""
         samples = np.array(part.samples, object)
         return {cell.cell: set(samples[row]) for cell, row in zip(part.cells, self.answered(part), strict=True)}
 
-    def count(self, part: Part) -> int:
+    def count(self, part: DatasetShare) -> int:
         """Number of the part's rows that are there."""
         return int(self.answered(part).sum())
 
-    def missing(self, part: Part) -> int:
+    def missing(self, part: DatasetShare) -> int:
         """Number of samples that lack a row in some cell."""
         return int((~self.answered(part)).any(0).sum())
 
-    def left(self, part: Part) -> int:
+    def left(self, part: DatasetShare) -> int:
         """Number of missing rows."""
         return int((~self.answered(part)).sum())
 
@@ -110,7 +110,7 @@ class Coverage:
         counts = np.bincount(of_cell[ok & (of_cell >= 0)], minlength=len(names))
         return {name: int(count) for name, count in zip(names, counts, strict=True) if count}
 
-    def failed(self, part: Part) -> int:
+    def failed(self, part: DatasetShare) -> int:
         """Number of the part's rows that are failures, whichever run made them."""
         return int((self.statuses(part) > 0).sum())
 
@@ -140,7 +140,7 @@ class Plan:
     resolved: Mapping[str, Any]
     entries: Sequence[MethodEntry]
     cells: Sequence[Cell]
-    parts: Sequence[Part]
+    parts: Sequence[DatasetShare]
     notes: Sequence[str]
     family: ModelFacts | None
     uncalibrated: Sequence[str] = ()

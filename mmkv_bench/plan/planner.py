@@ -14,7 +14,7 @@ from mmkv_bench.models.process import quiet_libraries
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan import identity as identities
 from mmkv_bench.plan.cells import Cell, expand, method_entries, uncalibrated
-from mmkv_bench.plan.plan import Part, Plan
+from mmkv_bench.plan.plan import DatasetShare, Plan
 from mmkv_bench.plan.selection import chosen, reaching
 from mmkv_bench.plan.validate import validate_combinations
 from mmkv_bench.store.store import Store
@@ -132,18 +132,20 @@ def stay_offline(model: Model, specs: Mapping[str, TaskSpec]) -> None:
         go_offline()
 
 
-def _part(name: str, spec: TaskSpec, cells: Sequence[Cell], selection: Selection, node: Mapping[str, Any]) -> Part:
+def _part(
+    name: str, spec: TaskSpec, cells: Sequence[Cell], selection: Selection, node: Mapping[str, Any]
+) -> DatasetShare:
     """A dataset's share; data that are not pages are opened."""
     from mmkv_bench.evaluation.documents import sample_refs
 
     samples = [ref.sample_id for ref in chosen(sample_refs(spec, selection.limit), selection)]
     own = [cell for cell in cells if cell.dataset == spec.dataset]
-    return Part(name, spec.dataset, spec, own, samples, node.get("about") or {})
+    return DatasetShare(name, spec.dataset, spec, own, samples, node.get("about") or {})
 
 
 def _outlined_part(
     name: str, spec: TaskSpec, cells: Sequence[Cell], selection: Selection, node: Mapping[str, Any]
-) -> tuple[Part, list[str]]:
+) -> tuple[DatasetShare, list[str]]:
     """A dataset's share without opening data, and notes about what is not known then.
 
     Pages are known as they are; of other datasets the number of samples is counted in the footers of local parquet files,
@@ -164,11 +166,11 @@ def _outlined_part(
     samples = [spec.sample_id(number) for number in range(count)]
     samples = [one for one in samples if selection.samples is None or one in selection.samples]
     own = [cell for cell in cells if cell.dataset == spec.dataset]
-    return Part(name, spec.dataset, spec, own, samples, about, counted=counted), notes
+    return DatasetShare(name, spec.dataset, spec, own, samples, about, counted=counted), notes
 
 
 def _amount(spec: TaskSpec, stated: Any) -> tuple[int | None, str, str | None]:
-    """Samples of a dataset, how they are known (see `Part.counted`), and what to say of it."""
+    """Samples of a dataset, how they are known (see `DatasetShare.counted`), and what to say of it."""
     from mmkv_bench.datasets.sources import local_rows
 
     try:

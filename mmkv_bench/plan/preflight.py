@@ -25,7 +25,7 @@ ROW = 4096
 
 
 @dataclass(frozen=True)
-class Lack:
+class MissingInput:
     """kind: weights, data, calibration, judge or disk; what: a sentence."""
 
     kind: str
@@ -43,18 +43,20 @@ class Disk:
     free: int
 
 
-def lacking(plan: Plan, disk: Disk) -> list[Lack]:
+def lacking(plan: Plan, disk: Disk) -> list[MissingInput]:
     """List what must be there before this plan can run without a connection."""
     found = weights_lacking(plan.model)
-    found += [Lack("data", what) for what in _data(plan)]
-    found += [Lack("calibration", what) for what in plan.uncalibrated]
-    found += [Lack("judge", what) for what in _judges(plan)]
+    found += [MissingInput("data", what) for what in _data(plan)]
+    found += [MissingInput("calibration", what) for what in plan.uncalibrated]
+    found += [MissingInput("judge", what) for what in _judges(plan)]
     if disk.free < disk.rows:
-        found.append(Lack("disk", f"the rows may take {disk.rows:,} bytes and {disk.free:,} are free at {plan.out}"))
+        found.append(
+            MissingInput("disk", f"the rows may take {disk.rows:,} bytes and {disk.free:,} are free at {plan.out}")
+        )
     return found
 
 
-def weights_lacking(model: Model) -> list[Lack]:
+def weights_lacking(model: Model) -> list[MissingInput]:
     """Files of a model's hub repository that the cache lacks."""
     source = Source.of(model)
     if source.kind != HUB:
@@ -62,7 +64,7 @@ def weights_lacking(model: Model) -> list[Lack]:
     folder = cached_folder(source.place, model.revision)
     get = f"`hf download {source.place}` gets them into HF_HOME, or model.weights=<folder>"
     if folder is None:
-        return [Lack("weights", f"{source.place} is not in the hub cache; {get}")]
+        return [MissingInput("weights", f"{source.place} is not in the hub cache; {get}")]
     index = folder / "model.safetensors.index.json"
     names = {"model.safetensors"}
     if index.exists():
@@ -71,7 +73,7 @@ def weights_lacking(model: Model) -> list[Lack]:
     if not absent:
         return []
     files = f"{len(absent)} of {len(names)} files of {source.place}"
-    return [Lack("weights", f"{files} are not in the hub cache ({absent[0]}); {get}")]
+    return [MissingInput("weights", f"{files} are not in the hub cache ({absent[0]}); {get}")]
 
 
 def _data(plan: Plan) -> Iterator[str]:
@@ -113,14 +115,14 @@ def _bytes(file: Path) -> int:
         return 0
 
 
-def told(disk: Disk, lacks: list[Lack], place: Path) -> str:
+def told(disk: Disk, lacks: list[MissingInput], place: Path) -> str:
     """Both as lines of a plan's text."""
     how = f"measured: {disk.row:,.0f} bytes each" if disk.measured else f"taken as {ROW:,} bytes each, none is stored"
     lines = [f"disk       {_size(disk.rows)} for the missing rows ({how}); {_size(disk.free)} free at {place}"]
     return "\n".join([*lines, *(said(lacks) or ["lacking    nothing: the run can start without a connection"])])
 
 
-def said(lacks: list[Lack]) -> list[str]:
+def said(lacks: list[MissingInput]) -> list[str]:
     """Lines of a plan's text."""
     return [f"lacking    {lack.kind}: {lack.what}" for lack in lacks]
 

@@ -20,7 +20,7 @@ from mmkv_bench.evaluation.generating import prompt_hashes
 from mmkv_bench.evaluation.prompts import rows_hold_media
 
 if TYPE_CHECKING:
-    from mmkv_bench.plan.plan import Part, Plan
+    from mmkv_bench.plan.plan import DatasetShare, Plan
     from mmkv_bench.store.store import Store
 
 Samples = dict[str, set[str]]
@@ -63,7 +63,7 @@ def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
     return found, notes
 
 
-def _beside(store: Store, part: Part) -> list[str]:
+def _beside(store: Store, part: DatasetShare) -> list[str]:
     """Cells of the store that are asked the same prompts as the part's."""
     own = {cell.cell for cell in part.cells}
     columns = ("cell", "dataset", "dataset_fingerprint", "config")
@@ -84,7 +84,7 @@ def _of(rows: pa.Table, cells: Sequence[str]) -> pa.ChunkedArray:
     return pc.is_in(rows["cell"], pa.array(cells, pa.string()))
 
 
-def _require_retry(plan: Plan, part: Part, changed: pa.Table) -> None:
+def _require_retry(plan: Plan, part: DatasetShare, changed: pa.Table) -> None:
     again = CHANGED in plan.retry and plan.stage != "score"
     limit = plan.answering.selection.limit
     if again and (limit is None or pc.max(changed["doc_id"]).as_py() < limit):
@@ -97,7 +97,7 @@ def _require_retry(plan: Plan, part: Part, changed: pa.Table) -> None:
     )
 
 
-def _differing(store: Store, part: Part, cells: Sequence[str], limit: int | None) -> tuple[pa.Table, pa.Table]:
+def _differing(store: Store, part: DatasetShare, cells: Sequence[str], limit: int | None) -> tuple[pa.Table, pa.Table]:
     """Cell, sample and document of stored answers to other prompts, and of those whose prompts cannot be made."""
     rows = store.responses(cells, ("cell", "sample_id", "doc_id", "prompt_hash")).combine_chunks()
     rows = rows.filter(pc.not_equal(pc.coalesce(rows["prompt_hash"], ""), ""))

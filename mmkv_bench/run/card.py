@@ -18,7 +18,7 @@ from mmkv_bench.plan.identity import UNKNOWN
 if TYPE_CHECKING:
     from mmkv_bench.families.facts import ModelFacts
     from mmkv_bench.models.load import LoadedModel
-    from mmkv_bench.plan.plan import Part, Plan
+    from mmkv_bench.plan.plan import DatasetShare, Plan
 
 _INDENT = " " * 11
 
@@ -136,7 +136,7 @@ def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
     return lines
 
 
-def _dataset(part: Part, done: int, prompt: PromptSize | None) -> str:
+def _dataset(part: DatasetShare, done: int, prompt: PromptSize | None) -> str:
     samples, cells = len(part.samples), len(part.cells)
     first = "" if prompt is None else f", first prompt {prompt.tokens} tokens"
     return f"{part.dataset}: {samples} samples x {cells} cells{first}" + (

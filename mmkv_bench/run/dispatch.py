@@ -109,7 +109,7 @@ class Dispatcher:
         return self.again(owner)
 
 
-class Given:
+class SampleQueueClient:
     """The samples that this process is given; all of them where nobody hands them out.
 
     check: called while this process waits; what it raises ends the waiting.

@@ -13,8 +13,8 @@ from mmkv_bench.generation.cut import fitted, prompt_limit
 from mmkv_bench.generation.decode import CompiledStep, config_of
 from mmkv_bench.generation.encode import EncodedPrompt, encode, reference_tokens
 from mmkv_bench.generation.engine import Engine, as_row
-from mmkv_bench.generation.fidelity import Extras
-from mmkv_bench.generation.pixels import Smaller, answered, resampled
+from mmkv_bench.generation.fidelity import ExtraMeasures
+from mmkv_bench.generation.pixels import SmallerPrompts, answered, resampled
 from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.plan.selection import chosen
@@ -36,7 +36,7 @@ CONTEXT_END, CONTROLS = (
 
 log = logging.getLogger(__name__)
 
-Watch = Callable[["Request", EncodedPrompt, Sequence[ForkResult]], None]
+RequestTimeout = Callable[["Request", EncodedPrompt, Sequence[ForkResult]], None]
 """Told of a request, the prompt that was made of it, and what cells answered to that."""
 
 
@@ -120,7 +120,7 @@ class Answering:
         after: Callable[[list[dict[str, Any]]], None],
         measures: Sequence[str] = (),
         step: CompiledStep | None = None,
-        watch: Watch | None = None,
+        watch: RequestTimeout | None = None,
         committed: Callable[[int], None] | None = None,
     ):
         self.step, self.watch = step, watch
@@ -199,18 +199,18 @@ class Answering:
             yield from self._of_prompt(request, prompt, together, extras)
         if apart:
             yield from answered(
-                Smaller(
+                SmallerPrompts(
                     lambda share: encoded(self.loaded, self.config, request, identity, self.loaded.device, share),
                     prompt,
                     self.loaded.family,
                 ),
                 apart,
                 # Another prompt's distributions: no noise floor, no sampled reference.
-                lambda small, own: self._of_prompt(request, small, own, Extras(reference=extras.reference)),
+                lambda small, own: self._of_prompt(request, small, own, ExtraMeasures(reference=extras.reference)),
             )
 
     def _of_prompt(
-        self, request: Request, prompt: EncodedPrompt, specs: Sequence[CellSpec], extras: Extras
+        self, request: Request, prompt: EncodedPrompt, specs: Sequence[CellSpec], extras: ExtraMeasures
     ) -> Iterator[list[ForkResult]]:
         """Results of cells that are answered from this prompt."""
         rules = self._within_context(self._rules_for(request), prompt)
@@ -231,7 +231,7 @@ class Answering:
         return rules if room >= rules.max_new_tokens else rules.shortened(room)
 
     def _generated(
-        self, prompt: EncodedPrompt, specs: Sequence[CellSpec], rules: DecodeRules, extras: Extras
+        self, prompt: EncodedPrompt, specs: Sequence[CellSpec], rules: DecodeRules, extras: ExtraMeasures
     ) -> Iterator[list[ForkResult]]:
         if not self.config.shares_prefill:
             yield from ([self._alone(prompt, spec, rules)] for spec in specs)
@@ -251,7 +251,7 @@ class Answering:
             ).__enter__()
         yield self._engine.answer(prompt, specs, extras)
 
-    def _extras(self, request: Request) -> Extras:
+    def _extras(self, request: Request) -> ExtraMeasures:
         """Extra measures of the request besides its answers; a reference that has no tokens is logged, no failure."""
         reference: tuple[int, ...] = ()
         if "ppl" in self.measures:
@@ -261,7 +261,7 @@ class Answering:
             except Exception as error:  # noqa: BLE001 - templates are programs of others; the answers are as good as ever
                 said = without_secrets(describe(error))
                 log.warning("%s/%s: no ppl: %s", request.dataset, request.sample_id, said)
-        return Extras(self.config.fidelity, reference, "self_rouge" in self.measures)
+        return ExtraMeasures(self.config.fidelity, reference, "self_rouge" in self.measures)
 
     def _alone(self, prompt: EncodedPrompt, spec: CellSpec, rules: DecodeRules) -> ForkResult:
         from mmkv_bench.generation.single import run_alone

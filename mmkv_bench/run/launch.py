@@ -43,7 +43,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ExitedProcess:
     """A process that has ended; `code` is its exit code, negative for a signal."""
 
     worker: Worker
@@ -136,7 +136,7 @@ def launch(
     return max(scored, int(bool(stopped)))
 
 
-def _stopped(failed: Sequence[Ended]) -> list[str]:
+def _stopped(failed: Sequence[ExitedProcess]) -> list[str]:
     """Lines of processes about datasets that stopped, where that alone is why they failed; the others' answers are scored."""
     from mmkv_bench.run.report import STOPPED
 
@@ -183,7 +183,7 @@ def workers(
     return made
 
 
-def run_all(started: Sequence[Worker]) -> list[Ended]:
+def run_all(started: Sequence[Worker]) -> list[ExitedProcess]:
     """Run processes side by side until all have ended, handing out samples; what they print on stderr is shown with their name
     in front.
 
@@ -220,7 +220,7 @@ def run_all(started: Sequence[Worker]) -> list[Ended]:
             process.wait()
             thread.join()
             log.close()
-    return [Ended(worker, process.returncode) for worker, process, _, _ in running]
+    return [ExitedProcess(worker, process.returncode) for worker, process, _, _ in running]
 
 
 def visible_devices(setting: str) -> list[str]:

@@ -17,18 +17,18 @@ from mmkv_bench.models.process import computing_with, threads_for
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan.cells import stored_rows
 from mmkv_bench.plan.plan import COLUMNS as COVERAGE_COLUMNS
-from mmkv_bench.plan.plan import Coverage, Part, Plan
+from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
 from mmkv_bench.plan.planner import make_plan
 from mmkv_bench.plan.stale_answers import changed_answers
 from mmkv_bench.protocols import WHOLE, protocol
 from mmkv_bench.run import stopping
 from mmkv_bench.run.card import PromptSize, card, columns
-from mmkv_bench.run.dispatch import Given
+from mmkv_bench.run.dispatch import SampleQueueClient
 from mmkv_bench.run.progress import Progress, waiting
 from mmkv_bench.run.report import Report
 from mmkv_bench.run.resume_checks import refuse_other_machine, refuse_other_prompts
 from mmkv_bench.run.scoring import score_dataset, unscored
-from mmkv_bench.run.tracking import Following, described, settings, summarise
+from mmkv_bench.run.tracking import DatasetTracker, described, settings, summarise
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.study import name_primary
 from mmkv_bench.store.tracking import NoTracker, Tracker, tracker
@@ -169,7 +169,7 @@ def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
     return loaded
 
 
-def _check_generation(loaded: LoadedModel, parts: Sequence[Part]) -> None:
+def _check_generation(loaded: LoadedModel, parts: Sequence[DatasetShare]) -> None:
     """Refuse generation settings that cannot be honoured before any work, not once in every row."""
     from mmkv_bench.evaluation.documents import generation_settings
     from mmkv_bench.run.generate import decode_rules
@@ -229,7 +229,7 @@ def _generate(
     parts, limit = plan.parts, plan.limit
     coverage = plan.coverage(store)
     worker = f"w{os.getpid()}-{plan.answering.selection.shard.replace('/', 'of')}"
-    given = Given(stopping.check)
+    given = SampleQueueClient(stopping.check)
     with stopping.deferred(), store.writer(worker) as writer:
         while True:
             for part in parts:
@@ -237,7 +237,7 @@ def _generate(
                     continue
                 stopping.check()
                 scores = None if isinstance(track, NoTracker) else RunningScores(part.spec, limit)
-                following = Following(part, coverage, todo[part.dataset], track, scores)
+                following = DatasetTracker(part, coverage, todo[part.dataset], track, scores)
                 make = partial(Answering, loaded, plan.answering, part.cells, coverage.done(part), writer)
                 with _one_of(parts, part.dataset, stopped):
                     confirm(part.spec, part.cells[0].dataset_fingerprint)
@@ -256,13 +256,13 @@ def _generate(
 
 
 def _answer(
-    part: Part,
+    part: DatasetShare,
     todo: int,
     alone: int | None,
     limit: int | None,
     answering_of: Callable[..., Answering],
-    following: Following,
-    given: Given,
+    following: DatasetTracker,
+    given: SampleQueueClient,
     inputs: Inputs,
 ) -> None:
     """Answer what is missing of one dataset, as far as other processes do not: so many samples, whose cells share a prefill
@@ -299,7 +299,7 @@ def _answer(
 
 
 @contextmanager
-def _one_of(parts: Sequence[Part], label: str, stopped: dict[str, str]) -> Iterator[None]:
+def _one_of(parts: Sequence[DatasetShare], label: str, stopped: dict[str, str]) -> Iterator[None]:
     """Work on one dataset: where there are others, what is wrong with its data or scorer is kept and stops no other."""
     try:
         yield
@@ -317,7 +317,9 @@ def _advance(bar: Progress, cell: Cell) -> None:
     bar.advance()
 
 
-def _score(store: Store, parts: Sequence[Part], stale: Sequence[str], judge: Ledger, stopped: dict[str, str]) -> int:
+def _score(
+    store: Store, parts: Sequence[DatasetShare], stale: Sequence[str], judge: Ledger, stopped: dict[str, str]
+) -> int:
     """Score what is stale; `stopped` takes the datasets that could not be. Returns how many cells were scored."""
     from mmkv_bench.evaluation.content import confirm
 

@@ -10,7 +10,7 @@ from mmkv_bench.columns import aligned
 from mmkv_bench.run.card import columns, model_lines, row_lines, wrapped
 
 if TYPE_CHECKING:
-    from mmkv_bench.plan.plan import Coverage, Part, Plan
+    from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
 
 _HEADS = ("method", "reading", "budgets", "seeds", "protocols", "cells", "rows", "done", "failed", "missing")
 _COUNTED = {"documented": " as documented", "unknown": ", an unknown number"}
@@ -41,7 +41,7 @@ def document(plan: Plan, coverage: Coverage) -> dict[str, Any]:
     }
 
 
-def _dataset(part: Part, coverage: Coverage) -> dict[str, Any]:
+def _dataset(part: DatasetShare, coverage: Coverage) -> dict[str, Any]:
     answered, statuses = coverage.answered(part), coverage.statuses(part)
     cells = zip(part.cells, answered.sum(1).tolist(), (statuses > 0).sum(1).tolist(), strict=True)
     return {
@@ -55,7 +55,7 @@ def _dataset(part: Part, coverage: Coverage) -> dict[str, Any]:
     }
 
 
-def _methods(part: Part, coverage: Coverage) -> tuple[tuple[str, ...], ...]:
+def _methods(part: DatasetShare, coverage: Coverage) -> tuple[tuple[str, ...], ...]:
     """One line per method and reading, its cells and rows added up."""
     answered, statuses = coverage.answered(part), coverage.statuses(part)
     groups: dict[tuple[str, str | None], list[int]] = {}

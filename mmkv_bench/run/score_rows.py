@@ -230,7 +230,7 @@ Row = dict[str, Any]
 
 
 @dataclass
-class Kept:
+class StoredScores:
     """The `samples` rows of a cell with the stored scores in place, and by metric what its `metrics` row says then: the
     judge's columns, lmms-eval's aggregate (None where it is not of these samples), and why there is none."""
 
@@ -242,7 +242,7 @@ class Kept:
 
 def keep_judged(
     fresh: Sequence[Row], stored: Sequence[Row], metrics: Sequence[Mapping[str, Any]], scores: CellScores
-) -> Kept:
+) -> StoredScores:
     """Merge a pass into a cell's rows: its own scores, but for judged metrics that would lose some.
 
     Such a metric keeps every stored score whose sample this pass left without one (a stored `ok` answer never changes).
@@ -253,7 +253,7 @@ def keep_judged(
     fresh: `samples` rows of this pass; stored, metrics: the cell's rows of those tables; scores: what the pass gave.
     """
     rows = {(row["sample_id"], row["metric"]): row for row in fresh}
-    kept = Kept([])
+    kept = StoredScores([])
     for known in metrics if scores.not_judged else ():
         name = known["metric"]
         old = {row["sample_id"]: row for row in stored if row["metric"] == name}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mmkv_bench.config.schema import Logger
     from mmkv_bench.evaluation.grader import RunningScores
     from mmkv_bench.plan.cells import Cell
-    from mmkv_bench.plan.plan import Coverage, Part
+    from mmkv_bench.plan.plan import Coverage, DatasetShare
     from mmkv_bench.store.store import Store
 
 
@@ -82,7 +82,7 @@ SCORING = 20.0
 log = logging.getLogger(__name__)
 
 
-class Following:
+class DatasetTracker:
     """One dataset's numbers. Means over all cells of each sample, and the group's largest peak, stand under the dataset's name;
     `<dataset>/<cell>/` has what is a cell's own: `answers` and `failures` of the store, the dataset's metrics as means over the
     answers of this process, and where a cell ran by itself (`measured` own) means of `ttft_s`, `tpot_s` and the largest peak.
@@ -94,7 +94,7 @@ class Following:
     """
 
     def __init__(
-        self, part: Part, coverage: Coverage, todo: int, track: Tracker, scores: RunningScores | None = None
+        self, part: DatasetShare, coverage: Coverage, todo: int, track: Tracker, scores: RunningScores | None = None
     ) -> None:
         self._track, self._dataset, self._left = track, part.dataset, todo
         self._labels = {cell.cell: f"{part.dataset}/{cell.label}" for cell in part.cells}

@@ -18,7 +18,7 @@ from mmkv_bench.plan.stale_answers import changed_answers
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import RunConfig
-    from mmkv_bench.plan.plan import Coverage, Part, Plan
+    from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
     from mmkv_bench.store.store import Store
 
 _OURS = ("launcher", "shards", "dry", "json", "only", "shard", "stage")
@@ -34,7 +34,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Piece:
+class SweepJob:
     """One job: the overrides of its run, and what it is about."""
 
     overrides: tuple[str, ...]
@@ -68,7 +68,7 @@ def check(config: RunConfig) -> None:
         raise ConfigError(f"shard={config.shard}: a sweep makes the shards itself; write shards=<how many>")
 
 
-def pieces(job: Sequence[str], plan: Plan, store: Store, split: Split) -> list[Piece]:
+def pieces(job: Sequence[str], plan: Plan, store: Store, split: Split) -> list[SweepJob]:
     """The jobs of one run of a sweep: those with a sample that some cell has no row for, and whole datasets that only wait
     for their scores are none of them. Rows decide, so any number of shards at any time ends at the same rows.
 
@@ -81,7 +81,7 @@ def pieces(job: Sequence[str], plan: Plan, store: Store, split: Split) -> list[P
     own = [text for text in job if not _is_ours(text)]
     # Scores are of whole datasets: where a job has only a part of one, the sweep scores at its end.
     stage = "generate" if count > 1 else plan.stage
-    asked_for: list[tuple[Part, int]] = []
+    asked_for: list[tuple[DatasetShare, int]] = []
     for part in plan.parts:
         wanting = {part.samples[place] for place in np.flatnonzero(~coverage.answered(part).all(0)).tolist()}
         asked_for += [(part, index) for index in sorted(_shards(part, wanting, plan, count))]
@@ -90,7 +90,7 @@ def pieces(job: Sequence[str], plan: Plan, store: Store, split: Split) -> list[P
         names, shard = [part.name for part in parts], f"{index}/{count}"
         only = names[0] if len(names) == 1 else f"[{','.join(names)}]"
         mine = (f"only={only}", f"shard={shard}", f"stage={stage}", "shards=1", "dry=false")
-        made.append(Piece((*own, *mine), plan.model.name, tuple(part.dataset for part in parts), shard))
+        made.append(SweepJob((*own, *mine), plan.model.name, tuple(part.dataset for part in parts), shard))
     return made
 
 
@@ -103,12 +103,12 @@ def _hours(plan: Plan, coverage: Coverage, store: Store, split: Split) -> dict[s
 
 
 def _together(
-    asked_for: Sequence[tuple[Part, int]], hours: Mapping[str, float], most: float
-) -> list[tuple[int, list[Part]]]:
+    asked_for: Sequence[tuple[DatasetShare, int]], hours: Mapping[str, float], most: float
+) -> list[tuple[int, list[DatasetShare]]]:
     """Datasets of the same shard in one job, in their order, until it has `most` hours; one whose hours are not known has a
     job of its own."""
-    jobs: list[tuple[int, list[Part]]] = []
-    filling: dict[int, tuple[list[Part], float]] = {}
+    jobs: list[tuple[int, list[DatasetShare]]] = []
+    filling: dict[int, tuple[list[DatasetShare], float]] = {}
     for part, index in asked_for:
         own = hours.get(part.dataset, math.inf)
         parts, filled = filling.get(index, ([], math.inf))
@@ -122,7 +122,7 @@ def _together(
     return jobs
 
 
-def _shards(part: Part, wanting: set[str], plan: Plan, count: int) -> set[int]:
+def _shards(part: DatasetShare, wanting: set[str], plan: Plan, count: int) -> set[int]:
     """The shards that have one of these samples; all, where only data would tell and were not opened."""
     from mmkv_bench.evaluation.documents import sample_refs
 

@@ -19,7 +19,7 @@ from mmkv_bench.plan.planner import make_plan, outline
 from mmkv_bench.plan.stale_answers import other_versions
 from mmkv_bench.run.progress import waiting
 from mmkv_bench.slurm import checks, queue, submission
-from mmkv_bench.slurm.pieces import Piece, Split, check, pieces
+from mmkv_bench.slurm.pieces import Split, SweepJob, check, pieces
 from mmkv_bench.store import study
 from mmkv_bench.store.store import Store
 
@@ -84,7 +84,9 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
     return _finish(runs, ids, Path(str(launcher["submitit_folder"])).absolute())
 
 
-def _submit(runs: Sequence[Run], launcher: Mapping[str, Any], slurm: Slurm, folder: Path, job: Job) -> dict[str, Piece]:
+def _submit(
+    runs: Sequence[Run], launcher: Mapping[str, Any], slurm: Slurm, folder: Path, job: Job
+) -> dict[str, SweepJob]:
     """Submit what is missing and note it, array by array; job -> what it is about.
 
     Raises:
@@ -99,7 +101,7 @@ def _submit(runs: Sequence[Run], launcher: Mapping[str, Any], slurm: Slurm, fold
     ]
     devices = _devices([run.plan.model for run in runs], slurm, launcher)
     calls = [(made, [job(piece.overrides, devices[piece.model]) for piece in ours]) for made, ours in arrays]
-    ids: dict[str, Piece] = {}
+    ids: dict[str, SweepJob] = {}
     taken = submission.submit(calls, int(launcher["array_parallelism"]))
     for (_, pieces_of), names in zip(arrays, taken, strict=True):
         new = dict(zip(names, pieces_of, strict=True))
@@ -137,10 +139,10 @@ def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]
 
 
 def _by_resources(
-    todo: Sequence[Piece], launcher: Mapping[str, Any], slurm: Slurm
-) -> list[tuple[Mapping[str, Any], list[Piece]]]:
+    todo: Sequence[SweepJob], launcher: Mapping[str, Any], slurm: Slurm
+) -> list[tuple[Mapping[str, Any], list[SweepJob]]]:
     """The jobs that ask Slurm for the same, one array each."""
-    found: dict[str, tuple[Mapping[str, Any], list[Piece]]] = {}
+    found: dict[str, tuple[Mapping[str, Any], list[SweepJob]]] = {}
     for piece in todo:
         own = submission.for_model(launcher, slurm.models, piece.model)
         found.setdefault(repr(own), (own, []))[1].append(piece)
@@ -190,7 +192,7 @@ def _named(ids: Sequence[str]) -> str:
     return " ".join(dict.fromkeys(name.partition("_")[0] for name in ids))
 
 
-def _finish(runs: Sequence[Run], ids: dict[str, Piece], folder: Path) -> int:
+def _finish(runs: Sequence[Run], ids: dict[str, SweepJob], folder: Path) -> int:
     """Score and print what is there; say what is not, also where scoring is refused.
 
     Raises:
@@ -211,7 +213,7 @@ def _finish(runs: Sequence[Run], ids: dict[str, Piece], folder: Path) -> int:
     return code
 
 
-def _tell(missing: set[str], ids: Mapping[str, Piece], folder: Path, retry: Sequence[str]) -> None:
+def _tell(missing: set[str], ids: Mapping[str, SweepJob], folder: Path, retry: Sequence[str]) -> None:
     """Print the subjects that lack samples, and the last words of their jobs; retry: what does not count as answered."""
     for name, piece in ids.items():
         if missing.intersection(piece.subjects):

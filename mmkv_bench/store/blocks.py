@@ -61,7 +61,9 @@ BATCH = 1 << 10
 
 
 @contextmanager
-def regrouped(folder: Path, schema: pa.Schema, rows: Iterable[pa.Table], cells: Sequence[str]) -> Iterator[Regrouped]:
+def regrouped(
+    folder: Path, schema: pa.Schema, rows: Iterable[pa.Table], cells: Sequence[str]
+) -> Iterator[RegroupedBlocks]:
     """The rows of `cells`, to be asked for in their order, some neighbours at a time.
 
     Args:
@@ -73,7 +75,7 @@ def regrouped(folder: Path, schema: pa.Schema, rows: Iterable[pa.Table], cells: 
         OSError: the disk is full or refuses.
     """
     with tempfile.TemporaryFile(dir=folder, prefix=".", suffix=".tmp") as file:
-        yield Regrouped(file, schema, rows, cells)
+        yield RegroupedBlocks(file, schema, rows, cells)
 
 
 class _Batch(NamedTuple):
@@ -86,7 +88,7 @@ class _Batch(NamedTuple):
     crc: int
 
 
-class Regrouped:
+class RegroupedBlocks:
     """See `regrouped`."""
 
     def __init__(self, file: IO[bytes], schema: pa.Schema, rows: Iterable[pa.Table], cells: Sequence[str]) -> None:

@@ -98,7 +98,7 @@ def publish(store: StoreFolder, folder: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class PublishLocation:
     """Published files by name.
 
     Attributes:
@@ -110,7 +110,7 @@ class Place:
     chunks: Callable[[str], Iterator[bytes]]
 
 
-def place(address: str) -> Place:
+def place(address: str) -> PublishLocation:
     """Open an address: a folder, its manifest, file://, http://, https:// or hf://datasets/owner/name[@revision][/folder].
 
     Raises:
@@ -120,9 +120,9 @@ def place(address: str) -> Place:
     if parts.scheme in ("http", "https") and parts.hostname:
         parts = parts._replace(path=parts.path.removesuffix(f"/{MANIFEST}").rstrip("/"), fragment="")
         shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
-        return Place(shown, partial(_from_web, parts, shown))
+        return PublishLocation(shown, partial(_from_web, parts, shown))
     if parts.scheme == "hf":
-        return Place(address, partial(_from_hub, _hub_folder(address), address))
+        return PublishLocation(address, partial(_from_hub, _hub_folder(address), address))
     path = Path(unquote(parts.path)) if parts.scheme == "file" else Path(address).expanduser()
     folder = path.parent if path.name == MANIFEST else path
     if not folder.is_dir():
@@ -130,11 +130,11 @@ def place(address: str) -> Place:
             f"{address} is no folder; allowed: a folder that holds {MANIFEST}, an address (https://..., "
             "hf://datasets/<owner>/<name>[@revision][/folder]), or that of the manifest itself"
         )
-    return Place(str(folder), partial(_from_folder, folder))
+    return PublishLocation(str(folder), partial(_from_folder, folder))
 
 
 def fetch(
-    source: Place, out: Path, sha256: str | None = None, say: Callable[[str], None] = lambda line: None
+    source: PublishLocation, out: Path, sha256: str | None = None, say: Callable[[str], None] = lambda line: None
 ) -> tuple[int, int]:
     """Fetch what `source` publishes into `out`; files that are there and right are not fetched again.
 
@@ -225,7 +225,7 @@ def _missing(entries: Sequence[PublishedFile], out: Path) -> list[PublishedFile]
     return missing
 
 
-def _write(source: Place, entry: PublishedFile, stream: BinaryIO) -> None:
+def _write(source: PublishLocation, entry: PublishedFile, stream: BinaryIO) -> None:
     """Write one file; an exception leaves nothing of it behind."""
     shown, digest, size = f"{source.shown}/{entry.name}", hashlib.sha256(), 0
     for piece in source.chunks(entry.name):

@@ -112,7 +112,7 @@ def place_batch(root: Path, staged: Mapping[str, Staged], cells: set[str]) -> No
     _clear(root, name, cells)
 
 
-class Growing:
+class GrowingScoreFile:
     """Samples rows in a hidden file while more and more cells come, each block of them written as it comes.
 
     blocks: checked rows; no cell is in two of them. beside: cells that others are held against. cells: all that had rows.

@@ -56,7 +56,7 @@ def replace_by(
     staged: dict[str, Staged] = {}
     with disk_errors("writing scores", store.root):
         try:
-            growing = score_files.Growing(store.root, chain([first, second], coming), beside)
+            growing = score_files.GrowingScoreFile(store.root, chain([first, second], coming), beside)
             staged["samples"] = growing.staged
             pa.default_memory_pool().release_unused()
             metrics = pa.concat_tables(

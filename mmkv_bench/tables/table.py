@@ -26,7 +26,7 @@ MOST_NOTES = 5
 
 
 @dataclass(frozen=True)
-class VerdictLook:
+class VerdictStyle:
     """Look of a verdict word. colour: name of a class in html and of a colour in LaTeX (`COLOURS`)."""
 
     sign: str
@@ -37,22 +37,22 @@ COLOURS = {"good": "00704F", "bad": "B34700", "open": "4B5D8A", "quiet": "666666
 """Colour class -> RGB, told apart with every common colour vision; each has 4.5:1 contrast or more on white."""
 
 VERDICTS = {
-    "agrees": VerdictLook("✓", "good"),
-    "confirmed": VerdictLook("✓", "good"),
-    "differs": VerdictLook("✗", "bad"),
-    "contradicted": VerdictLook("✗", "bad"),
-    "undecided": VerdictLook("?", "open"),
-    "uninformative": VerdictLook("○", "quiet"),
-    "not comparable": VerdictLook("≠", "quiet"),
-    "holds": VerdictLook("✓", "good"),
-    "fails": VerdictLook("✗", "bad"),
-    "not tested": VerdictLook("·", "quiet"),
-    "ambiguous sentence": VerdictLook("?", "open"),
-    "not run": VerdictLook("·", "quiet"),
-    "cannot run": VerdictLook("⊘", "quiet"),
-    "waiting": VerdictLook("…", "open"),
-    "failed": VerdictLook("✗", "bad"),
-    "ambiguous": VerdictLook("?", "open"),
+    "agrees": VerdictStyle("✓", "good"),
+    "confirmed": VerdictStyle("✓", "good"),
+    "differs": VerdictStyle("✗", "bad"),
+    "contradicted": VerdictStyle("✗", "bad"),
+    "undecided": VerdictStyle("?", "open"),
+    "uninformative": VerdictStyle("○", "quiet"),
+    "not comparable": VerdictStyle("≠", "quiet"),
+    "holds": VerdictStyle("✓", "good"),
+    "fails": VerdictStyle("✗", "bad"),
+    "not tested": VerdictStyle("·", "quiet"),
+    "ambiguous sentence": VerdictStyle("?", "open"),
+    "not run": VerdictStyle("·", "quiet"),
+    "cannot run": VerdictStyle("⊘", "quiet"),
+    "waiting": VerdictStyle("…", "open"),
+    "failed": VerdictStyle("✗", "bad"),
+    "ambiguous": VerdictStyle("?", "open"),
 }
 """Verdict word, or state of a number that is not there -> its look."""
 
@@ -108,7 +108,7 @@ class GridCell:
     further: tuple[GridCell, ...] = ()
 
     @property
-    def look(self) -> VerdictLook | None:
+    def look(self) -> VerdictStyle | None:
         """The sign and the colour of the verdict, None of a word that has none."""
         return VERDICTS.get(self.verdict)
 

@@ -19,7 +19,7 @@ from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.flash import FLASH, padding_mask
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.generation.fidelity import Extras
+from mmkv_bench.generation.fidelity import ExtraMeasures
 from tests import flash_attn_double, reference, zoo
 from tests.core import parts
 from tests.each import each
@@ -28,7 +28,7 @@ from tests.generation import common
 from tests.second_device import far, second_device, there
 
 TOLERANCE = 2e-6
-EVERYTHING = Extras(True, (3, 4, 5), True)
+EVERYTHING = ExtraMeasures(True, (3, 4, 5), True)
 KINDS = ("full", "snapkv", "adakv", "h2o_decode", "kivi", "hybridkv", "look_m")
 """Methods that keep all, as much of every head, ragged heads, evict while decoding, quantise, retrieve and merge."""
 

@@ -23,7 +23,7 @@ from mmkv_bench.compression.folded import FoldedLayer, attend, folds
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.forecast.dry_run import dry_model, prompt_types
-from mmkv_bench.generation.fidelity import Extras
+from mmkv_bench.generation.fidelity import ExtraMeasures
 from mmkv_bench.generation.one_pass import DECODE
 from tests import reference, zoo
 from tests.core import parts
@@ -36,7 +36,7 @@ from tests.varlen_double import reading
 B, H, G, D = 2, 3, 2, 8
 TOLERANCE = 2e-6
 BYTES = {"bytes_device", "bytes_metadata", "bytes_held", "bytes_padding", "bytes_read_step"}
-EVERYTHING = Extras(True, (3, 4, 5), True)
+EVERYTHING = ExtraMeasures(True, (3, 4, 5), True)
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ from mmkv_bench.calibrate.artefact import METHODS as CALIBRATED
 from mmkv_bench.calibrate.command import measured
 from mmkv_bench.cli.tree import reader
 from mmkv_bench.cli.verbs.calibrate import complete
-from mmkv_bench.generation.fidelity import Extras
+from mmkv_bench.generation.fidelity import ExtraMeasures
 from mmkv_bench.generation.result import CellSpec
 from mmkv_bench.protocols import NAMES, WHOLE
 from tests import zoo
 from tests.generation import common
 from tests.second_device import Far, far, second_device, there
 
-EVERYTHING = Extras(True, (3, 4, 5), True)
+EVERYTHING = ExtraMeasures(True, (3, 4, 5), True)
 KINDS = ("full", "h2o_decode", "hybridkv", "kivi_prefixkv", "look_m", "mmshift_adakv")
 """Methods that score, divide, reduce, store and act while decoding, each in another way."""
 
@@ -54,7 +54,7 @@ def assert_as_on_the_cpu(family: str, asked: list[CellSpec], run) -> None:
         assert one.peak_device_bytes > 0 and one.peak_resident_bytes is None
 
 
-def shared(family: str, extras: Extras):
+def shared(family: str, extras: ExtraMeasures):
     return lambda model, prompt, asked: common.together(
         model, family, prompt, asked, common.rules(model, 4), extras=extras
     )
@@ -147,7 +147,7 @@ def test_what_methods_take_is_timed_by_the_devices_clock():
         moved, inputs = there(model), far(prompt)
         for some in (asked[:1], asked):
             before = device.waits
-            shared("qwen2_5_vl", Extras())(moved, inputs, some)
+            shared("qwen2_5_vl", ExtraMeasures())(moved, inputs, some)
             waits.append(device.waits - before)
     assert waits[1] - waits[0] == 2 * zoo.LAYERS + 2, "around the scores of each layer, and around the selection"
 
@@ -157,11 +157,11 @@ def test_a_cell_that_runs_out_of_the_devices_memory_fails_alone():
     asked = cells("qwen2_5_vl", ("snapkv", "streamingllm"))[:1]
     with second_device() as device:
         moved, inputs = there(model), far(prompt)
-        (fine,) = shared("qwen2_5_vl", Extras())(moved, inputs, asked)
+        (fine,) = shared("qwen2_5_vl", ExtraMeasures())(moved, inputs, asked)
         assert fine.status == "ok"
         device.memory.limit = device.memory.held().allocated + 10_000  # less than one layer's states
-        (lost,) = shared("qwen2_5_vl", Extras())(moved, inputs, asked)
+        (lost,) = shared("qwen2_5_vl", ExtraMeasures())(moved, inputs, asked)
         assert lost.status == "oom" and "CUDA out of memory" in lost.error
         assert device.memory.held().reserved < fine.peak_device_bytes, "what was reserved was given back"
         device.memory.limit = None
-        assert shared("qwen2_5_vl", Extras())(moved, inputs, asked)[0].status == "ok"
+        assert shared("qwen2_5_vl", ExtraMeasures())(moved, inputs, asked)[0].status == "ok"

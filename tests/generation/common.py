@@ -10,7 +10,7 @@ from mmkv_bench.compression.compressor import Compressor, full
 from mmkv_bench.families.facts import ModelFacts, model_facts
 from mmkv_bench.generation.encode import EncodedPrompt, from_tensors, lengths_of
 from mmkv_bench.generation.engine import Engine
-from mmkv_bench.generation.fidelity import NOTHING, Extras
+from mmkv_bench.generation.fidelity import NOTHING, ExtraMeasures
 from mmkv_bench.generation.result import CellSpec, ForkResult
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.single import run_alone
@@ -105,7 +105,7 @@ def for_text(methods: dict[str, Compressor]) -> dict[str, Compressor]:
 
 
 def together(
-    model, name: str, prompt: EncodedPrompt, cells, decode_rules=None, extras: Extras = NOTHING, **options
+    model, name: str, prompt: EncodedPrompt, cells, decode_rules=None, extras: ExtraMeasures = NOTHING, **options
 ) -> list[ForkResult]:
     """All cells through the fork engine."""
     decode_rules = decode_rules or rules(model)

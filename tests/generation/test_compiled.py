@@ -16,7 +16,7 @@ from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.fixed import FixedLayer, fix, fixed_view
-from mmkv_bench.compression.fixed_pool import Pool, Room, StorageShape, bucket, pool_of
+from mmkv_bench.compression.fixed_pool import LayerBuffers, Pool, StorageShape, bucket, pool_of
 from mmkv_bench.compression.session import attach as attached
 from mmkv_bench.devices.requirements import check_compiler
 from mmkv_bench.errors import ConfigError, UnsupportedError
@@ -241,7 +241,7 @@ class OneLayer(torch.nn.Module):
         layer._key_storage, layer._value_storage = torch.zeros(2, rows, 4, 300, 128, dtype=layer.dtype, device=place)
         layer.stored = layer.seen = 300
         shape = StorageShape(rows, 4, slots, (128, 128), layer.dtype, place, padded, by_lengths=True)
-        layer.fix(torch.zeros(rows, 4, dtype=torch.int64, device=place) if padded else None, Room(shape))
+        layer.fix(torch.zeros(rows, 4, dtype=torch.int64, device=place) if padded else None, LayerBuffers(shape))
 
     def forward(self, query, new):
         self.layer.update(new, new)

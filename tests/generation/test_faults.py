@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from mmkv_bench.devices import base as clocks
+from mmkv_bench.devices import device as clocks
 from mmkv_bench.generation import decode, engine
 from mmkv_bench.generation.engine import Engine
 from tests import zoo

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from mmkv_bench.compression.compressor import full
-from mmkv_bench.devices import base as clocks
+from mmkv_bench.devices import device as clocks
 from mmkv_bench.generation import decode, engine, fidelity, forks
-from mmkv_bench.generation.fidelity import Extras
+from mmkv_bench.generation.fidelity import ExtraMeasures
 from mmkv_bench.generation.single import generate_alone
 from tests import cover, reference, zoo
 from tests.core import parts
@@ -24,7 +24,7 @@ from tests.oracles import distributions
 
 FAMILIES = ("qwen2_5_vl", "llava_next", "internvl")
 REFERENCE = (17, 230, 5, 44, 101, 9, 66)  # longer than the answers of these tests
-EVERYTHING = Extras(fidelity=True, reference=REFERENCE, samples=True)
+EVERYTHING = ExtraMeasures(fidelity=True, reference=REFERENCE, samples=True)
 CLOSE = 2e-6  # as logits elsewhere in these tests
 
 
@@ -211,7 +211,7 @@ def test_half_precision_is_compared_in_full_precision_of_what_the_model_gave():
     for key in ("pixel_values",):
         prompt.inputs[key] = prompt.inputs[key].to(torch.bfloat16)
     cells = [common.cell(full(), None), common.cell(parts.compressor(), 4)]
-    of_full, evicted = common.together(model, name, prompt, cells, extras=Extras(fidelity=True))
+    of_full, evicted = common.together(model, name, prompt, cells, extras=ExtraMeasures(fidelity=True))
     assert all(kl >= 0.0 for kl in of_full.forced_kl + evicted.forced_kl)
     assert all(of_full.forced_agree)
     assert max(evicted.forced_kl) > 10 * max(of_full.forced_kl)
@@ -314,7 +314,7 @@ def test_sampled_answers_depend_on_seed_and_sample_alone():
     name = "internvl"
     model, prompt = zoo.model(name), common.encoded(name)
     cells = common.full_cells() + [common.cell(common.registry(model=name)["snapkv"], 6, "strict")]
-    extras, long = Extras(samples=True), common.rules(model, 24)
+    extras, long = ExtraMeasures(samples=True), common.rules(model, 24)
     first = common.together(model, name, prompt, cells, long, extras=extras)
     again = common.together(model, name, prompt, cells[1:2], long, extras=extras, fork_batch=1)
     other = common.together(model, name, common.encoded(name, identity="zoo/1"), cells[:1], long, extras=extras)

@@ -21,7 +21,7 @@ from mmkv_bench.families.registry import check_smaller
 from mmkv_bench.forecast.memory import QUESTION
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.engine import Engine
-from mmkv_bench.generation.pixels import LEVELS, OVER, Smaller, answered, resampled
+from mmkv_bench.generation.pixels import LEVELS, OVER, SmallerPrompts, answered, resampled
 from mmkv_bench.generation.result import CellSpec
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.models.processor import build_processor
@@ -49,11 +49,11 @@ def page():
     return sample.images, [{"role": "user", "content": content}]
 
 
-def smaller_of(processor, family, images, messages, videos=()) -> Smaller:
+def smaller_of(processor, family, images, messages, videos=()) -> SmallerPrompts:
     def made(share: float):
         return encode(processor, family, "page", messages, images, videos, share=share)
 
-    return Smaller(made, made(1.0), family)
+    return SmallerPrompts(made, made(1.0), family)
 
 
 def by_hand(processor, images, messages, entries: int):

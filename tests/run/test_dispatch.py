@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mmkv_bench.run.dispatch import VARIABLE, Dispatcher, Given
+from mmkv_bench.run.dispatch import VARIABLE, Dispatcher, SampleQueueClient
 
 SAMPLES = [("d", str(number)) for number in range(40)]
 
@@ -15,18 +15,18 @@ SAMPLES = [("d", str(number)) for number in range(40)]
 def processes(monkeypatch):
     """A function that gives the ends of so many processes that are handed the same samples."""
 
-    def made(count: int) -> list[Given]:
+    def made(count: int) -> list[SampleQueueClient]:
         dispatcher, ends = Dispatcher(), []
         for _ in range(count):
             with dispatcher.connect() as theirs:
                 monkeypatch.setenv(VARIABLE, str(theirs.fileno()))
-                ends.append(Given())
+                ends.append(SampleQueueClient())
         return ends
 
     return made
 
 
-def work(mine: Given, answered: list, dies_at: int | None = None) -> None:
+def work(mine: SampleQueueClient, answered: list, dies_at: int | None = None) -> None:
     """As a run goes through its samples; where it dies it has one that it has not answered."""
     while True:
         for key in SAMPLES:
@@ -71,7 +71,7 @@ def test_a_process_that_waits_can_be_stopped_and_one_alone_takes_everything(proc
     with pytest.raises(Stopped):
         waiting.again()
     monkeypatch.delenv(VARIABLE)
-    alone = Given()
+    alone = SampleQueueClient()
     assert alone.take("d", "0") and alone.take("d", "0") and not alone.again()
 
 

@@ -98,7 +98,7 @@ def test_tables_show_what_is_ok_and_metrics_have_no_headline_over_failures(fault
         assert "2/3 ok: " in lines[fault]
     assert "0/3 ok: " in lines["nan_logits"]
     assert " ok: " not in lines["full"] + lines["snapkv"] + lines["failing"]
-    assert "nothing is marked best" in outcome.out
+    assert "No bold: the cells that are compared are not ok on the same samples." in outcome.out
     by_cell = {row["cell"]: row for row in setting.metrics(root) if row["metric"] == "exact_match"}
     for fault, status in FAULTS.items():
         row = by_cell[cell_of(root, fault)]

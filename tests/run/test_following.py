@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from mmkv_bench.run import tracking as following
-from mmkv_bench.run.tracking import Following
+from mmkv_bench.run.tracking import DatasetTracker
 
 CELLS = [SimpleNamespace(cell=name, label=f"{name}@8") for name in ("a", "b")]
 PART = SimpleNamespace(dataset="d", cells=CELLS)
@@ -41,7 +41,7 @@ def test_scores_run_over_answers_that_are_there_each_text_scored_once(monkeypatc
     monkeypatch.setattr(following, "EVERY", 0.0)
     monkeypatch.setattr(following, "SCORING", 0.0)
     told, scores = Told(), Scores()
-    follow = Following(PART, NONE, 9, told, scores)
+    follow = DatasetTracker(PART, NONE, 9, told, scores)
     for doc_id, texts in enumerate((("right", "right"), ("wrong", "right"), ("right", None))):
         follow.add(rows(doc_id, *texts))
     assert [step["d/a@8/hit"] for step in told] == [1, 0.5, 2 / 3] and [step["d/b@8/hit"] for step in told] == [1, 1, 1]
@@ -51,7 +51,7 @@ def test_scores_run_over_answers_that_are_there_each_text_scored_once(monkeypatc
 
 def test_what_came_after_the_last_report_is_told_at_the_end(monkeypatch):
     told, scores = Told(), Scores()
-    follow = Following(PART, NONE, 9, told, scores)
+    follow = DatasetTracker(PART, NONE, 9, told, scores)
     for doc_id in range(3):
         follow.add(rows(doc_id, "right", "wrong"))
     assert [("d/a@8/hit" in step) for step in told] == [True, False, False]  # no sooner than every so many seconds
@@ -66,7 +66,7 @@ def test_a_scorer_that_fails_is_not_asked_again_and_the_rest_is_told(monkeypatch
     monkeypatch.setattr(following, "EVERY", 0.0)
     monkeypatch.setattr(following, "SCORING", 0.0)
     told, scores = Told(), Scores(fails_at=2)
-    follow = Following(PART, NONE, 9, told, scores)
+    follow = DatasetTracker(PART, NONE, 9, told, scores)
     for doc_id in range(4):
         follow.add(rows(doc_id, "right", "wrong"))
     assert len(scores.asked) == 2 and caplog.text.count("no running scores: no scorer") == 1
@@ -75,7 +75,7 @@ def test_a_scorer_that_fails_is_not_asked_again_and_the_rest_is_told(monkeypatch
 
 def test_a_groups_largest_peak_stands_under_the_datasets_name():
     told = Told()
-    follow = Following(PART, NONE, 9, told)
+    follow = DatasetTracker(PART, NONE, 9, told)
     for peak in (5, 9, 7):
         follow.add([{**row, "peak_device_bytes": peak} for row in rows(0, "right", "wrong")])
     assert [step["d/peak_device_bytes"] for step in told] == [5, 9, 9]

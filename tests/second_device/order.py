@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmkv_bench.devices import Lane
+from mmkv_bench.devices import DeviceStream
 
 
 class Race(RuntimeError):
@@ -37,7 +37,7 @@ UNSETTLED: weakref.WeakKeyDictionary[torch.UntypedStorage, str] = weakref.WeakKe
 """Host memory -> what a copy that nobody has waited for does with it."""
 
 
-class TwinLane(Lane):
+class TwinLane(DeviceStream):
     """The device's second line."""
 
     joined = False

@@ -21,7 +21,7 @@ from store_examples import cell, failed, metric_row, response, sample_score, wri
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store import blocks, compact
-from mmkv_bench.store.blocks import Regrouped
+from mmkv_bench.store.blocks import RegroupedBlocks
 from mmkv_bench.store.compact import pack
 from mmkv_bench.store.packing import chosen, packed
 from mmkv_bench.store.schema import SLIM
@@ -103,7 +103,7 @@ def test_a_large_store_is_packed_some_cells_at_a_time(tmp_path, monkeypatch, sli
         write_scores(store, [sample_score(i, name, value=0.5) for i in range(5)], [metric_row(name, value=0.5)])
     read: list[list[str]] = []
     aside: list[str] = []
-    of, by_group = Regrouped.of, Store.read_by_group
+    of, by_group = RegroupedBlocks.of, Store.read_by_group
 
     def reading(self, cells):
         read.append(cells)
@@ -115,7 +115,7 @@ def test_a_large_store_is_packed_some_cells_at_a_time(tmp_path, monkeypatch, sli
 
     whole = Store(shutil.copytree(store.root, tmp_path / "whole"))
     pack(whole, slim)
-    monkeypatch.setattr(Regrouped, "of", reading)
+    monkeypatch.setattr(RegroupedBlocks, "of", reading)
     monkeypatch.setattr(Store, "read_by_group", grouping)
     monkeypatch.setattr(compact, "AT_ONCE", 10)
     monkeypatch.setattr(compact, "IN_MEMORY", 1)

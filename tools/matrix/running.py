@@ -11,7 +11,7 @@ from tools.matrix.grid import ALL, OK, Line
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import RunConfig
-    from mmkv_bench.plan.plan import Part
+    from mmkv_bench.plan.plan import DatasetShare
     from mmkv_bench.store.store import Store
 
 CALIBRATED = {"prefixkv": ("prefixkv", "kivi_prefixkv"), "sparsemm": ("sparsemm", "mmshift_sparsemm")}
@@ -145,7 +145,7 @@ def _run(base: Sequence[str], names: Sequence[str], chosen: Sequence[str]) -> di
     return found
 
 
-def _rows(store: Store, part: Part) -> dict[str, list[dict[str, Any]]]:
+def _rows(store: Store, part: DatasetShare) -> dict[str, list[dict[str, Any]]]:
     """Method -> its rows on a dataset, of both protocols, each with its cell's git_commit and dtype."""
     methods = {cell.cell: cell.method for cell in part.cells}
     origin = {

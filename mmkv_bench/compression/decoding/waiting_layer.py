@@ -39,7 +39,7 @@ class WaitingPolicy(Protocol):
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingReduction:
     """Part of a `Start` that is kept until the method reduces; nothing in it keeps the original cache alive."""
 
     layer: int
@@ -56,7 +56,7 @@ class WaitingLayer(CompressedLayer):
     """One layer of one sequence: the full cache until the answer's first token was attended from."""
 
     _policy: WaitingPolicy
-    _start: Waiting | None
+    _start: PendingReduction | None
 
     @classmethod
     def of(cls, policy: WaitingPolicy, start: Start) -> WaitingLayer:
@@ -68,7 +68,7 @@ class WaitingLayer(CompressedLayer):
         places = torch.arange(n, device=start.key.device).expand(heads, -1) + start.pad
         layer = cls.from_rows([(start.key, start.value, places)], start.seen, start.reserve)
         layer._policy = policy
-        layer._start = Waiting(
+        layer._start = PendingReduction(
             start.layer,
             start.n_layers,
             start.index,
@@ -89,7 +89,7 @@ class WaitingLayer(CompressedLayer):
             start, self._start = self._start, None
             self._reduce(start, query[0, :, -1:], scaling)
 
-    def _reduce(self, start: Waiting, query: Tensor, scaling: float) -> None:
+    def _reduce(self, start: PendingReduction, query: Tensor, scaling: float) -> None:
         """Reduce the layer as the method does. query: `[Hq, 1, D]` of the newest token."""
         policy, total = self._policy, self.stored
         scores = column_sums(query, self.keys[0], scaling, total - 1)
