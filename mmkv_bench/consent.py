@@ -84,7 +84,7 @@ def require(path: Path | str, digest: str | None) -> None:
 
 
 def require_folder(folder: str) -> None:
-    """Refuse a config folder of rows that is no plain folder: Hydra imports the module that `pkg://` names.
+    """Refuse a config folder of rows that is not a plain folder: Hydra imports the module that `pkg://` names.
 
     Raises:
         CodeOfRowsError: inside `rows_name_files`, and the folder has such an address.

@@ -15,7 +15,7 @@ def faults(path: Path) -> Iterator[str]:
     try:
         documents = list(yaml.compose_all(path.read_text(encoding="utf-8"), yaml.SafeLoader))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        yield f"{path} is no YAML: {' '.join(str(error).split())}"
+        yield f"{path} is not valid YAML: {' '.join(str(error).split())}"
         return
     for document in documents:
         yield from (f"{path}, line {line}: {key!r} stands here a second time" for key, line in _twice(document))

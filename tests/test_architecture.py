@@ -397,9 +397,9 @@ def test_only_own_files_are_run_by_path():
 
 
 def test_only_the_device_object_asks_what_a_device_is_and_has():
-    """Neither `torch.cuda` nor a kind of device nor pinned memory elsewhere, in benchmarks and scripts neither."""
+    """Neither `torch.cuda` nor a kind of device nor pinned memory elsewhere, in benchmarks, scripts and tools neither."""
     wrong = []
-    elsewhere = [file for folder in ("benchmarks", "scripts") for file in (ROOT.parent / folder).glob("*.py")]
+    elsewhere = [file for folder in ("benchmarks", "scripts", "tools") for file in (ROOT.parent / folder).rglob("*.py")]
     for file in [file for file in FILES if room(file) != "devices"] + elsewhere:
         for node in ast.walk(parsed(file)):
             asked = isinstance(node, ast.Attribute) and (
@@ -415,7 +415,7 @@ def test_only_the_device_object_asks_what_a_device_is_and_has():
 
 
 def test_unsafe_loading_is_nowhere():
-    for file in FILES:
+    for file in [*FILES, *sorted((ROOT.parent / "tools").rglob("*.py"))]:
         for node in ast.walk(parsed(file)):
             if isinstance(node, ast.Call):
                 given = {keyword.arg: keyword.value for keyword in node.keywords}

@@ -93,7 +93,7 @@ def committed(method: str, model_name: str) -> Path:
     """
     if not _NAME.fullmatch(model_name):
         raise CalibrationError(
-            f"calibration=auto looks artefacts up by model.name, and {model_name!r} is no plain name (letters, digits "
+            f"calibration=auto looks artefacts up by model.name, and {model_name!r} is not a plain name (letters, digits "
             f"and _ . + -); rename the model, or give {method}'s file with calibration=<path>"
         )
     return conf_dir() / "calibration" / model_name / f"{method}.json"

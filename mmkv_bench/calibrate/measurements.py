@@ -68,7 +68,7 @@ def prefix_profile(measured: Sequence[list[list[float]]], settings: Mapping[str,
 def head_sparsity(loaded: LoadedModel, sample: CalibrationSample, settings: Mapping[str, Any]) -> list[list[float]]:
     """Measure S* of one sample as the method computes it (arXiv 2604.05887, equation 3): per layer one number per KV head."""
     if not 0 <= settings["quantile"] <= 1:
-        raise CalibrationError(f"--quantile {settings['quantile']} is no quantile; allowed: 0 to 1")
+        raise CalibrationError(f"--quantile {settings['quantile']} is not a quantile; allowed: 0 to 1")
     prompt = encoded(loaded, sample)
     method = Hybrid(top=settings["top"])
     return read_layers(

@@ -85,7 +85,7 @@ def _json(content: bytes, name: str) -> Any:
 def _numbers(values: Any, name: str, what: str, high: float = math.inf) -> list[float]:
     """Check a list of at least one finite number from 0 to `high`, and return it as floats."""
     if not isinstance(values, list) or not values:
-        raise CalibrationError(f"{name}: {what} is no list of numbers; give the released file")
+        raise CalibrationError(f"{name}: {what} is not a list of numbers; give the released file")
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high or value == math.inf:
             raise CalibrationError(f"{name}: {what} has {str(value)[:40]!r}; allowed: finite numbers, 0 to {high:g}")
@@ -126,10 +126,12 @@ def prefix_profile(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dic
 def head_scores(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[str, Any], list[str]]:
     """Return SparseMM's file as data of `sparsemm.summarise`: the mean of each head's samples."""
     if len(contents) != 1:
-        raise CalibrationError(f"head scores of a model are one file and {len(contents)} were given; give one")
+        raise CalibrationError(f"expected one file of head scores, got {len(contents)}; give one")
     ((name, heads_of_file),) = contents.items()
     if not isinstance(heads_of_file, dict):
-        raise CalibrationError(f'{name} is no JSON object of heads, such as {{"0-0": [0.1]}}; give the released file')
+        raise CalibrationError(
+            f'{name} is not a JSON object of heads, such as {{"0-0": [0.1]}}; give the released file'
+        )
     layers, heads = family.num_layers, family.num_query_heads
     wanted = {f"{layer}-{head}" for layer in range(layers) for head in range(heads)}
     strange = [key for key in heads_of_file if not _HEAD.fullmatch(key) or key not in wanted]
@@ -145,7 +147,7 @@ def head_scores(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[s
     flat = sorted((score for row in scores for score in row), reverse=True)
     total = math.fsum(flat)
     if not total:
-        raise CalibrationError(f"{name} has no score above 0, so that it tells heads apart by nothing")
+        raise CalibrationError(f"no score in {name} is above 0, so heads cannot be ranked; give the released file")
     top = flat[: max(1, round(TOP * len(flat)))]
     oddities = [
         f"{min(counts)} samples of each head"

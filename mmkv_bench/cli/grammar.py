@@ -86,14 +86,14 @@ MOST = 1_000_000
 def count(text: str) -> int:
     """A whole number from 1 to MOST, for argparse."""
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:19]) <= MOST:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number >= 1 and at most {MOST}")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number >= 1 and at most {MOST}")
     return int(text)
 
 
 def not_negative(text: str) -> int:
     """A whole number >= 0, for argparse."""
     if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number >= 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number >= 0")
     return int(text)
 
 
@@ -104,7 +104,7 @@ def amount(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return value
 
 
@@ -137,7 +137,7 @@ def rows_folder(path: Path) -> Path:
         ConfigError: it does not.
     """
     if not (path / "store.json").is_file():
-        raise ConfigError(f"{path} is no folder of result rows; name the rows folder that a run printed")
+        raise ConfigError(f"{path} is not a folder of result rows; name the rows folder that a run printed")
     return path
 
 

@@ -107,7 +107,7 @@ def plain_config(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(
-            f"{path.name}{place} of the folder {path.parent.name} is no YAML: {getattr(error, 'problem', None) or error}; "
+            f"{path.name}{place} of the folder {path.parent.name} is not valid YAML: {getattr(error, 'problem', None) or error}; "
             "mend the task's file"
         ) from None
     if not isinstance(config, dict):

@@ -102,7 +102,9 @@ def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: Iter
         return stored_config(_of_rows(stored, datasets, set(methods)))
     except (KeyError, TypeError, ValueError, AttributeError, OmegaConfBaseException) as error:
         problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise ConfigError(f"the configuration that these rows hold is no run's of this version ({problem})") from error
+        raise ConfigError(
+            f"these rows were made with a configuration that this version cannot read ({problem}); use the version that made them"
+        ) from error
 
 
 def _of_rows(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[str]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def refuse_unprofiled(cell: Cell) -> None:
 def _profile(cell: Cell, folder: str, family: ModelFacts) -> Profile:
     root, shape = Path(folder).expanduser(), (family.num_layers, family.num_kv_heads)
     if not root.is_dir():
-        raise ConfigError(f"profiles={folder} is no folder; give the folder of a run's rows (its out=...)")
+        raise ConfigError(f"profiles={folder} is not a folder; give the folder of a run's rows (its out=...)")
     store = Store(root)
     alike = {row["cell"]: row for row in store.cells().to_pylist() if _goes_with(row, cell)}
     columns = ("cell", "sample_id", "status", "kept", "budget_entries", "context_tokens")

@@ -77,7 +77,7 @@ def scorer_files(spec: TaskSpec, heard: OpenedFiles, store: Path) -> dict[str, s
 
 
 def files_as_scored(spec: TaskSpec, stored: str) -> bool:
-    """True where the files of `scorer_files` are unchanged. stored: the column of `metrics`; False where it is no JSON."""
+    """True where the files of `scorer_files` are unchanged. stored: the column of `metrics`; False where it is not JSON."""
     folder = task_file(spec).resolve().parent
     try:
         return all(_content_of(folder / name) == digest for name, digest in dict(json.loads(stored)).items())

@@ -2,9 +2,9 @@
 
 Tensors are torch's fake ones, which have a shape, a dtype and a device that this machine need not have. Selection reads
 numbers, however: how many entries a head keeps, whether a prompt has text. So small tensors carry numbers as well
-(`FakeValuesMode`): true ones where all that they come from has numbers (token types, budgets, indices), made-up ones where a method
-first derives something small from what has none (scores of tokens). What is read is then consistent in itself, and of the
-right size; which entries are kept means nothing.
+(`FakeValuesMode`): true ones where all that they come from has numbers (token types, budgets, indices), made-up ones where
+a method first derives something small from what has none (scores of tokens). What is read is then consistent in itself, and
+of the right size; which entries are kept means nothing.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Source:
             folder = resolve_path(str(weights))
             if not Path(folder).is_dir():
                 raise ConfigError(
-                    f"model.weights={weights} is no folder; allowed: hub, random, or the folder of a checkpoint; give one"
+                    f"model.weights={weights} is not a folder; allowed: hub, random, or the folder of a checkpoint; give one"
                 )
             return cls(FOLDER, folder, model)
         if not model.path:

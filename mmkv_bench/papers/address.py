@@ -75,7 +75,8 @@ class MethodSettings:
         whole = not source or {"samples", "data"} <= {*source} <= {*CALIBRATED}
         if not whole or not isinstance(calibration, Mapping | str | None):
             raise ConfigError(
-                f"calibration={calibration} of {name}: allowed: auto, or samples and data, with or without instruction"
+                f"{name}: calibration={calibration} is not allowed; use auto, or a mapping with samples "
+                "and data (instruction is optional)"
             )
         return cls(name, _sorted(changed), _sorted(source) if source else "")
 

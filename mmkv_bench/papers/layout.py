@@ -190,7 +190,9 @@ def parse(name: str, content: Any) -> TableLayout:
     layout = replace(layout, cells=tuple(_cells(layout, shared, content.get("readings") or {})))
     for one in (one for cell in layout.cells for one in cell.needed):
         if (one.model == STAND_IN) != is_stand_in(name):
-            raise ConfigError(f"{one}: model {STAND_IN} is for stand-ins, and they take no other; give another model")
+            raise ConfigError(
+                f"{one}: only stand-in tables may use model {STAND_IN}, and they may use no other; give another model"
+            )
     return layout
 
 
@@ -198,7 +200,7 @@ def _items(content: Any, what: str) -> tuple[TableItem, ...]:
     if content is None:
         return (TableItem("", {}),)
     if not isinstance(content, Sequence) or isinstance(content, str) or not content:
-        raise ConfigError(f"{what} is no list of keys; write {what}: [{{...}}, ...]")
+        raise ConfigError(f"{what} is not a list of keys; write {what}: [{{...}}, ...]")
     return tuple(_item(one, what) for one in content)
 
 

@@ -255,7 +255,9 @@ def _notes(filled: FilledTable, reasons: Reasons) -> list[Note]:
     ]
     remarks += [f"{note}." for note in layout.notes]
     if filled.refused and not layout.stands_for:
-        remarks.append(f"{filled.refused} cells of random weights, the embedded model or fixture data are no evidence.")
+        warnings.append(
+            f"{filled.refused} cells of random weights, the embedded model or fixture data are no evidence."
+        )
     made = [f"{name} {', '.join(values)}" for name, values in filled.versions.items()]
     passed = dict.fromkeys(one.measured.passed for one in filled.cells if one.measured.passed)
     details = _layers(filled) + ([f"made with {'; '.join(made)}."] if filled.states[MEASURED] and made else [])

@@ -91,9 +91,10 @@ def _require_retry(plan: Plan, part: DatasetShare, changed: pa.Table) -> None:
         return
     beyond = f" (limit={limit} leaves some of them out: leave it out too)" if again else ""
     raise ConfigError(
-        f"{_counted(changed)} of {part.dataset} are to other prompts than its data make now: pictures, videos or other files "
-        f"that its rows name were changed; retry=[{CHANGED}] answers these samples again in the cells of this run{beyond}, or "
-        "restore the files, or give another folder (out=<folder>)"
+        f"{_counted(changed)} of {part.dataset} are for prompts that differ from those its data make now, because pictures, "
+        "videos or other files that its rows name have changed; "
+        f"retry=[{CHANGED}] answers these samples again in the cells of this "
+        f"run{beyond}, or restore the files, or give another folder (out=<folder>)"
     )
 
 

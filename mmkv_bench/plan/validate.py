@@ -207,7 +207,9 @@ def _numbers(config: RunConfig) -> None:
             )
     for rows in _values("batch", config.batch):
         if rows != schema.MAX and (isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= LARGEST):
-            raise ConfigError(f"batch={rows} is no number of sequences; allowed: {allowed('batch')}; give such numbers")
+            raise ConfigError(
+                f"batch={rows} is not a number of sequences; allowed: {allowed('batch')}; give such numbers"
+            )
     if not config.slurm.job_hours >= 0:
         raise ConfigError(
             f"slurm.job_hours={config.slurm.job_hours} is no time; allowed: {allowed('slurm.job_hours')}; give such a number"

@@ -54,7 +54,7 @@ class Folder:
         """Take the folder, or make it; an earlier report in it stays until `finish`.
 
         Raises:
-            ConfigError: it is no folder, or holds something and no report of ours; a library is missing.
+            ConfigError: it is not a folder, or holds something and no report of ours; a library is missing.
             StoreError: the disk refuses.
         """
         check(self.root)
@@ -151,7 +151,7 @@ def check(root: Path) -> None:
     if not root.exists() and not root.is_symlink():
         return
     if not root.is_dir():
-        raise ConfigError(f"--out {root} is no folder; name one that is not there yet, or that of an earlier report")
+        raise ConfigError(f"--out {root} is not a folder; name one that is not there yet, or that of an earlier report")
     if any(root.iterdir()) and not _ours(root):
         raise ConfigError(
             f"--out {root} is not empty and holds no report of ours; name a folder that is not there yet, or that of an earlier "

@@ -87,7 +87,7 @@ def _no_object(text: str) -> str | None:
         value = json.loads(text)
     except ValueError:
         return "no JSON"
-    return None if isinstance(value, dict) else f"{shortened(value)} is no JSON object"
+    return None if isinstance(value, dict) else f"{shortened(value)} is not a JSON object"
 
 
 @lru_cache(maxsize=256)

@@ -127,7 +127,7 @@ def place(address: str) -> PublishLocation:
     folder = path.parent if path.name == MANIFEST else path
     if not folder.is_dir():
         raise ConfigError(
-            f"{address} is no folder; allowed: a folder that holds {MANIFEST}, an address (https://..., "
+            f"{address} is not a folder; allowed: a folder that holds {MANIFEST}, an address (https://..., "
             "hf://datasets/<owner>/<name>[@revision][/folder]), or that of the manifest itself"
         )
     return PublishLocation(str(folder), partial(_from_folder, folder))
@@ -199,7 +199,7 @@ def _entries(text: bytes, where: str) -> list[PublishedFile]:
 def _entry(file: Any) -> PublishedFile:
     path, size, digest = file["path"], file["bytes"], file["sha256"]
     if not isinstance(path, str) or not _PATH.fullmatch(path):
-        raise ValueError(f"{path!r} is no file of a store")
+        raise ValueError(f"{path!r} is not a file of a store")
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise ValueError(f"{path} has no size")
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):

@@ -60,7 +60,7 @@ class PrimaryEndpoint:
 
 
 def _as_in_tables(budget: str) -> str:
-    """`0.20` and `20%` as `0.2`; what is no number stays, for a run to refuse."""
+    """`0.20` and `20%` as `0.2`; what is not a number stays, for a run to refuse."""
     try:
         number = Decimal(budget.removesuffix("%"))
     except InvalidOperation:

@@ -57,9 +57,9 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
             "cell"
         ] not in stale:
             raise StoreError(
-                f"{store.root}: {row['metric']} of cell {row['cell'][:8]} is {wrong}: one of them was changed after scoring; "
-                "restore both folders from a copy, or move both away and run the same command with stage=score, which makes them "
-                "of the answers"
+                f"{store.root}: {row['metric']} of cell {row['cell'][:8]} is {wrong}: samples or metrics were changed after "
+                "scoring; restore both folders from a copy, or move both away and run the same command with stage=score, which "
+                "computes them again from the answers"
             )
     if not stale:
         return samples

@@ -97,10 +97,8 @@ def _source_notes(table: ScoreTable) -> list[Note]:
 
 
 def gate_note(verdict: str) -> Note:
-    """A note of a sentence of `gates.verdict`: a failed gate comes first, one that was not run last."""
-    return Note(
-        verdict, Rank.WARNING if " failed:" in verdict else Rank.READING if " passed:" in verdict else Rank.DETAIL
-    )
+    """A note of a sentence of `gates.verdict`: a failed gate comes first."""
+    return Note(verdict, Rank.WARNING if " failed:" in verdict else Rank.READING)
 
 
 def _judge_notes(table: ScoreTable) -> list[Note]:
@@ -367,7 +365,7 @@ def _version_notes(table: ScoreTable) -> list[Note]:
             if len(found) > 1
         ]
         if older:
-            notes.append(Note(f"{label}: older versions of its numbers are left out at {', '.join(older)}."))
+            notes.append(Note(f"{label}: older versions of its numbers are left out at {', '.join(older)}.", Rank.MARK))
         shown: dict[int, list[str]] = {}
         for budget, found in budgets.items():
             shown.setdefault(found[0], []).append(budget or "all budgets")
@@ -404,7 +402,7 @@ def _unread_notes(table: ScoreTable) -> list[Note]:
         f"Answers in which no choice can be read count as 0: {_listed(cells)}. lmms-eval does the same, unless its scorer draws "
         "a choice at random."
     )
-    return [Note(text)]
+    return [Note(text, Rank.WARNING)]
 
 
 def _lmms_eval_notes(table: ScoreTable) -> list[Note]:
@@ -426,7 +424,7 @@ def _lmms_eval_notes(table: ScoreTable) -> list[Note]:
         f"lmms-eval's own aggregate{printed} differs, most for {words}: {entry.lmms_eval_ours:.4f} against {entry.value:.4f} "
         "here."
     )
-    return [Note(text)]
+    return [Note(text, Rank.WARNING)]
 
 
 def cost_notes(table: CostTable) -> list[Note]:
@@ -460,14 +458,16 @@ def cost_notes(table: CostTable) -> list[Note]:
         notes.append(Note(text))
     for reason, found in table.fallbacks.items():
         words = "; ".join(f"{cell_words(label, budget)} ({count})" for label, budget, count in found)
-        notes.append(Note(f"Fallback {reason}: {words}.", Rank.DETAIL))
+        notes.append(Note(f"Fallback {reason}: {words}.", Rank.WARNING))
     return notes
 
 
 def _limit_note(table: CostTable) -> Note:
     if table.limits is None:
         return Note(
-            "No roofline beside tpot_s: the model's shape is unknown or this device was not measured (mmkv-bench plan --measure)."
+            "No roofline beside tpot_s: the model's shape is unknown or this device was not measured "
+            "(mmkv-bench plan --measure).",
+            Rank.MARK,
         )
     return Note(
         f"{LIMIT}: the roofline of a step, the longer of reading weights and kept entries at {table.limits.bandwidth / 1e9:.1f} "

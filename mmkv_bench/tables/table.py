@@ -151,7 +151,12 @@ class Table:
         return ": ".join(filter(None, (self.title, self.short or self.caption)))
 
     def split_notes(self, every: bool = False) -> tuple[list[str], list[str]]:
-        """The texts of the notes that are printed, the most important first, and of those that are not."""
-        texts = [note.text for note in sorted(self.notes, key=lambda note: note.rank)]
-        most = len(texts) if every else MOST_NOTES
+        """The texts of the notes that are printed, the most important first, and of those that are not.
+
+        Warnings and the meanings of marks are always printed, also where they are more than `MOST_NOTES`.
+        """
+        notes = sorted(self.notes, key=lambda note: note.rank)
+        needed = sum(note.rank <= Rank.MARK for note in notes)
+        texts = [note.text for note in notes]
+        most = len(texts) if every else max(MOST_NOTES, needed)
         return texts[:most], texts[most:]

@@ -174,7 +174,7 @@ def test_the_command_that_a_refusal_names_measures_the_model_of_the_run(tmp_path
 
 @each("name", ["../tiny", "a/b", "", "/tmp", ".hidden"])
 def test_a_model_name_leads_nowhere_else(name):
-    with pytest.raises(CalibrationError, match="is no plain name"):
+    with pytest.raises(CalibrationError, match="is not a plain name"):
         committed("sparsemm", name)
 
 

@@ -80,10 +80,10 @@ def test_the_committed_prefix_configuration_comes_from_its_command():
 @each(
     ("words", "message"),
     [
-        (["prefixkv", "--samples", "0"], "--samples: '0' is no whole number >= 1"),
+        (["prefixkv", "--samples", "0"], "--samples: '0' is not a whole number >= 1"),
         (["sparsemm", "--kinds", "look_up"], "did you mean 'lookup'"),
-        (["hybridkv", "--name", "a/b"], "is no plain name"),
-        (["hybridkv", "--samples", "1", "--quantile", "2"], "--quantile 2.0 is no quantile; allowed: 0 to 1"),
+        (["hybridkv", "--name", "a/b"], "is not a plain name"),
+        (["hybridkv", "--samples", "1", "--quantile", "2"], "--quantile 2.0 is not a quantile; allowed: 0 to 1"),
         (["prefixkv", "--path", "./nowhere"], "model.path=./nowhere is not there"),
     ],
 )

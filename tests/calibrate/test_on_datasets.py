@@ -151,7 +151,7 @@ def test_released_head_scores_are_means_of_their_samples(tmp_path):
         ("prefixkv", "a_0.9.json", "[" * 100_000, "cannot be read as JSON"),
         ("sparsemm", "a.json", {"0-0": [1.0]}, "has scores of 1 heads, and the model has 4 layers of 4 heads"),
         ("sparsemm", "a.json", '{"0-0": [1], "0-0": [2]}', "a key stands in it twice"),
-        ("sparsemm", "a.json", [1], "is no JSON object of heads"),
+        ("sparsemm", "a.json", [1], "is not a JSON object of heads"),
     ],
 )
 def test_files_of_another_model_and_damaged_ones_are_refused(method, name, content, message, capsys, tmp_path):

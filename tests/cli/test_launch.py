@@ -22,8 +22,8 @@ ONE = ("model.device=cpu", "limit=1")
 # Stands in for `python -m mmkv_bench`: keeps what it was asked and given, prints, and dies where it is told to.
 CHILD = """
 import json, os, sys, pathlib
-from mmkv_bench.run.dispatch import Given
-given = Given()
+from mmkv_bench.run.dispatch import SampleQueueClient
+given = SampleQueueClient()
 number = next(n for n in range(9) if given.take("number", str(n)))
 given.done("number", str(number))
 out = pathlib.Path(next(word for word in sys.argv if word.startswith("out=")).removeprefix("out="))
@@ -133,7 +133,7 @@ def test_the_command_line_refuses_with_exit_code_2(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 4
     assert "unknown flag '-m'" in lines[0]
-    assert "'0' is no whole number >= 1" in lines[1] and "'two'" in lines[2]
+    assert "'0' is not a whole number >= 1" in lines[1] and "'two'" in lines[2]
     assert "write --processes 2" in lines[3]
 
 

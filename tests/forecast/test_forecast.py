@@ -91,10 +91,10 @@ def test_lengths_of_stored_answers_are_taken(tmp_path):
 @each(
     ("flags", "sentence"),
     [
-        (["--device-memory", "much"], "--device-memory: 'much' is no number above 0"),
+        (["--device-memory", "much"], "--device-memory: 'much' is not a number above 0"),
         (["--device-memory", "-3"], "--device-memory: "),
-        (["--bandwidth", "inf"], "--bandwidth: 'inf' is no number above 0"),
-        (["--prompt-tokens", "8k"], "--prompt-tokens: '8k' is no whole number >= 1"),
+        (["--bandwidth", "inf"], "--bandwidth: 'inf' is not a number above 0"),
+        (["--prompt-tokens", "8k"], "--prompt-tokens: '8k' is not a whole number >= 1"),
         (["--prompt-tokens", "2048,200000"], "--prompt-tokens 200000 is beyond the context of qwen2_5_vl_7b"),
         (["--prompt-tokens", "64", "--visual-tokens", "65"], "--visual-tokens 65 is more than --prompt-tokens 64"),
         (["--image", "large"], "--image large is no size in pixels"),

@@ -212,8 +212,8 @@ def test_uniform_scores_are_snapkv_and_read_no_calibration():
         (lambda: HeadScores({"scores": [[1.0, 2.0, 3.0]], "kv_heads": 2}), "kv_heads, which divides them"),
         (lambda: HeadScores({"scores": [], "kv_heads": 2}), "no table of head scores"),
         (lambda: HeadScores({"kv_heads": 2}), "no table of head scores"),
-        (lambda: HeadScores({"scores": [[1.0, -2.0]], "kv_heads": 2}), "a score that is no number of 0 or more"),
-        (lambda: HeadScores({"scores": [[1.0, float("nan")]], "kv_heads": 2}), "a score that is no number"),
+        (lambda: HeadScores({"scores": [[1.0, -2.0]], "kv_heads": 2}), "a score that is not a number of 0 or more"),
+        (lambda: HeadScores({"scores": [[1.0, float("nan")]], "kv_heads": 2}), "a score that is not a number"),
         (lambda: HeadScores("auto").model_caps(4, 9, 1), "no head scores .calibration='auto'.*calibrate sparsemm"),
         (
             lambda: HeadScores(artefact([[1.0, 2.0]], 2)).model_caps(4, 9, 3, 2),

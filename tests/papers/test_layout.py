@@ -100,7 +100,7 @@ def test_rows_columns_and_across_add_up_to_cells():
         ("cell", {"model": "llava_video_7b", "dataset": "vstar"}, "two parts give dataset different values"),
         ("rows", [{"method": "medda"}], "unknown method 'medda'"),
         ("rows", [{"metod": "meda"}], "an item of rows has no key 'metod'"),
-        ("rows", "meda", "rows is no list"),
+        ("rows", "meda", "rows is not a list"),
         ("rows", [{"method": "meda", "mean": "all"}], "only columns may be"),
         ("across", None, "an address without a budget"),
         ("columns", [{"label": "Avg", "mean": ["docvq"], "dataset": "avg", "metric": "mean"}], "a mean of 'docvq'"),

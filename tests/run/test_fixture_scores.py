@@ -72,8 +72,8 @@ def test_rows_keep_lmms_evals_own_number_and_tables_compare_it_on_our_scale(forc
     sums, percent = rows["synthdog_fixture", "tree_edit_distance"], rows["vstar_fixture", "vstar_overall_acc"]
     assert sums["lmms_eval"] == pytest.approx(4 * sums["value"])
     assert percent["lmms_eval"] == pytest.approx(100 * percent["value"])
-    assert "prints as a sum over samples and is rescaled here, is the same" in printed["synthdog"]
-    assert "prints as percent and is rescaled here, is the same" in printed["vstar"]
+    assert "aggregate (a sum over samples, rescaled here) is the same" in printed["synthdog"]
+    assert "aggregate (percent, rescaled here) is the same" in printed["vstar"]
 
 
 @pytest.mark.full
@@ -86,8 +86,8 @@ def test_answers_without_a_readable_choice_are_counted_and_told_where_the_score_
     unread = int(sum(by_document.values()))
     assert rows["mmmu_fixture", "parse_failed"]["value"] == pytest.approx(unread / 6)
     assert rows["mmmu_fixture", "mmmu_acc"]["value"] < rows["mmmu_fixture", "mmmu_acc"]["lmms_eval"]
-    told = next(line for line in printed["mmmu"].splitlines() if "no choice can be read count 0" in line)
-    assert told.endswith(f": full ({unread} of 6).")
+    told = next(line for line in printed["mmmu"].splitlines() if "no choice can be read count as 0" in line)
+    assert f"count as 0: full ({unread} of 6)." in told
     assert "parse_failed" not in printed["mmmu"].split("rows: ")[0]
     assert ("synthdog_fixture", "parse_failed") not in rows
 

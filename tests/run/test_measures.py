@@ -146,8 +146,8 @@ def test_a_run_says_which_stored_answers_lack_what_it_asks_for(tmp_path):
     assert more.generated == 2
     part = "2 of 6 answers"  # those of the first sample, by two cells
     assert f"answers stored without fidelity ({part}), ppl ({part}), self_rouge ({part})" in more.out
-    assert f"not measured: {part}; out=<another folder> measures them." in more.out
-    assert "not judged" not in more.out
+    assert f"Not measured: {part}. Run again with out=<another folder> to measure them." in more.out
+    assert "not judged" not in more.out.lower()
 
 
 def test_alone_nothing_is_measured_and_asking_for_it_is_answered(tmp_path, caplog):

@@ -97,7 +97,7 @@ def test_the_draw_is_even_over_stores_seeded_and_without_repetition(rows, tmp_pa
 
 def test_folders_without_rows_are_refused(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
-    assert "is no folder of result rows" in capsys.readouterr().err
+    assert "is not a folder of result rows" in capsys.readouterr().err
 
 
 def test_by_default_stores_that_hold_answers_are_drawn_from():

@@ -161,7 +161,7 @@ def test_a_wrong_byte_a_missing_file_and_a_server_that_fails_leave_nothing_wrong
     assert "cannot be reached" in refused(f"http://127.0.0.1:1/x?token={SECRET}")
     assert "not " + "0" * 64 in refused(str(folder), "--sha256", "0" * 64)
     assert f"holds no {MANIFEST}" in refused(str(tmp_path))
-    assert "is no folder; allowed" in refused(str(tmp_path / "nowhere"), code=2)
+    assert "is not a folder; allowed" in refused(str(tmp_path / "nowhere"), code=2)
     assert "is no dataset of the hub" in refused("hf://someone/rows", code=2)
     assert verb("fetch")([str(folder), "--out", str(tmp_path / "out"), "--sha256", digest]) == 0
 

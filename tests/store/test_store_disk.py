@@ -93,7 +93,7 @@ def test_a_store_without_write_permission_can_still_be_read(tmp_path):
         writer.commit([response(0)])
         writer.commit([response(1)])
     code = (
-        "import sys; from mmkv_bench.store.store import Store; from store_examples import bind_to_permissions\n"
+        "import sys; from mmkv_bench.store.store import Store; from store_examples import bind_to_permissions, journal_damage\n"
         "def read(): store = Store(sys.argv[1]); return store.responses().num_rows, journal_damage(store)\n"
         "read()  # what it imports may lie where root alone can read\n"
         "bind_to_permissions()\n"

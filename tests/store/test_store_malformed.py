@@ -32,9 +32,9 @@ def test_configurations_that_no_run_writes_are_one_sentence(tmp_path, capsys):
             ("config", {"limit": "many"}, "limit is 'many', no number"),
             ("config", {"methods": {"snapkv": 5}}, "methods.snapkv is 5, no object"),
             ("config", {"datasets": []}, "datasets is [], no object"),
-            ("config", 5, "5 is no JSON object"),
-            ("parameters", [1], "[1] is no JSON object"),
-            ("generation", [1], "[1] is no JSON object"),
+            ("config", 5, "5 is not a JSON object"),
+            ("parameters", [1], "[1] is not a JSON object"),
+            ("generation", [1], "[1] is not a JSON object"),
         )
     ):
         root = made(tmp_path / str(number), **{column: json.dumps(value)})

@@ -308,7 +308,7 @@ def test_a_store_that_is_being_written_is_not_packed(tmp_path, capsys):
         assert main([str(tmp_path)]) != 0
     assert "let it finish" in capsys.readouterr().err
     assert main([str(tmp_path / "nothing")]) == 2
-    assert "is no folder of result rows" in capsys.readouterr().err
+    assert "is not a folder of result rows" in capsys.readouterr().err
 
 
 def test_without_locks_the_journal_of_a_killed_run_is_packed_once_it_is_silent(tmp_path, monkeypatch):

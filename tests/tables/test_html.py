@@ -105,3 +105,9 @@ def test_the_most_important_notes_come_first_and_all_of_them_when_asked():
     assert as_markdown([table], notes=True).endswith("- more 4\n- last\n")
     page = html([table], "t")
     assert page.index("more 3") < page.index("<details><summary>2 more notes") < page.index("last")
+
+
+def test_warnings_and_meanings_of_marks_are_never_left_out():
+    must = [Note(f"must {i}", rank) for i in range(4) for rank in (Rank.WARNING, Rank.MARK)]
+    shown, hidden = Table("t", "", (), [Note("context"), *must, Note("list", Rank.DETAIL)]).split_notes()
+    assert len(shown) == 8 and all(text.startswith("must") for text in shown) and hidden == ["context", "list"]

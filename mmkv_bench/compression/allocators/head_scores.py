@@ -224,6 +224,6 @@ def _check(calibration: Mapping[str, Any]) -> None:
         )
     if not all(isinstance(s, int | float) and math.isfinite(s) and s >= 0 for row in table for s in row):
         raise CalibrationError(
-            "SparseMM's calibration has a score that is no number of 0 or more; make it again with "
+            "SparseMM's calibration has a score that is not a number of 0 or more; make it again with "
             "python -m mmkv_bench calibrate sparsemm"
         )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BITS = (2, 4, 8)
-SMALLEST_SCALE = 1e-6  # a constant group has range 0, and 0 / 0 is no number
+SMALLEST_SCALE = 1e-6  # a constant group has range 0, and 0 / 0 is not a number
 
 
 @dataclass(frozen=True)
