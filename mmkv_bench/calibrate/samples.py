@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from PIL import Image
 
 from mmkv_bench.errors import CalibrationError, nearest
-from mmkv_bench.generation.encode import EncodedPrompt, encode
 from mmkv_bench.tiny.pages import FRAMES, make_page
 
 if TYPE_CHECKING:
     from mmkv_bench.families.base import Box
+    from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.tiny.layout import Document
 
@@ -95,6 +95,8 @@ class Page:
 
 def encoded(loaded: LoadedModel, sample: CalibrationSample) -> EncodedPrompt:
     """Return a sample's encoded prompt; errors as of `generation.encode.encode`."""
+    from mmkv_bench.generation.encode import encode
+
     return encode(
         loaded.processor,
         loaded.family,

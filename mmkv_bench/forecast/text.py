@@ -77,7 +77,8 @@ def _section(datasets: Sequence[DatasetForecast], given: Assumptions) -> list[st
     heads += [] if given.memory is None else ["max batch", f"on {given.memory / GIB:,.4g} GiB"]
     table = aligned(heads, [_row(line, one.tokens, given) for line in one.lines], words=2)
     prompts = f"{names}: prompts of {one.tokens:,} tokens ({_SOURCES[one.source]}){batch}, {answer}"
-    return [prompts, *table, f"  time at least: {_hours(datasets)}"]
+    together = f", all {len(datasets)} together" if len(datasets) > 1 else ""
+    return [prompts, *table, f"  time at least{together}: {_hours(datasets)}"]
 
 
 def _row(line: BudgetForecast, tokens: int, given: Assumptions) -> list[str]:

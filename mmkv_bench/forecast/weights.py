@@ -74,11 +74,10 @@ def weights_text(plan: Plan, loaded: int | None = None) -> str:
     model, sizes = plan.model, model_sizes(plan.model)
     known = ModelBytes.of(sizes, plan.cells[0].dtype, plan.family)
     weights = known.weights if loaded is None and known is not None else loaded
+    read = f", {size(known.step_weights)} read by a decode step" if known else ""
     if Source.of(model).kind == RANDOM:
-        return f"{size(weights) + ' ' if weights else ''}random weights (answers mean nothing: speed and memory only)"
+        return f"{size(weights) + ' ' if weights else ''}random weights (answers mean nothing: speed and memory only){read}"
     if weights is None:
         return "weights of unknown size"
     counted = f" ({_COUNTED[sizes.source]})" if loaded is None and sizes.source else ""
-    return f"{size(weights)} weights{counted}" + (
-        f", {size(known.step_weights)} read by a decode step" if known else ""
-    )
+    return f"{size(weights)} weights{counted}{read}"

@@ -158,5 +158,7 @@ class Table:
         notes = sorted(self.notes, key=lambda note: note.rank)
         needed = sum(note.rank <= Rank.MARK for note in notes)
         texts = [note.text for note in notes]
-        most = len(texts) if every else max(MOST_NOTES, needed)
+        most = max(MOST_NOTES, needed)
+        if every or most + 1 == len(texts):  # a line that says "1 more" takes the room of the note
+            most = len(texts)
         return texts[:most], texts[most:]

@@ -21,6 +21,8 @@ devices.KINDS["cuda"].ruled_out = classmethod(lambda cls: True)
 mistakes = ["method=custom"], ["method=bad.py"], ["method=nowhere.py"], ["model.device=cuda"]
 for words in (*mistakes, ["decode=compiled"], ["scenario=efficiency", "model.attention=flash_attention_2"]):
     assert main([*words, "out=rows"]) == 2, words
+for words in (["check", "bad.py"], ["diagnose", "lorenz", "limit=1"], ["calibrate", "prefixkv", "foo=1"]):
+    assert main(words) == 2, words
 print(sorted({"torch", "transformers", "lmms_eval", "datasets"} & set(sys.modules)))
 """
 
@@ -44,6 +46,9 @@ def test_what_needs_no_torch_to_be_refused_is_refused_without_it(tmp_path):
         "model.device=cuda, but this machine has ",
         "decode=compiled needs a C++ compiler, an",
         "model.attention=flash_attention_2 needs ",
+        "bad.py:2: the file is not valid Python: ",
+        "limit=1 has no effect on lorenz; allowed",
+        "foo=1 is no setting of the samples; allo",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["bad.py"]
 

@@ -24,6 +24,9 @@ def options(parser: Parser) -> None:
 
 def answer(given: argparse.Namespace) -> int:
     """0 when all promises are kept, 1 when one is broken; a file that cannot be used at all is refused."""
+    from mmkv_bench.methods import method_file_checks
+
+    method_file_checks.check(given.file)  # before the seconds that torch takes
     from mmkv_bench.methods import broken_promises, promises
 
     made = promises.method(given.file, given.settings)
