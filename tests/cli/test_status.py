@@ -75,7 +75,7 @@ def test_a_folder_without_rows_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert verb("status")(["nowhere"]) == verb("status")([]) == 2
     first, second = capsys.readouterr().err.splitlines()
-    assert "nowhere is no folder of result rows" in first and "no result rows below runs" in second
+    assert "nowhere is not a folder of result rows" in first and "no result rows below runs" in second
 
 
 def test_a_plan_tells_cells_and_what_is_missing(tmp_path, capsys):

@@ -85,7 +85,7 @@ def test_a_division_is_scaled_exactly_and_what_a_head_cannot_hold_goes_to_the_ot
             "method adakv divides its budget by what the weights make of the prompt (HeadPool)",
         ),
         ([*RANDOM, "method=adakv"], "allowed: profiles=<folder of its rows of real prompts>, or real weights"),
-        ([*RANDOM, "method=adakv", "profiles=nowhere"], "profiles=nowhere is no folder"),
+        ([*RANDOM, "method=adakv", "profiles=nowhere"], "profiles=nowhere is not a folder"),
         (
             [*RANDOM, "method=adakv", "budget=48", "profiles={ROWS}"],
             "has no rows of it: adakv@48 with the same parameters",

@@ -95,7 +95,7 @@ def test_an_address_is_what_a_method_does_and_not_what_it_is_called():
         ({"with": {"gama": 1}}, "did you mean 'gamma'"),
         ({"methd": 1}, "no key of an address"),
         ({"dataset": "made_up_text"}, "need length and new_tokens"),
-        ({"calibration": {"seed": 1}}, "auto, or samples and data"),
+        ({"calibration": {"seed": 1}}, "auto, or a mapping with samples and data"),
     ],
 )
 def test_a_wrong_address_is_one_sentence(change: dict, said: str) -> None:

@@ -48,7 +48,7 @@ def test_no_printed_number_can_be_joined_to_a_stand_in():
         "rows": [{"method": "full"}],
         "columns": [{"model": "tiny", "dataset": "pages_walk_small", "metric": "exact_match"}],
     }
-    with pytest.raises(ConfigError, match="model tiny is for stand-ins"):
+    with pytest.raises(ConfigError, match="only stand-in tables may use model tiny"):
         parse("mmshift_table99", told | {"paper": "mmshift", "number": "Table 99"})
     with pytest.raises(ConfigError, match="no key 'number'"):
         parse("standin.other", told | {"stands_for": ["mmshift_table01"], "stores": ["x"], "number": "Table 1"})

@@ -78,7 +78,7 @@ def test_records_are_what_rows_say(tmp_path):
     [
         (["eee", "rows", "--out", "o"], "the following arguments are required: --organization"),
         (["xml", "rows", "--out", "o", "--organization", "x"], "invalid choice: 'xml'"),
-        (["eee", "nowhere", "--out", "o", "--organization", "x"], "nowhere is no folder of result rows"),
+        (["eee", "nowhere", "--out", "o", "--organization", "x"], "nowhere is not a folder of result rows"),
     ],
 )
 def test_a_mistake_is_one_sentence(words, sentence, tmp_path, monkeypatch, capsys):
