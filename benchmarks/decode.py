@@ -199,7 +199,7 @@ def ours(model: nn.Module) -> Iterator[None]:
 
 def one_sequence(model: nn.Module, tokens: int) -> Iterator[Timed]:
     """Batch 1: the full cache at a quarter of `tokens` and at all of them, and a tenth of them in every form."""
-    from mmkv_bench.compression.fixed import fixed_view
+    from mmkv_bench.compression.fixed_layer import fixed_view
     from mmkv_bench.generation.decode import CompiledStep
 
     weights, compiled, kept = weight_bytes(model), CompiledStep(model), round(tokens * SHARE)

@@ -57,7 +57,7 @@ GPU = Size(
     limits=("8GiB", "1GiB"),
     tests=(
         "tests/compression/fused_in_interpreter.py",
-        "tests/compression/test_folded.py",
+        "tests/compression/test_varlen_layer.py",
         "tests/compression/test_flash.py",
     ),
     heads={"7b": (28, 4), "3b": (36, 2)},

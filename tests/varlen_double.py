@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend
 from torch.nn.attention.varlen import varlen_attn as true
 
 from mmkv_bench import devices
-from mmkv_bench.compression import folded
+from mmkv_bench.compression import varlen_layer
 from mmkv_bench.devices import Device
 
 
@@ -110,7 +110,7 @@ def reading(dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> Iterator[Kern
     with (
         pytest.MonkeyPatch.context() as patch,
         mock.patch.dict(devices.KINDS, cpu=BackToBack),
-        mock.patch.object(folded, "DTYPES", dtypes),
+        mock.patch.object(varlen_layer, "DTYPES", dtypes),
     ):
         # `mock.patch.dict` would forget what is imported meanwhile.
         patch.setitem(sys.modules, "torch.nn.attention.varlen", module)

@@ -12,7 +12,7 @@ from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.session import Session
 
 if TYPE_CHECKING:
-    from mmkv_bench.compression.prompt import PromptBatch
+    from mmkv_bench.compression.observation import PromptBatch
 
 
 class LayerReader:

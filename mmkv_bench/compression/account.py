@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedLayer
-from mmkv_bench.compression.folded import FoldedLayer
+from mmkv_bench.compression.varlen_layer import VarlenLayer
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def accounts(layer: CompressedLayer, slack: int, fed: Sequence[int]) -> list[Lay
     """
     if layer.stored + slack > layer.capacity:
         raise ValueError(f"{layer.capacity - layer.stored} free slots cannot show {slack}")
-    if isinstance(layer, FoldedLayer) and layer.folded:
+    if isinstance(layer, VarlenLayer) and layer.folded:
         return [account(layer.alone(row, slack), coming) for row, coming in enumerate(fed)]
     counted = layer.entries()
     widths, heads, slot = counted.amax(-1).tolist(), counted.shape[1], layer.slot_nbytes

@@ -20,7 +20,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mmkv_bench import devices
-from mmkv_bench.compression import flash, folded
+from mmkv_bench.compression import flash, varlen_layer
 from mmkv_bench.compression.cache import CompressedLayer
 from mmkv_bench.errors import UnsupportedError
 
@@ -124,8 +124,8 @@ def _around(base: str) -> Kernel:
         if layer is None:
             return stock(module, query, key, value, attention_mask, **kwargs)
         if layer.fixed and layer.back_to_back and base != "eager":
-            return folded.attend(module, query, layer, **kwargs)
-        function = folded.attend if layer.back_to_back and not layer.fixed else kernel
+            return varlen_layer.attend(module, query, layer, **kwargs)
+        function = varlen_layer.attend if layer.back_to_back and not layer.fixed else kernel
         output = layer.attention(partial(function, module, **kwargs), query, key, value, attention_mask)
         if not layer.fixed:
             with torch.no_grad():  # scores and evictions are no part of any gradient

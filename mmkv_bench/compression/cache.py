@@ -33,8 +33,8 @@ class CompressedLayer(CacheLayerMixin):
         positions: int32 `[B, Hkv, stored]` logical index of each slot, -1 for padding; None while slot i holds token i.
         ragged: True when some slot is padding.
         seen: tokens the layer has been shown, evicted ones included.
-        fixed: the storage does not grow any more (`compression/fixed.py`). back_to_back: a kernel that takes lengths reads it
-            (`folded.attend`).
+        fixed: the storage does not grow any more (`fixed_layer.py`). back_to_back: a kernel that takes lengths reads it
+            (`varlen_layer.attend`).
     """
 
     is_sliding = False

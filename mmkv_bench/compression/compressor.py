@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.observation import Needs
-from mmkv_bench.errors import MMKVError
+from mmkv_bench.errors import MMKVError, UnsupportedError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,6 +130,25 @@ class Compressor:
     def falls_short(self) -> bool:
         """True where less than the budget may be kept of a longer prompt."""
         return self.resamples or any(part.falls_short for part in (self.allocator, self.selector) if part is not None)
+
+    def check_only_evicts(self, protocol: str) -> None:
+        """Raise UnsupportedError where the method does more than evict, which the protocol of that name cannot do twice."""
+        decoding, reducer, why = self.decoding, self.reducer, None
+        if self.resamples:
+            why = "evicts nothing"
+        elif reducer is not None and reducer.merges:
+            why = "merges evicted entries into kept ones"
+        elif decoding is not None and decoding.quantises:
+            why = "stores entries in fewer bits"
+        elif decoding is not None and decoding.retrieves:
+            why = "reads entries again that it took off the device"
+        elif decoding is not None and decoding.tokens_from_full:
+            why = "decodes from the full cache first"
+        if why is not None:
+            raise UnsupportedError(
+                f"protocol={protocol} prefills a second time with kept entries alone, and {self.name} {why}; allowed: methods "
+                "that only evict; leave it out, or use protocol=strict"
+            )
 
     @property
     def version(self) -> int:

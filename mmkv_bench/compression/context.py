@@ -1,11 +1,11 @@
-"""Context of a prompt: what allocators and decode policies know of it besides the scores."""
+"""Context of a prompt and the parts of a method, as allocators and decode policies are given them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,3 +40,22 @@ class Context:
     def candidate_types(self) -> Tensor | None:
         """int ``[n]``."""
         return None if self.types is None else self.types[: self.candidates]
+
+
+class Composed(Protocol):
+    """Parts of one method, None where it has no such part; `compressor.Compressor` implements it."""
+
+    @property
+    def scorer(self) -> object: ...
+
+    @property
+    def allocator(self) -> object: ...
+
+    @property
+    def selector(self) -> object: ...
+
+    @property
+    def reducer(self) -> object: ...
+
+    @property
+    def decoding(self) -> object: ...

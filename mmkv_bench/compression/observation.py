@@ -6,16 +6,18 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mmkv_bench.compression.numerics.attention import column_sums, window_mass
-from mmkv_bench.compression.numerics.moments import ElementMoments, JointMoments
-from mmkv_bench.compression.numerics.rotary import rotate
+from mmkv_bench.compression.numerics.moments import ElementMoments, JointMoments, rotate
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from mmkv_bench.compression.cache import CompressedCache
+
 
 T = TypeVar("T")
 
@@ -320,3 +322,26 @@ class Observation:
     def _require(self, declared: bool, need: str) -> None:
         if not declared:
             raise RuntimeError(f"the scorer reads {need} but its `needs` does not declare it ({self.needs})")
+
+
+@dataclass
+class PromptBatch:
+    """One batch of prompts while it is being prefilled.
+
+    Attributes:
+        total: padded prompt length; pads: left padding of each row; cache: where the entries go.
+        observations: layer -> one `Observation` per row, dropped as soon as the layer is done with.
+        rotations: cos and sin of places behind each row, which are the same in every layer, while it is prefilled.
+    """
+
+    total: int
+    pads: list[int]
+    cache: CompressedCache
+    n_layers: int
+    token_types: Tensor | None = None
+    observations: dict[int, list[Observation]] = field(default_factory=dict)
+    rotations: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    complete: bool = False
+
+    def length(self, row: int) -> int:
+        return self.total - self.pads[row]

@@ -14,17 +14,14 @@ from torch import Tensor
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from mmkv_bench.compression import flash
-from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.attention import LAYER, SESSIONS, Attention, register
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer
-from mmkv_bench.compression.compressing import Phases, PrefillListener, untimed
 from mmkv_bench.compression.compressor import Compressor
-from mmkv_bench.compression.fixed import FixedLayer, fix
-from mmkv_bench.compression.fixed_pool import pool_of
-from mmkv_bench.compression.folded import FoldedLayer, folds
-from mmkv_bench.compression.observation import Chunk, Needs, Observation
-from mmkv_bench.compression.prompt import PromptBatch
+from mmkv_bench.compression.fixed_layer import FixedLayer, fix, pool_of
+from mmkv_bench.compression.listeners import AnswerAttention, Phases, PrefillListener, untimed
+from mmkv_bench.compression.observation import Chunk, Needs, Observation, PromptBatch
+from mmkv_bench.compression.varlen_layer import VarlenLayer, folds
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.protocols import DEFAULT
 from mmkv_bench.protocols import protocol as protocol_named
@@ -65,10 +62,10 @@ class Session:
         identity: one name per row (dataset and sample id) that feeds the random streams.
         attention: `sdpa`, `eager` or `flash_attention_2`; the model's own when None.
         reserve: slots of slack for new tokens.
-        fixed: caches keep their capacity after the prefill, so that a decode step can be compiled (`compression/fixed.py`);
+        fixed: caches keep their capacity after the prefill, so that a decode step can be compiled (`compression/fixed_layer.py`);
             `reserve` is then all that an answer can have. Not where `answer` collects what each step attends to.
         packs: heads that keep different lengths may stand back to back where the device reads them so
-            (`compression/folded.py`); not where a fixed view of them will be decoded from, nor with attention=eager.
+            (`compression/varlen_layer.py`); not where a fixed view of them will be decoded from, nor with attention=eager.
 
     Raises:
         UnsupportedError: sliding-window layers, an attention implementation that cannot be wrapped, fused projections; what
@@ -215,7 +212,7 @@ class Session:
         A fixed one must be handed to `generate(past_key_values=...)`, which decides before the prefill whether it compiles;
         any other is made by the first forward itself.
         """
-        kind: type[CompressedLayer] = FoldedLayer if self._packs else CompressedLayer
+        kind: type[CompressedLayer] = VarlenLayer if self._packs else CompressedLayer
         if self.fixed and self.answer is None:
             kind = FixedLayer
         return CompressedCache.of([kind(self.reserve if reserve is None else reserve) for _ in self.attentions])
@@ -386,7 +383,7 @@ def attach(
         protocol: a name of `mmkv_bench.protocols`. Where tokens are fed again (`Lengths.fed`; under `strict` the last one,
             whose slot is dropped after scoring), that is the caller's part, as is giving the model the context alone
             under `query_agnostic` and putting entries of a second prefill into the cache under `masked`
-            (`compression/masked.py`).
+            (`compression/second_prefill.py`).
         seed: of stochastic scorers; options: those of `Session`.
         prompt_tokens: padded tokens of the whole prompt when the model is given a part of it first
             (`query_agnostic`): decode policies act on what comes after them.

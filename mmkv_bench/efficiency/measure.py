@@ -14,10 +14,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
+from mmkv_bench.compression.batched_layer import BatchedLayer
 from mmkv_bench.compression.cache import CompressedCache
-from mmkv_bench.compression.compressing import Phases, untimed
-from mmkv_bench.compression.decoding.rows import RowsLayer
-from mmkv_bench.compression.fixed_pool import pool_of
+from mmkv_bench.compression.fixed_layer import pool_of
+from mmkv_bench.compression.listeners import Phases, untimed
 from mmkv_bench.devices import Bytes, Device, Mark
 from mmkv_bench.generation.batch import FilledBatch, PromptPlaceholders
 from mmkv_bench.generation.decode import EAGER_DECODE
@@ -195,7 +195,7 @@ class Bench:
         fallback = list(dict.fromkeys(filled.fallback))
         if self.step is not None and acting:
             fallback.append(EAGER_DECODE)
-        if any(isinstance(layer, RowsLayer) for layer in cache.layers):
+        if any(isinstance(layer, BatchedLayer) for layer in cache.layers):
             fallback.append(ROW_BY_ROW)
         return CacheBytes(
             held=sum(tensor.nbytes for layer in cache.layers for tensor in layer.buffers()),

@@ -254,7 +254,7 @@ class _Passes:
     def _forget_storages(self) -> None:
         """Storages of compiled steps of another shape would lie beside this one's; a pass of that is then warmed up again."""
         if self.bench.step is not None:
-            from mmkv_bench.compression.fixed_pool import pool_of
+            from mmkv_bench.compression.fixed_layer import pool_of
 
             pool_of(self.bench.loaded.model).clear()
             self.warm.clear()

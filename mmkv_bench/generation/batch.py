@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mmkv_bench.compression.batched_layer import join
 from mmkv_bench.compression.cache import CompressedCache
-from mmkv_bench.compression.compressing import Phases, PrefillListener
-from mmkv_bench.compression.joining import join
+from mmkv_bench.compression.listeners import Phases, PrefillListener
 from mmkv_bench.compression.session import Session
 from mmkv_bench.devices import Mark
 from mmkv_bench.errors import UnsupportedError

@@ -18,8 +18,7 @@ from transformers import CompileConfig
 
 from mmkv_bench import devices
 from mmkv_bench.compression.cache import CompressedCache
-from mmkv_bench.compression.fixed import fixed_view
-from mmkv_bench.compression.fixed_pool import pool_of
+from mmkv_bench.compression.fixed_layer import fixed_view, pool_of
 from mmkv_bench.generation.prefill import PrefillGroup
 from mmkv_bench.generation.result import GenerationTimeout, NonFiniteLogitsError
 from mmkv_bench.generation.rules import DecodeRules
@@ -184,7 +183,7 @@ class CompiledStep:
     equal ones. Capacities and rows are symbols in it, so the next prompt uses it again.
 
     Args:
-        model: has a session attached, with a cache of fixed capacity (`compression/fixed.py`).
+        model: has a session attached, with a cache of fixed capacity (`compression/fixed_layer.py`).
         backend: argument of `torch.compile`.
     """
 

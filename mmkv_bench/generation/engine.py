@@ -19,7 +19,7 @@ from torch import nn
 from mmkv_bench import devices
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.flash import check as check_flash
-from mmkv_bench.compression.masked import check_only_evicts, prefilled_again
+from mmkv_bench.compression.second_prefill import prefilled_again
 from mmkv_bench.compression.session import Session
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.families.facts import ModelFacts
@@ -190,7 +190,7 @@ class Engine:
 
     def _prefill_again(self, group: PrefillGroup, fork: Fork) -> None:
         """Replace the fork's entries, where any are evicted, by those of a prefill that sees only them."""
-        check_only_evicts(fork.cell.compressor, fork.cell.protocol)
+        fork.cell.compressor.check_only_evicts(fork.cell.protocol)
         if fork.index is not None:
             start, kept = group.meter.now(), [index[None] for index in fork.index]
             made = prefilled_again(self.session, group.prefilled.prompt.inputs, kept)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from mmkv_bench import devices
 from mmkv_bench.compression.account import LayerAccount, account, accounts
+from mmkv_bench.compression.batched_layer import BatchedLayer
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import Start
-from mmkv_bench.compression.decoding.rows import RowsLayer
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.generation.prefill import Prefilled, PrefillGroup, score_key, summary_key
 from mmkv_bench.generation.result import POSITION_BYTES, CellSpec, ForkResult, fill_stored
@@ -144,7 +144,7 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> Compres
         if not started:
             layers.append(type(source).from_rows(rows, seen, reserve))
         else:
-            layers.append(started[0] if len(started) == 1 else RowsLayer(started))
+            layers.append(started[0] if len(started) == 1 else BatchedLayer(started))
     cache = CompressedCache.of(layers)
     if policies[0] is not None and policies[0].moves_queries:
         cache.query_positions = policies[0].query_positions
@@ -244,7 +244,7 @@ def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: Prefi
     def counted(layer: CompressedLayer) -> list[LayerAccount]:
         if not acting:
             return accounts(layer, room, [lengths.fed] * rows)
-        return [account(row, lengths.fed) for row in (layer.rows if isinstance(layer, RowsLayer) else [layer])]
+        return [account(row, lengths.fed) for row in (layer.rows if isinstance(layer, BatchedLayer) else [layer])]
 
     accounts_by_layer = [counted(layer) for layer in layers]
     every = [torch.arange(lengths.candidates).expand(full.keys.shape[1], -1)] * len(layers)

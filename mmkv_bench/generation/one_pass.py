@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mmkv_bench.compression.compressing import Phases
-from mmkv_bench.compression.fixed import fixed_view
-from mmkv_bench.compression.fixed_pool import pool_of
+from mmkv_bench.compression.fixed_layer import fixed_view, pool_of
+from mmkv_bench.compression.listeners import Phases
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.generation.batch import (
     COMMON,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from mmkv_bench import devices
-from mmkv_bench.compression.answer import AnswerAttention
+from mmkv_bench.compression.listeners import AnswerAttention
 from mmkv_bench.compression.session import Session
 from mmkv_bench.generation.decode import decode
 from mmkv_bench.generation.forks import borrow

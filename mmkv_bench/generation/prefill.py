@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import stacked
-from mmkv_bench.compression.observation import Needs, Observation
-from mmkv_bench.compression.prompt import PromptBatch
+from mmkv_bench.compression.observation import Needs, Observation, PromptBatch
 from mmkv_bench.compression.selectors.base import Selector
 from mmkv_bench.compression.session import Session
 from mmkv_bench.generation.encode import EncodedPrompt

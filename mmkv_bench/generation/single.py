@@ -15,13 +15,12 @@ from torch import Tensor
 from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from mmkv_bench import devices
-from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE
-from mmkv_bench.compression.compressing import PrefillListener
 from mmkv_bench.compression.compressor import Compressor, full
 from mmkv_bench.compression.context import Context
-from mmkv_bench.compression.masked import check_only_evicts, prefilled_again
+from mmkv_bench.compression.listeners import AnswerAttention, PrefillListener
+from mmkv_bench.compression.second_prefill import prefilled_again
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.facts import ModelFacts
@@ -104,7 +103,7 @@ def generate_alone(
             "counted up to the last visual token's closing marker"
         )
     if rule.prefills_again:
-        check_only_evicts(compressor, protocol)
+        compressor.check_only_evicts(protocol)
     lengths = rule.lengths(ids.shape[1], context)
     evicts = budget is not None and not compressor.unbudgeted and budget.entries_for(lengths.reduced) < lengths.reduced
     if evicts and compressor.needs.answer and answer is None:

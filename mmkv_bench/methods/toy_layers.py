@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from mmkv_bench.compression.numerics.rotary import rotate
+from mmkv_bench.compression.numerics.moments import rotate
 from mmkv_bench.compression.observation import Chunk, Needs, Observation
 
 LAYERS = 3

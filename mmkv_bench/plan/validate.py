@@ -104,10 +104,8 @@ def validate_combinations(names: Sequence[str], family: ModelFacts, compressors:
     compressors = list(compressors)
     for name in names:
         if protocols.protocol(str(name)).prefills_again:
-            from mmkv_bench.compression.masked import check_only_evicts
-
             for compressor in compressors:
-                check_only_evicts(compressor, str(name))
+                compressor.check_only_evicts(str(name))
     for compressor in compressors:
         if compressor.scorer is not None:
             compressor.scorer.check_layers(family.num_layers)

@@ -15,7 +15,7 @@ from mmkv_bench.compression.allocators.base import Allocator
 from mmkv_bench.compression.allocators.head_pool import HeadPool
 from mmkv_bench.compression.allocators.positive import PositiveOnly
 from mmkv_bench.compression.allocators.pyramid import Pyramid
-from mmkv_bench.compression.allocators.rounding import largest_remainder
+from mmkv_bench.compression.allocators.waterfill import largest_remainder
 from mmkv_bench.compression.compressor import Compressor, OverBudgetError
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.scorers.blind import BlindScorer

@@ -10,10 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmkv_bench.compression.numerics.attention import column_sums, window_mass
-from mmkv_bench.compression.numerics.moments import ElementMoments, JointMoments, average_rotation, expected_logits
+from mmkv_bench.compression.numerics.moments import (
+    ElementMoments,
+    JointMoments,
+    average_rotation,
+    expected_logits,
+    rotate,
+    unrotate,
+)
 from mmkv_bench.compression.numerics.ordering import nucleus
 from mmkv_bench.compression.numerics.proxies import group_mass, group_votes
-from mmkv_bench.compression.numerics.rotary import rotate, unrotate
 from mmkv_bench.devices import Device
 from mmkv_bench.errors import UnsupportedError
 from tests.compression import oracles

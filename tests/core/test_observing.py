@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import DynamicCache
 
-from mmkv_bench.compression.numerics.rotary import rotate
+from mmkv_bench.compression.numerics.moments import rotate
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.session import attach
 from tests import cover, reference, zoo

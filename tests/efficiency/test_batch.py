@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounter
 
+from mmkv_bench.compression.batched_layer import BatchedLayer, join
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
-from mmkv_bench.compression.decoding.rows import RowsLayer
-from mmkv_bench.compression.fixed_pool import pool_of
-from mmkv_bench.compression.joining import join
+from mmkv_bench.compression.fixed_layer import pool_of
 from mmkv_bench.compression.session import attach
 from mmkv_bench.efficiency.measure import ROW_BY_ROW, Bench
 from mmkv_bench.efficiency.plan import plan_passes
@@ -240,7 +239,9 @@ def test_rows_of_other_lengths_are_refused():
     ]
     with pytest.raises(AssertionError, match="the same number of tokens"):
         join([CompressedCache.of([layer]) for layer in one], 1)
-    assert isinstance(join([CompressedCache.of([RowsLayer([layer])]) for layer in one[:1]], 1).layers[0], RowsLayer)
+    assert isinstance(
+        join([CompressedCache.of([BatchedLayer([layer])]) for layer in one[:1]], 1).layers[0], BatchedLayer
+    )
 
 
 # ---------------------------------------------------------------------- the largest batch

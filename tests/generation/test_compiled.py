@@ -11,12 +11,20 @@ from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mmkv_bench import attach
-from mmkv_bench.compression import folded
+from mmkv_bench.compression import varlen_layer
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import full
-from mmkv_bench.compression.fixed import FixedLayer, fix, fixed_view
-from mmkv_bench.compression.fixed_pool import LayerBuffers, Pool, StorageShape, bucket, pool_of
+from mmkv_bench.compression.fixed_layer import (
+    FixedLayer,
+    LayerBuffers,
+    Pool,
+    StorageShape,
+    bucket,
+    fix,
+    fixed_view,
+    pool_of,
+)
 from mmkv_bench.compression.session import attach as attached
 from mmkv_bench.devices.requirements import check_compiler
 from mmkv_bench.errors import ConfigError, UnsupportedError
@@ -245,7 +253,7 @@ class OneLayer(torch.nn.Module):
 
     def forward(self, query, new):
         self.layer.update(new, new)
-        return folded.attend(None, query, self.layer, 0.25)[0]
+        return varlen_layer.attend(None, query, self.layer, 0.25)[0]
 
 
 def test_a_step_that_reads_by_lengths_is_one_graph_whatever_the_capacity():

@@ -13,7 +13,6 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from mmkv_bench import attach, method
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import full
-from mmkv_bench.compression.masked import check_only_evicts
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.families.facts import model_facts
@@ -150,7 +149,7 @@ def test_what_cannot_show_smaller_pictures_is_refused_in_one_sentence(tiny):
     with pytest.raises(UnsupportedError, match="compresses no cache"), attach(model, "pixels", 8):
         pass
     with pytest.raises(UnsupportedError, match="pixels evicts nothing"):
-        check_only_evicts(PIXELS, "masked")
+        PIXELS.check_only_evicts("masked")
     from omegaconf import OmegaConf
 
     node = OmegaConf.load(conf_dir() / "model" / "llava_v1_5_7b.yaml")

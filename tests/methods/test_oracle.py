@@ -8,9 +8,9 @@ import time
 import pytest
 import torch
 
-from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor
+from mmkv_bench.compression.listeners import AnswerAttention
 from mmkv_bench.compression.scorers.oracle import OracleScorer
 from mmkv_bench.compression.scorers.window import WindowScorer
 from mmkv_bench.compression.session import attach

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 from mmkv_bench.compression.allocators.base import Allocator
-from mmkv_bench.compression.allocators.rounding import largest_remainder
+from mmkv_bench.compression.allocators.waterfill import largest_remainder
 from mmkv_bench.compression.observation import effective_window
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 

@@ -19,8 +19,7 @@ from mmkv_bench.errors import CalibrationError, ConfigError, nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmkv_bench.compression.composed import Composed
-    from mmkv_bench.compression.context import Context
+    from mmkv_bench.compression.context import Composed, Context
 
 _WORDS = {
     "scores": ("calibrated", "random", "uniform"),

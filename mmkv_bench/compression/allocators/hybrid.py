@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from math import ceil
@@ -17,8 +17,7 @@ from mmkv_bench.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmkv_bench.compression.composed import Composed
-    from mmkv_bench.compression.context import Context
+    from mmkv_bench.compression.context import Composed, Context
     from mmkv_bench.compression.observation import Observation
 
 
@@ -161,7 +160,7 @@ class Hybrid(Allocator):
     where r asks for .75. The paper's ceilings per head would exceed the budget too; here totals are exact.
     """
 
-    heads: HeadClasses = HeadClasses()
+    heads: HeadClasses = field(default_factory=HeadClasses)
     r: float = 0.75
     alpha: float = 0.5
     top: float = 0.05

@@ -9,15 +9,14 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from mmkv_bench.compression.allocators.base import Allocator
-from mmkv_bench.compression.allocators.rounding import largest_remainder
+from mmkv_bench.compression.allocators.waterfill import largest_remainder
 from mmkv_bench.compression.numerics.prefix import interpolated, prefix_curves, scaled, search
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmkv_bench.compression.composed import Composed
-    from mmkv_bench.compression.context import Context
+    from mmkv_bench.compression.context import Composed, Context
 
 LEAST = 2  # entries that every layer keeps: the first and the last token
 _ADVICE = "make a profile of this model with python -m mmkv_bench calibrate prefixkv, or use mode=online"

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mmkv_bench.compression.composed import Composed
-    from mmkv_bench.compression.context import Context
+    from mmkv_bench.compression.context import Composed, Context
     from mmkv_bench.compression.observation import Observation
 
 

@@ -1,12 +1,10 @@
-"""Weights -> whole entries: proportional shares, clipped at a cap, what is clipped goes to the others."""
+"""Weights -> whole entries: proportional shares clipped at a cap, and rounding that keeps their sum."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
 from math import isfinite
-
-from mmkv_bench.compression.allocators.rounding import largest_remainder
 
 
 def water_fill(weights: Sequence[float | Fraction], total: int, cap: int | Sequence[int]) -> list[int]:
@@ -54,3 +52,24 @@ def water_fill(weights: Sequence[float | Fraction], total: int, cap: int | Seque
         rest -= sum(caps[i] for i in full)
         unfilled = [i for i in unfilled if i not in set(full)]
     return largest_remainder(shares)
+
+
+def largest_remainder(shares: Sequence[Fraction]) -> list[int]:
+    """Whole numbers that differ from ``shares`` by less than 1 and add up to the same sum.
+
+    Every share is rounded down; what is missing goes, one each, to the largest remainders (equal remainders: lower
+    index first). Shares are exact fractions, so no result depends on floating-point rounding.
+
+    Args:
+        shares: non-negative, with a whole sum.
+
+    Raises:
+        ValueError: the sum is not whole: no rounding keeps it.
+    """
+    total = sum(shares, Fraction(0))
+    if total.denominator != 1:
+        raise ValueError(f"the shares add up to {total}, which is not a whole number of entries")
+    down = [share.numerator // share.denominator for share in shares]
+    missing = int(total) - sum(down)
+    first = sorted(range(len(shares)), key=lambda i: (down[i] - shares[i], i))[:missing]
+    return [count + (i in first) for i, count in enumerate(down)]

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
-    from mmkv_bench.compression.composed import Composed
-    from mmkv_bench.compression.context import Context
+    from mmkv_bench.compression.context import Composed, Context
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from mmkv_bench.compression.allocators.hybrid import HeadClasses
@@ -36,7 +36,7 @@ class ChunkRetrieval(DecodePolicy):
     nothing on incomplete chunks, on several query tokens or on how the query heads of a KV head share a choice.
     """
 
-    heads: HeadClasses = HeadClasses()
+    heads: HeadClasses = field(default_factory=HeadClasses)
     chunk: int = 8
     partial: Literal["ranked", "visible"] = "ranked"
 

@@ -1,4 +1,4 @@
-"""Moments of streamed vectors, and the expected attention of a Gaussian query in closed form.
+"""Rotary embedding as a linear map, moments of streamed vectors, and the expected attention of a Gaussian query in closed form.
 
 Running moments are float64, so that any chunking of the same tokens gives the same result to float32 rounding.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmkv_bench.compression.numerics.rotary import rotate, unrotate
 from mmkv_bench.compression.numerics.tiles import row_blocks
+from mmkv_bench.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,3 +130,36 @@ def expected_logits(key: Tensor, mean: Tensor, covariance: Tensor | None, scalin
                 second = (block @ covariance[first:last]).mul_(block).sum(-1)
                 logits[first:last, :, start:end] += second.mul_(scaling * scaling / 2)
     return logits
+
+
+def _half_turn(x: Tensor) -> Tensor:
+    import torch
+
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+def _check(x: Tensor, cos: Tensor) -> None:
+    if cos.shape[-1] != x.shape[-1]:
+        raise UnsupportedError(
+            f"rotary embedding covers {cos.shape[-1]} of {x.shape[-1]} head dimensions; supported: models that rotate"
+            " all of them. Choose a method without future queries (snapkv, keydiff, streamingllm, random)"
+        )
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate ``x [..., m, D]`` by ``cos, sin [m, D]`` (or ``[D]``), in x's dtype; halves of D are paired (i, i + D/2)."""
+    _check(x, cos)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    return x * cos + _half_turn(x) * sin
+
+
+def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Undo ``rotate``, in float32. Exact for scaled rotations too (YaRN): the scale is divided out."""
+    _check(x, cos)
+    x, cos, sin = x.float(), cos.float(), sin.float()
+    half = x.shape[-1] // 2
+    turned = x * cos  # of all prompt queries: in place, without a copy that is turned by half
+    turned[..., :half] += x[..., half:] * sin[..., :half]
+    turned[..., half:] -= x[..., :half] * sin[..., half:]
+    return turned.div_(cos * cos + sin * sin)

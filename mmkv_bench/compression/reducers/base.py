@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmkv_bench.compression.composed import Composed
+    from mmkv_bench.compression.context import Composed
 
 
 class Reducer(ABC):

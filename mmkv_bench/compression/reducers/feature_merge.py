@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mmkv_bench.compression.numerics.ordering import at_slots
 from mmkv_bench.compression.numerics.tiles import row_blocks
 from mmkv_bench.compression.reducers.base import Reducer
-from mmkv_bench.compression.reducers.cluster_mean import cluster_means, pruned_places
+from mmkv_bench.compression.reducers.position_merge import cluster_means, pruned_places
 
 if TYPE_CHECKING:
     from torch import Tensor

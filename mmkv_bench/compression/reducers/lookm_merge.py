@@ -15,7 +15,7 @@ from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmkv_bench.compression.composed import Composed
+    from mmkv_bench.compression.context import Composed
 
 MERGES = ("average", "pivot", "weighted", "none")
 SOURCES = ("aligned", "misaligned")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.numerics.ordering import at_slots
 from mmkv_bench.compression.reducers.base import Reducer
-from mmkv_bench.compression.reducers.cluster_mean import cluster_means, nearest_kept, pruned_places
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,3 +53,68 @@ class PositionMerge(Reducer):
         merged = pruned & (place >= self.shift) & (target < anchors.shape[1])
         target = torch.where(merged, target, index.shape[1])
         return cluster_means(key, index, source, target), cluster_means(value, index, source, target)
+
+
+def nearest_kept(index: Tensor, where: Tensor) -> Tensor:
+    """For each place the slot of the kept token that is nearest by position, equal distances: the lower token.
+
+    Args:
+        index: int64 ``[Hkv, m]`` kept tokens, ascending, LEFT-padded with -1.
+        where: int64 ``[Hkv, k]`` token positions, 0 or more.
+
+    Returns:
+        int64 ``[Hkv, k]``: columns of ``index``; m where a head keeps nothing.
+    """
+    import torch
+
+    slots = index.shape[1]
+    if slots == 0:
+        return torch.zeros_like(where)
+    right = torch.searchsorted(index.contiguous(), where.contiguous())  # first kept token at or after the place
+    left = right - 1
+    after = index.gather(1, right.clamp_max(slots - 1))
+    before = index.gather(1, left.clamp_min(0))
+    has_left = (left >= 0) & (before >= 0)
+    has_right = right < slots
+    take_left = has_left & (~has_right | (where - before <= after - where))
+    return torch.where(take_left, left, torch.where(has_right, right, slots))
+
+
+def cluster_means(entries: Tensor, index: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    """Every kept entry averaged with the entries that are merged into it; sums in float32.
+
+    Args:
+        entries: ``[Hkv, n, D]``; index: int64 ``[Hkv, m]`` kept tokens, LEFT-padded with -1.
+        source: int64 ``[Hkv, k]`` tokens that are merged; target: int64 ``[Hkv, k]`` the column of ``index`` that each
+            goes to, m for none.
+
+    Returns:
+        ``[Hkv, m, D]`` in the dtype of ``entries``: ``(kept + sum of merged) / (1 + number of merged)``, zeros in padding.
+        An entry that nothing is merged into comes back bit for bit.
+    """
+    import torch
+
+    heads, slots = index.shape
+    dim = entries.shape[-1]
+    kept = at_slots(entries, index.clamp_min(0))
+    sums = torch.cat([kept.float(), kept.new_zeros(heads, 1, dim, dtype=torch.float32)], 1)  # one more for "none"
+    count = torch.ones(heads, slots + 1, dtype=torch.float32, device=entries.device)
+    count.scatter_add_(1, target, torch.ones_like(target, dtype=torch.float32))
+    merged = at_slots(entries, source).float()
+    sums.scatter_add_(1, target.unsqueeze(-1).expand(-1, -1, dim), merged)
+    means = (sums / count.unsqueeze(-1))[:, :slots].to(entries.dtype)
+    return means.masked_fill_((index < 0).unsqueeze(-1), 0)
+
+
+def pruned_places(index: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
+    """Mark the tokens that are not kept.
+
+    Returns:
+        All tokens int64 ``[Hkv, n]`` and bool ``[Hkv, n]``, True = pruned.
+    """
+    import torch
+
+    everything = torch.arange(candidates, device=index.device).expand(index.shape[0], -1)
+    pruned = torch.ones(index.shape[0], candidates + 1, dtype=torch.bool, device=index.device)
+    pruned.scatter_(1, index.masked_fill(index < 0, candidates), False)
+    return everything, pruned[:, :candidates]

@@ -10,7 +10,7 @@ from mmkv_bench.compression.observation import Needs
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmkv_bench.compression.composed import Composed
+    from mmkv_bench.compression.context import Composed
     from mmkv_bench.compression.observation import Observation
 
 
@@ -101,7 +101,7 @@ class Scorer(ABC):
 
         Args:
             score: what ``score`` gave during the prefill; mass: float32 ``[Hkv, T]``, what the answer paid to each
-                entry (``compression/answer.py``), None when nothing was fed after the prefill.
+                entry (``compression/listeners.py``), None when nothing was fed after the prefill.
         """
         return score
 

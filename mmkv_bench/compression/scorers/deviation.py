@@ -44,7 +44,7 @@ def filter_needs(keys: str) -> Needs:
 def filtered(obs: Observation, gamma: float, keys: str) -> tuple[HighPass, HighPass]:
     """Return what the low-pass filter leaves out of a layer's keys and values; shared by scorer and allocator."""
     from mmkv_bench.compression.numerics.dct import high_pass
-    from mmkv_bench.compression.numerics.rotary import unrotate
+    from mmkv_bench.compression.numerics.moments import unrotate
 
     omega = cutoff(gamma, obs.length)
 

@@ -18,7 +18,7 @@ from mmkv_bench.errors import ConfigError, UnsupportedError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmkv_bench.compression.composed import Composed
+    from mmkv_bench.compression.context import Composed
     from mmkv_bench.compression.observation import Observation
 
 _ARGS = "methods.kvpress.args"

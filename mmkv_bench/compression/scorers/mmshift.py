@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from mmkv_bench.compression.composed import Composed
+    from mmkv_bench.compression.context import Composed
     from mmkv_bench.compression.observation import Observation
 
 COPIES = 16

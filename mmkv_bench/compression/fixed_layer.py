@@ -3,19 +3,25 @@
 While a prompt is prefilled and reduced it is a `CompressedLayer` like any other. Then `fix` freezes its storage: new tokens
 are written in place, how many slots are filled is a tensor, attention is shown the storage in its full width, and its mask
 comes from lengths. No shape and no number of Python's changes from step to step, so nothing is traced twice.
+
+A CUDA graph is recorded with addresses, and recorded again where they differ. So storages outlive a prompt (`Pool`), and the
+next prompt of the same shape is decoded at the same addresses. Two caches that live at once have two sets.
 """
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from mmkv_bench import devices
 from mmkv_bench.compression.cache import _NOTHING, CompressedCache, CompressedLayer
-from mmkv_bench.compression.fixed_pool import LayerBuffers, Pool, StorageShape, bucket
-from mmkv_bench.compression.folded import FoldedLayer, Sequences, folds
+from mmkv_bench.compression.varlen_layer import Sequences, VarlenLayer, folds
 from mmkv_bench.errors import UnsupportedError
 
 
@@ -36,7 +42,7 @@ class FixedLayer(CompressedLayer):
     @classmethod
     def of(cls, layer: CompressedLayer) -> FixedLayer:
         """Return a layer on the storage of another one, not fixed yet; the other's lengths do not change."""
-        assert not isinstance(layer, FoldedLayer) or not layer.folded, (
+        assert not isinstance(layer, VarlenLayer) or not layer.folded, (
             "who decodes from fixed storage prefills without packing"
         )
         made = cls(layer.reserve)
@@ -244,3 +250,124 @@ def fixed_view(cache: CompressedCache, pool: Pool, rounded: bool = True) -> Comp
         layer._key_storage, layer._value_storage = made._key_storage, made._value_storage
         layer._position_storage = made._position_storage
     return fixed
+
+
+SHARE = 0.1  # of the device's memory that sets may keep which no cache uses
+
+
+@dataclass(frozen=True)
+class StorageShape:
+    """Shape and placement of one layer's storage; layers of equal shapes share storages."""
+
+    rows: int
+    heads: int
+    slots: int
+    widths: tuple[int, int]  # of a key and of a value
+    dtype: torch.dtype
+    device: torch.device
+    padded: bool
+    by_lengths: bool  # a kernel reads it that is told where heads begin
+
+
+class LayerBuffers:
+    """One layer's tensors, see `FixedLayer`: keys and values `[B, Hkv, slots, D]`, the two counts, where padding ends and where
+    heads begin."""
+
+    def __init__(self, shape: StorageShape):
+        self.keys, self.values = (
+            torch.zeros(shape.rows, shape.heads, shape.slots, width, dtype=shape.dtype, device=shape.device)
+            for width in shape.widths
+        )
+        self.length = torch.tensor(0, device=shape.device)
+        self.shown = torch.tensor(0, device=shape.device)
+        self.first: Tensor | None = None
+        self.starts: Tensor | None = None
+        if shape.by_lengths:
+            self.starts = torch.zeros(shape.rows * shape.heads + 1, dtype=torch.int32, device=shape.device)
+        if shape.padded:
+            self.first = torch.zeros(shape.rows, shape.heads, 1, 1, dtype=torch.int64, device=shape.device)
+
+    def tensors(self) -> list[Tensor]:
+        further = [tensor for tensor in (self.first, self.starts) if tensor is not None]
+        return [self.keys, self.values, self.length, self.shown, *further]
+
+
+@dataclass
+class _Set:
+    shapes: tuple[StorageShape, ...]
+    rooms: list[LayerBuffers]
+    user: weakref.ref[object] | None = field(default=None)
+
+    @property
+    def free(self) -> bool:
+        return self.user is None or self.user() is None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for room in self.rooms for tensor in room.tensors())
+
+
+class Pool:
+    """Sets of storages of one model."""
+
+    def __init__(self) -> None:
+        self._sets: list[_Set] = []  # the one that was used last stands last
+
+    def rooms(self, shapes: Sequence[StorageShape], user: object) -> list[LayerBuffers]:
+        """Lend a free set of storages, or make one, to `user` for as long as that lives."""
+        wanted = tuple(shapes)
+        made = self._free(wanted)
+        if made is None and any(one.shapes == wanted for one in self._sets):
+            gc.collect()  # a cache that was traced is held by the cycles of what traced it
+            made = self._free(wanted)
+        if made is None:
+            made = _Set(wanted, self._made(wanted))
+        else:
+            self._sets.remove(made)
+        self._sets.append(made)
+        made.user = weakref.ref(user)
+        self._leave(int(SHARE * devices.at(wanted[0].device).total_bytes()))
+        return made.rooms
+
+    def _free(self, shapes: tuple[StorageShape, ...]) -> _Set | None:
+        """Return the most recently used free set of these shapes."""
+        return next((one for one in reversed(self._sets) if one.shapes == shapes and one.free), None)
+
+    def _made(self, shapes: Sequence[StorageShape]) -> list[LayerBuffers]:
+        try:
+            return [LayerBuffers(shape) for shape in shapes]
+        except torch.OutOfMemoryError:
+            self.clear()
+            return [LayerBuffers(shape) for shape in shapes]
+
+    def _leave(self, limit: int) -> None:
+        """Drop free sets, the least recently used first, until the rest fits the limit of bytes."""
+        for one in [one for one in self._sets if one.free]:
+            if sum(other.nbytes for other in self._sets if other.free) <= limit:
+                return
+            self._sets.remove(one)
+
+    def tensors(self) -> list[Tensor]:
+        """Tensors of all sets, used or not."""
+        return [tensor for one in self._sets for room in one.rooms for tensor in room.tensors()]
+
+    def clear(self) -> None:
+        """Drop all free sets, and the graphs that were recorded on them."""
+        places = {one.shapes[0].device for one in self._sets}
+        self._sets = [one for one in self._sets if not one.free]
+        for place in places:
+            devices.at(place).forget_graphs()
+
+
+_POOLS: weakref.WeakKeyDictionary[nn.Module, Pool] = weakref.WeakKeyDictionary()
+
+
+def pool_of(model: nn.Module) -> Pool:
+    """Return the model's pool, which lives as long as the model."""
+    return _POOLS.setdefault(model, Pool())
+
+
+def bucket(slots: int) -> int:
+    """Round slots up, by an eighth at most (or to 64), so that prompts of similar lengths share a shape."""
+    step = max(64, 1 << max(slots.bit_length() - 4, 0))
+    return -(-slots // step) * step

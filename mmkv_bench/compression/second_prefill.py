@@ -8,36 +8,9 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
-from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.session import Session
-from mmkv_bench.errors import UnsupportedError
 
 MASK_BYTES = 1 << 26  # of one block of rows' mask
-
-
-def check_only_evicts(compressor: Compressor, protocol: str) -> None:
-    """Refuse methods that do more than evict, under a protocol of that name.
-
-    Raises:
-        UnsupportedError: says what the method does besides evicting.
-    """
-    decoding = compressor.decoding
-    why = None
-    if compressor.resamples:
-        why = "evicts nothing"
-    elif compressor.reducer is not None and compressor.reducer.merges:
-        why = "merges evicted entries into kept ones"
-    elif decoding is not None and decoding.quantises:
-        why = "stores entries in fewer bits"
-    elif decoding is not None and decoding.retrieves:
-        why = "reads entries again that it took off the device"
-    elif decoding is not None and decoding.tokens_from_full:
-        why = "decodes from the full cache first"
-    if why is not None:
-        raise UnsupportedError(
-            f"protocol={protocol} prefills a second time with kept entries alone, and {compressor.name} {why}; allowed: methods "
-            "that only evict; leave it out, or use protocol=strict"
-        )
 
 
 class MaskedLayer(CompressedLayer):

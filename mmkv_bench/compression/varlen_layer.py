@@ -29,7 +29,7 @@ def folds(place: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     )
 
 
-class FoldedLayer(CompressedLayer):
+class VarlenLayer(CompressedLayer):
     """One layer's entries for `B` sequences, without padding once `folded`.
 
     Sequence `b * Hkv + h` is head h of row b; there are N of them.
@@ -241,13 +241,13 @@ class FoldedLayer(CompressedLayer):
         lengths = [length + self._appended for length in self._lengths[row_heads]]
         size, start = sum(lengths) + heads * slack, int(self._starts[row * heads])
         alike = len(set(lengths)) == 1
-        layer: CompressedLayer = CompressedLayer(self.reserve) if alike else FoldedLayer(self.reserve)
+        layer: CompressedLayer = CompressedLayer(self.reserve) if alike else VarlenLayer(self.reserve)
         for name in ("_key_storage", "_value_storage", "_position_storage"):
             flat = getattr(self, name)[start : start + size]
             setattr(layer, name, flat.view(1, heads, lengths[0] + slack, *flat.shape[1:]) if alike else flat)
         layer.dtype, layer.device, layer.is_initialized = self.dtype, self.device, True
         layer.stored, layer.seen = max(lengths), self.seen
-        if isinstance(layer, FoldedLayer):
+        if isinstance(layer, VarlenLayer):
             layer.folded, layer._heads, layer._lengths = True, (1, heads), lengths
             layer._slack, layer._appended = slack, 0
             layer._starts, layer._used, layer._ends = (

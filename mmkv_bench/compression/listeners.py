@@ -1,4 +1,4 @@
-"""Listener of `attach`: scores, selects and reduces each layer of an observed prompt, and counts what is stored."""
+"""Listeners of a session: `PrefillListener` compresses each layer of an observed prompt, `AnswerAttention` follows an answer."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from mmkv_bench.compression.account import LayerAccount, account, accounts
-from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedLayer, Reduce
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import Start
+from mmkv_bench.compression.numerics.attention import column_sums
 from mmkv_bench.compression.observation import Observation
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.protocols import Lengths, Protocol
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.decoding.base import DecodePolicy
-    from mmkv_bench.compression.prompt import PromptBatch
+    from mmkv_bench.compression.observation import PromptBatch
 
 
 Phases: TypeAlias = Callable[[str], AbstractContextManager[None]]
@@ -241,3 +241,40 @@ class PrefillListener:
 
     def kept(self) -> list[Tensor]:
         return [self._kept[layer] for layer in sorted(self._kept)]
+
+
+class AnswerAttention:
+    """Collected by a session while the full cache answers: per layer, the sum over all tokens fed after the prefill of
+    their softmax over every entry that they see, prompt columns kept, mean over the g query heads of a KV head.
+
+    What is fed depends on the protocol, and is what would read a compressed cache: the answer's tokens but the last,
+    which is never fed; under `strict` the prompt's last token before them, under `query_agnostic` the question.
+
+    Args:
+        length: T, tokens of the prompt (of the context under `query_agnostic`).
+
+    Attributes:
+        steps: tokens fed; 0 for an answer of one token under `paper`.
+    """
+
+    def __init__(self, length: int):
+        self.length, self.steps = length, 0
+        self._mass: dict[int, Tensor] = {}
+
+    def add(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Take in one forward. query `[1,Hq,n,D]` rotated, of the last n of S tokens; key `[1,Hkv,S,D]`, all of them.
+
+        Raises:
+            UnsupportedError: a batch of several sequences, whose answers end at different times.
+        """
+        if query.shape[0] != 1:
+            raise UnsupportedError(f"answers are collected one by one; got a batch of {query.shape[0]}; use one prompt")
+        rows = query.shape[2]
+        mass = column_sums(query[0], key[0], scaling, key.shape[2] - rows)[:, : self.length].double()
+        mass = mass / (query.shape[1] // key.shape[1])
+        self._mass[layer] = self._mass[layer] + mass if layer in self._mass else mass
+        self.steps += rows if layer == 0 else 0
+
+    def mass(self, layer: int) -> Tensor | None:
+        """Float32 `[Hkv,T]` of one layer; None when nothing was fed."""
+        return self._mass[layer].to(torch.float32) if self.steps else None

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from mmkv_bench import devices
-from mmkv_bench.compression import folded
+from mmkv_bench.compression import varlen_layer
 from mmkv_bench.compression.account import account, accounts
 from mmkv_bench.compression.attention import _sdpa
 from mmkv_bench.compression.cache import CompressedLayer
-from mmkv_bench.compression.folded import FoldedLayer, attend, folds
 from mmkv_bench.compression.session import Session, attach
+from mmkv_bench.compression.varlen_layer import VarlenLayer, attend, folds
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.forecast.dry_run import dry_model, prompt_types
 from mmkv_bench.generation.fidelity import ExtraMeasures
@@ -62,15 +62,15 @@ def rows(lengths: list[list[int]], seen: int = 20) -> list[tuple[Tensor, Tensor,
     return made
 
 
-def both(lengths: list[list[int]], reserve: int) -> tuple[CompressedLayer, FoldedLayer]:
-    return tuple(kind.from_rows(rows(lengths), 20, reserve) for kind in (CompressedLayer, FoldedLayer))
+def both(lengths: list[list[int]], reserve: int) -> tuple[CompressedLayer, VarlenLayer]:
+    return tuple(kind.from_rows(rows(lengths), 20, reserve) for kind in (CompressedLayer, VarlenLayer))
 
 
 def step(layer: CompressedLayer, new: int, seed: int) -> Tensor:
     """Attention of the next `new` tokens `[B, new, H G, D]`, as the attention function runs it."""
     batch = layer.entries().shape[0]
     query, key, value = (some(batch, heads, new, D, seed=seed + at) for at, heads in enumerate((H * G, H, H)))
-    kernel = partial(attend if isinstance(layer, FoldedLayer) and layer.folded else _sdpa, None, scaling=0.3)
+    kernel = partial(attend if isinstance(layer, VarlenLayer) and layer.folded else _sdpa, None, scaling=0.3)
     entries = layer.update(key, value)
     seen = torch.ones(new, layer.seen, dtype=torch.bool).tril(layer.seen - new)[None, None]
     return layer.attention(kernel, query, *entries, None if new == 1 else seen)[0]
@@ -99,9 +99,9 @@ def test_a_folded_layer_attends_grows_and_changes_rows_as_a_padded_one(kernel):
 
 
 def test_heads_alike_stay_as_they_are_and_rows_that_become_alike_are_no_longer_folded():
-    layer = FoldedLayer.from_rows(rows([[4, 4, 4], [4, 4, 4]]), 20, 3)
+    layer = VarlenLayer.from_rows(rows([[4, 4, 4], [4, 4, 4]]), 20, 3)
     assert not layer.folded and layer.keys.shape == (B, H, 4, D)
-    layer = FoldedLayer.from_rows(rows([[4, 4, 4], [4, 2, 4]]), 20, 3)
+    layer = VarlenLayer.from_rows(rows([[4, 4, 4], [4, 2, 4]]), 20, 3)
     assert layer.folded
     layer.batch_select_indices(torch.tensor([0]))
     assert not layer.folded and not layer.ragged and torch.equal(layer.keys, layer.keys)
@@ -112,7 +112,7 @@ def test_heads_alike_stay_as_they_are_and_rows_that_become_alike_are_no_longer_f
 def test_what_is_counted_is_without_padding_and_the_same_of_a_row_among_others_and_alone():
     lengths, slack = [[5, 1, 3], [2, 9, 1], [4, 4, 4]], 6
     slot = 2 * D * 4
-    for kind in (CompressedLayer, FoldedLayer):
+    for kind in (CompressedLayer, VarlenLayer):
         among = accounts(kind.from_rows(rows(lengths), 20, slack + 3), slack, [2, 0, 1])
         for number, (counts, fed) in enumerate(zip(lengths, (2, 0, 1), strict=True)):
             alone = account(kind.from_rows(rows([counts]), 20, slack), fed)
@@ -123,7 +123,7 @@ def test_what_is_counted_is_without_padding_and_the_same_of_a_row_among_others_a
     whole = CompressedLayer.from_rows([(some(H, 4, D), some(H, 4, D), None)] * 2, 4, slack)
     assert whole.positions is None and accounts(whole, slack, [0, 0])[1].metadata == 0
     for counts in lengths:
-        alone = account(FoldedLayer.from_rows(rows([counts]), 20, slack), 2)
+        alone = account(VarlenLayer.from_rows(rows([counts]), 20, slack), 2)
         assert alone.padding == 0 and alone.device == sum(counts) * slot and alone.metadata == sum(counts) * 4
         assert alone.read == alone.useful == (sum(counts) + 3 * H) * slot
         # starts and ends of its heads, where they differ in length
@@ -133,7 +133,7 @@ def test_what_is_counted_is_without_padding_and_the_same_of_a_row_among_others_a
 
 
 def test_a_step_makes_nothing_as_large_as_what_is_stored(kernel):
-    layer = FoldedLayer.from_rows(rows([[3000, 1000, 500]], seen=3000), 3000, 8)
+    layer = VarlenLayer.from_rows(rows([[3000, 1000, 500]], seen=3000), 3000, 8)
     step(layer, 1, 0)
     watched, query = Storages(decoding=True), some(1, H * G, 1, D)
     fresh, seen = some(1, H, 1, D), []
@@ -154,7 +154,7 @@ def test_torchs_own_kernel_attends_to_folded_heads_as_sdpa_does_to_padded_ones()
             places[head, 700 - count :] = torch.arange(count)
         entries = [some(H, 700, width, seed=number + at).to(cuda, torch.bfloat16) for at in (0, 50)]
         made.append((*entries, places.to(cuda)))
-    padded, ours = (kind.from_rows(made, 700, 8) for kind in (CompressedLayer, FoldedLayer))
+    padded, ours = (kind.from_rows(made, 700, 8) for kind in (CompressedLayer, VarlenLayer))
     module = SimpleNamespace(num_key_value_groups=G, is_causal=True)
     for turn, new in enumerate((1, 3, 1)):
         query, key, value = (
@@ -269,14 +269,14 @@ def test_who_folds():
         kinds = [
             Session(model, **told).new_cache().layers[0] for told in ({}, {"attention": "eager"}, {"packs": False})
         ]
-    assert [isinstance(one, FoldedLayer) for one in kinds] == [True, False, False]
+    assert [isinstance(one, VarlenLayer) for one in kinds] == [True, False, False]
 
 
 @pytest.mark.full
 def test_a_dry_run_of_a_cuda_device_counts_folded_heads(monkeypatch):
     kinds, held = prompt_types(test_dry_run.TOKENS, 300), []
-    for dtypes in (folded.DTYPES, ()):
-        monkeypatch.setattr(folded, "DTYPES", dtypes)
+    for dtypes in (varlen_layer.DTYPES, ()):
+        monkeypatch.setattr(varlen_layer, "DTYPES", dtypes)
         with dry_model(test_dry_run.config(), "bfloat16", "sdpa", "cuda") as dry:
             held.append(dry.peaks(test_dry_run.compressor("adakv"), test_dry_run.BUDGET, kinds)[DECODE])
     assert held[0] < held[1]
