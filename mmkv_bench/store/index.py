@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from mmkv_bench.errors import StoreError
@@ -21,13 +20,11 @@ from mmkv_bench.file_state import State
 from mmkv_bench.store import score_files
 from mmkv_bench.store.files import write_bytes
 from mmkv_bench.store.folder import StoreFolder
-from mmkv_bench.store.parts import column_of, no_rows, numbers_of, of_columns
+from mmkv_bench.store.parts import no_rows, of_columns
 from mmkv_bench.store.sealed import Damaged, opened, sealed
 
 FOLDER = ".index"
-FILE = pa.field("file", pa.int32())
-"""Column of the rows: the file, a place in `Indexed.files`."""
-_META, _VERSION = b"mmkv_index", 1
+_META, _VERSION = b"mmkv_index", 2
 WORTH = 64
 """Files of a folder below which nothing is kept, unless they are large."""
 LARGE = 4 << 20
@@ -35,21 +32,22 @@ _RETRIES = 20
 
 
 class Indexed:
-    """Rows made of the files of a folder.
+    """Rows made of the files of a folder: `counts` has the name of each file and how many of `rows` come from it, in order."""
 
-    Attributes:
-        files: their names; rows: those made of them, with the column `file`.
-    """
-
-    def __init__(self, files: list[str], rows: pa.Table) -> None:
-        self.files, self.rows = files, rows
+    def __init__(self, counts: Mapping[str, int], rows: pa.Table) -> None:
+        self.counts, self.rows = counts, rows
+        self._starts, start = {}, 0
+        for name, count in counts.items():
+            self._starts[name] = start
+            start += count
 
     def of(self, names: Collection[str]) -> pa.Table:
-        """The rows of some files, without the column `file`. Raises FileNotFoundError for one that is not known."""
-        if unknown := sorted(set(names).difference(self.files)):
-            raise FileNotFoundError(unknown[0])
-        chosen = np.array([name in names for name in self.files], bool)
-        return _where(self.rows, chosen[numbers_of(self.rows["file"])]).drop_columns(["file"])
+        """The rows of some files, in the order of their names. Raises FileNotFoundError for one that is not known."""
+        try:
+            slices = [self.rows.slice(self._starts[name], self.counts[name]) for name in sorted(names)]
+        except KeyError as unknown:
+            raise FileNotFoundError(unknown.args[0]) from None
+        return pa.concat_tables([no_rows(self.rows.schema), *slices])
 
 
 def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa.Table]) -> Indexed:
@@ -59,14 +57,23 @@ def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa
         StoreError: of `make`; files that keep vanishing.
     """
     index = root / FOLDER / f"{table}.parquet"
-    kept, old = _opened(index, schema)
+    known, old = _opened(index, schema)
     for _ in range(_RETRIES):
-        states = _states(root / table)
-        lasting = {name for name, state in kept.items() if states.get(name) == state}
+        states = {}
+        for path in score_files.table_files(root, table):
+            with suppress(FileNotFoundError):
+                states[path.name] = State.of(os.stat(path))
+        if states == known:
+            return old
+        lasting = {name for name, state in known.items() if states.get(name) == state}
         try:
-            return _completed(root, table, schema, make, (index, kept, old), (states, lasting))
+            made = {name: make(root / table / name) for name in sorted(states.keys() - lasting)}
         except FileNotFoundError:
             continue  # packed, or its scores replaced, since it was listed
+        counts = {name: old.counts[name] for name in sorted(lasting)} | {name: len(made[name]) for name in made}
+        current = Indexed(counts, pa.concat_tables([old.of(lasting), *made.values()]).combine_chunks())
+        _keep(root, index, states, current)
+        return current
     raise _vanishing(root / table)
 
 
@@ -92,34 +99,7 @@ def _vanishing(folder: Path) -> StoreError:
     return StoreError(f"{folder}: files keep changing while they are read; is another program removing them?")
 
 
-def _completed(
-    root: Path,
-    table: str,
-    schema: pa.Schema,
-    make: Callable[[Path], pa.Table],
-    before: tuple[Path, dict[str, State], pa.Table],
-    now: tuple[dict[str, State], set[str]],
-) -> Indexed:
-    index, kept, old = before
-    states, lasting = now
-    fresh = sorted(states.keys() - lasting)
-    if not fresh and len(lasting) == len(kept):
-        return Indexed(list(kept), old)
-    stays = np.array([name in lasting for name in kept], bool)
-    place = np.cumsum(stays) - 1
-    numbers = numbers_of(old["file"])
-    tables = [_numbered(_where(old, stays[numbers]), place[numbers[stays[numbers]]])] if len(numbers) else []
-    files = [name for name in kept if name in lasting]
-    for name in fresh:
-        made = make(root / table / name)
-        tables.append(_numbered(made, np.full(made.num_rows, len(files))))
-        files.append(name)
-    rows = pa.concat_tables([no_rows(_schema(schema)), *tables]).combine_chunks()
-    _keep(root, index, {name: states[name] for name in files}, rows)
-    return Indexed(files, rows)
-
-
-def _keep(root: Path, index: Path, states: Mapping[str, State], rows: pa.Table) -> None:
+def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed) -> None:
     """Write the index of those files whose further changes would show."""
     if len(states) < WORTH and sum(state.size for state in states.values()) < LARGE:
         return
@@ -127,51 +107,21 @@ def _keep(root: Path, index: Path, states: Mapping[str, State], rows: pa.Table) 
     with suppress(OSError):
         if os.statvfs(root).f_flag & os.ST_RDONLY:
             return
-        settled = {name: state for name, state in states.items() if state.settled}
-        if len(settled) < len(states):
-            lasts = np.array([name in settled for name in states], bool)
-            numbers = numbers_of(rows["file"])
-            rows = _numbered(
-                _where(rows, lasts[numbers]).drop_columns(["file"]), (np.cumsum(lasts) - 1)[numbers[lasts[numbers]]]
-            )
-        metadata = json.dumps({"version": _VERSION, "files": settled}).encode()
-        write_bytes(index, sealed(rows.replace_schema_metadata({_META: metadata}), compression="zstd"))
+        settled = {name: [*states[name], current.counts[name]] for name in sorted(states) if states[name].settled}
+        metadata = {_META: json.dumps({"version": _VERSION, "files": settled}).encode()}
+        write_bytes(index, sealed(current.of(settled).replace_schema_metadata(metadata), compression="zstd"))
 
 
-def _opened(index: Path, schema: pa.Schema) -> tuple[dict[str, State], pa.Table]:
+def _opened(index: Path, schema: pa.Schema) -> tuple[dict[str, State], Indexed]:
     """Read an index; empty where it cannot be used."""
-    empty = no_rows(_schema(schema))
     try:
         with opened(index) as (file, _):
             rows = file.read()
         metadata = json.loads(rows.schema.metadata[_META])
-        if metadata["version"] != _VERSION or not rows.schema.equals(_schema(schema)):
-            return {}, empty
-        return {name: State(*state) for name, state in metadata["files"].items()}, rows.replace_schema_metadata(None)
-    except (OSError, Damaged, pa.ArrowException, ValueError, KeyError, TypeError, StoreError):
-        return {}, empty
-
-
-def _states(folder: Path) -> dict[str, State]:
-    """Parquet files of a folder that readers count, by name."""
-    states = {}
-    with suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.endswith(".parquet") and not entry.name.startswith("."):
-                with suppress(FileNotFoundError):
-                    states[entry.name] = State.of(os.stat(entry.path))
-    return states
-
-
-def _schema(schema: pa.Schema) -> pa.Schema:
-    return schema.append(FILE)
-
-
-def _numbered(rows: pa.Table, file: np.ndarray) -> pa.Table:
-    if "file" in rows.schema.names:
-        rows = rows.drop_columns(["file"])
-    return rows.append_column(FILE, column_of(file.astype(np.int32)))
-
-
-def _where(rows: pa.Table, chosen: np.ndarray) -> pa.Table:
-    return rows if chosen.all() else rows.take(column_of(np.flatnonzero(chosen)))
+        if metadata["version"] == _VERSION and rows.schema.equals(schema):
+            states = {name: State(*state) for name, (*state, _) in metadata["files"].items()}
+            counts = {name: entry[-1] for name, entry in metadata["files"].items()}
+            return states, Indexed(counts, rows.replace_schema_metadata(None))
+    except (OSError, Damaged, pa.ArrowException, ValueError, KeyError, TypeError):
+        pass
+    return {}, Indexed({}, no_rows(schema))

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mmkv_bench.store import journal, parts
 from mmkv_bench.store.index import indexed
@@ -44,7 +45,7 @@ COUNTS = pa.schema(
         ("clusters", pa.int64()),  # sum of the digests of samples with their clusters, modulo 2^64
     ]
 )
-_SETS = pa.field("ids", pa.list_(pa.string()))  # the samples of a digest, in its first row
+_SETS = pa.field("ids", pa.list_(pa.string()))  # the samples of a digest, in its first row; empty in the others
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,7 @@ class Tally:
         """Cell -> how many answers it has, and their digest (`digests_of_cells`)."""
         cells = coded(self.counts["cell"])
         names, codes = cells.dictionary.to_pylist(), codes_of(cells)
-        n = np.bincount(codes, numbers_of(self.counts["n"]), len(names)).astype(int)
-        low, high = (
-            _sums(numbers_of(self.counts[name]).view(np.uint64), codes, len(names)) for name in ("low", "high")
-        )
+        n, low, high = (_sums(numbers_of(self.counts[name]), codes, len(names)) for name in ("n", "low", "high"))
         return {name: (int(n[at]), digest_text(low[at], high[at])) for at, name in enumerate(names)}
 
     @property
@@ -78,7 +76,7 @@ class Tally:
         """Cell -> sum of `clusters_of` of its answers, modulo 2^64."""
         cells = coded(self.counts["cell"])
         names = cells.dictionary.to_pylist()
-        sums = _sums(numbers_of(self.counts["clusters"]).view(np.uint64), codes_of(cells), len(names))
+        sums = _sums(numbers_of(self.counts["clusters"]), codes_of(cells), len(names))
         return dict(zip(names, sums.view(np.uint64).tolist(), strict=True))
 
 
@@ -101,11 +99,15 @@ def tally(store: Store) -> Tally:
         if journal.in_use(path):
             alive.add(path.stem)
         pending[path.stem] = to_table("responses", store.journal_rows(path), _COLUMNS)
-    index = indexed(store.root, "responses", COUNTS.append(_SETS), lambda path: counted(_rows_of(store, path)))
-    published = {name.removesuffix(".parquet") for name in index.files}
+
+    def make(path: Path) -> pa.Table:
+        return counted(parts.newest(store.read_file("responses", path, _COLUMNS, coded=True)))
+
+    index = indexed(store.root, "responses", COUNTS.append(_SETS), make)
+    published = {Path(name).stem for name in index.counts}
     running: set[str] = set()
-    tables, files = [index.rows.drop_columns(["file"])], [numbers_of(index.rows["file"])]
-    for number, (name, rows) in enumerate(pending.items(), len(index.files)):
+    tables, files = [index.rows], [np.repeat(np.arange(len(index.counts)), list(index.counts.values()))]
+    for number, (name, rows) in enumerate(pending.items(), len(index.counts)):
         if name in alive:
             running.update(rows["cell"].unique().to_pylist())
         if name not in published and rows.num_rows:
@@ -121,15 +123,11 @@ def tally(store: Store) -> Tally:
     return Tally(counts, sets, running, len(alive))
 
 
-def _rows_of(store: Store, path: Path) -> pa.Table:
-    return parts.newest(store.read_file("responses", path, _COLUMNS, coded=True))
-
-
 def _apart(rows: pa.Table) -> tuple[pa.Table, dict[str, list[str]]]:
     """The columns of `COUNTS`, and the samples of each digest."""
-    named = rows.filter(rows["ids"].is_valid())
-    sets = dict(zip(named["samples"].to_pylist(), named["ids"].to_pylist(), strict=True))
-    return rows.drop_columns(["ids"]), sets
+    first = np.flatnonzero(numbers_of(pc.list_value_length(rows["ids"])))
+    named = rows.select(["samples", "ids"]).take(column_of(first))
+    return rows.drop_columns(["ids"]), dict(zip(*(column.to_pylist() for column in named.columns), strict=True))
 
 
 def counted(rows: pa.Table) -> pa.Table:
@@ -156,28 +154,33 @@ def counted(rows: pa.Table) -> pa.Table:
     first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), np.iinfo(np.int64).min)
     np.minimum.at(first, group, when)
     np.maximum.at(last, group, when)
-    own_set = set_of.reshape(-1)[run[places]]
+    samples_of = set_of.reshape(-1)[run[places]]
     hexes = [row.tobytes().hex() for row in sets]
-    shown = np.unique(own_set, return_index=True)[1]  # the first row of each set
-    ids = [[names[code] for code in of_sample[starts[at] : starts[at] + lengths[at]]] for at in first_of]
+    texts, of_row = [], np.zeros(len(keys) + 1, np.int32)
+    for row in sorted(np.unique(samples_of, return_index=True)[1]):  # the first row of each set
+        at = first_of[samples_of[row]]
+        texts += [names[code] for code in of_sample[starts[at] : starts[at] + lengths[at]]]
+        of_row[row + 1] = lengths[at]
+    no_error = pc.equal(column_of(of_error[places]), column_of(np.array([len(heads)]))[0])
+    messages = texts_of([*heads, ""]).take(column_of(of_error[places]))
     return pa.Table.from_arrays(
         [
             cells.dictionary.take(column_of(of_cell[places])),
-            texts_of(hexes).take(column_of(own_set)),
+            texts_of(hexes).take(column_of(samples_of)),
             statuses.dictionary.take(column_of(of_status[places])),
-            _chosen(heads, of_error[places]),
+            pc.if_else(no_error, pa.nulls(1, pa.string())[0], messages),
             *map(column_of, (n, first, last, low, high, clusters)),
-            _lists(ids, own_set, shown),
+            pa.ListArray.from_arrays(column_of(np.cumsum(of_row, dtype=np.int32)), texts_of(texts)),
         ],
         schema=COUNTS.append(_SETS),
     )
 
 
 def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
-    """int64 [groups]: the sum of each group's uint64 values, modulo 2^64."""
+    """int64 [groups]: the sum of each group's values, modulo 2^64."""
     sums = np.zeros(groups, np.uint64)
     with np.errstate(over="ignore"):
-        np.add.at(sums, group, values)
+        np.add.at(sums, group, values.view(np.uint64))
     return sums.view(np.int64)
 
 
@@ -196,45 +199,22 @@ def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
     return heads, of_text[codes_of(errors)]
 
 
-def _chosen(texts: list[str], places: np.ndarray) -> pa.Array:
-    """The texts at some places, null where there is none."""
-    values = texts_of([*texts, ""]).take(column_of(places))
-    missing = places == len(texts)
-    if not missing.any():
-        return values
-    valid = pa.py_buffer(np.packbits(~missing, bitorder="little"))
-    return pa.StringArray.from_buffers(len(values), values.buffers()[1], values.buffers()[2], valid)
-
-
-def _lists(ids: list[list[str]], own_set: np.ndarray, shown: np.ndarray) -> pa.Array:
-    """The samples of each set in the first row that has it, null in the others."""
-    there = np.zeros(len(own_set), bool)
-    there[shown] = True
-    lengths = np.zeros(len(own_set) + 1, np.int32)
-    lengths[1:][there] = [len(ids[number]) for number in own_set[there]]
-    values = texts_of([name for number in own_set[there] for name in ids[number]])
-    buffers = [pa.py_buffer(np.packbits(there, bitorder="little")), pa.py_buffer(np.cumsum(lengths, dtype=np.int32))]
-    return pa.Array.from_buffers(_SETS.type, len(own_set), buffers, children=[values])
-
-
 def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[str]]) -> set[str]:
     """Cells of which two files hold the same sample."""
     if not counts.num_rows:
         return set()
     cells, digests = coded(counts["cell"]), coded(counts["samples"])
-    ids = [set(sets[name]) for name in digests.dictionary.to_pylist()]
-    cell, samples = numbers_of(cells.indices).astype(np.int64), numbers_of(digests.indices)
+    names, ids = cells.dictionary.to_pylist(), [set(sets[name]) for name in digests.dictionary.to_pylist()]
+    cell, samples = codes_of(cells), codes_of(digests)
     _, first = np.unique(cell * (files.max() + 1) + files, return_index=True)  # by cell, then file
     cuts = np.flatnonzero(np.diff(cell[first])) + 1
     repeated, disjoint = set(), {}
-    for digests_of_cell, of_cell in zip(np.split(samples[first], cuts), cell[first][np.append(0, cuts)], strict=True):
-        key = digests_of_cell.tobytes()  # most cells have the same samples in the same files
+    for of_cell, places in zip(cell[first][np.append(0, cuts)], np.split(samples[first], cuts), strict=True):
+        key = places.tobytes()  # most cells have the same samples in the same files
         if key not in disjoint:
-            disjoint[key] = len(set().union(*(ids[one] for one in digests_of_cell))) == sum(
-                len(ids[one]) for one in digests_of_cell
-            )
+            disjoint[key] = len(set().union(*(ids[at] for at in places))) == sum(len(ids[at]) for at in places)
         if not disjoint[key]:
-            repeated.add(cells.dictionary[int(of_cell)].as_py())
+            repeated.add(names[of_cell])
     return repeated
 
 
@@ -258,11 +238,9 @@ def digests_of_cells(rows: pa.Table) -> dict[str, str]:
     if not rows.num_rows:
         return {}
     cells = coded(rows["cell"])
-    sums, codes = np.zeros((len(cells.dictionary), 2), np.uint64), codes_of(cells)
-    with np.errstate(over="ignore"):
-        np.add.at(sums, codes, answer_digests(rows))
-    names = cells.dictionary.to_pylist()
-    return {names[code]: digest_text(*sums[code]) for code in np.unique(codes)}
+    names, codes = cells.dictionary.to_pylist(), codes_of(cells)
+    low, high = (_sums(lane, codes, len(names)) for lane in answer_digests(rows).T)
+    return {names[code]: digest_text(low[code], high[code]) for code in np.unique(codes)}
 
 
 def _odd_digests(texts: Sequence[str | None]) -> np.ndarray:

@@ -3,9 +3,13 @@
 `logger=none` does nothing. `logger=wandb` writes an offline run under `<root>/wandb` (show it later with `wandb sync`);
 `mode=online` checks first that the server answers and that a key is configured.
 
-Nobody waits for a tracker: wandb lives in a process of its own (`wandb_process.py`), because it retries for minutes what it
-cannot send and keeps a process that imported it from ending. Numbers go there from a thread; those that it cannot take in
-time are left out, the end of a run waits `PATIENCE_S` for the rest, and then that process is ended.
+Nobody waits for a tracker: wandb lives in a process of its own, because it retries for minutes what it cannot send and keeps a
+process that imported it from ending. A run appends its numbers to a file in `<root>/wandb/.kept`, which that process follows.
+The end of a run waits `PATIENCE_S` for it, and then it is killed.
+
+wandb writes an offline run's file when 32 KiB are full or the run ends (0.25, which lmms-eval pins), so a kill leaves an empty
+one. The file of messages stays until its run is closed, and the next process in the folder writes a killed run again. A run and
+its process hold a lock of it, so that a file without one is of a killed run.
 
 Runs of one result folder are one group. A live run's id is the group, its shard and how many attempts came before, so that
 a job that is queued again makes no second run of the same id (an offline run cannot be resumed) and the attempts of one job
@@ -15,92 +19,50 @@ stand beside each other. The summary of a folder is one run, made of rows (`show
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import json
 import logging
 import netrc
 import os
-import queue
 import re
+import shutil
 import signal
 import ssl
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.cell_rows import redact
-from mmkv_bench.store.files import lock_held
-from mmkv_bench.store.wandb_process import begin_anew
-
-_OFFLINE = "Use logger.mode=offline and run `wandb sync <folder>` later from a machine with network."
-
-
-def check_online(timeout_s: float = 3.0) -> None:
-    """Raises ConfigError, after at most about `timeout_s`, when the server does not answer or no API key is configured.
-
-    The server is WANDB_BASE_URL or api.wandb.ai. Behind a proxy (HTTPS_PROXY, or HTTP_PROXY for a plain http server)
-    only the proxy could tell, so only the key is checked.
-    """
-    url = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise ConfigError(f"WANDB_BASE_URL is {url.geturl()!r}; it must look like https://api.wandb.ai")
-    if not _has_key(url.netloc):
-        raise ConfigError(
-            f"logger.mode=online needs an API key for {url.hostname}: run `wandb login` or set WANDB_API_KEY. {_OFFLINE}"
-        )
-    proxy = f"{url.scheme}_proxy"
-    if os.environ.get(proxy) or os.environ.get(proxy.upper()):
-        return
-    problems: list[Exception] = []
-    # In a thread, because no socket timeout bounds name resolution; a daemon, so that it never holds the process.
-    thread = threading.Thread(target=_ask, args=(url.geturl(), timeout_s, problems), daemon=True)
-    thread.start()
-    thread.join(timeout_s + 0.5)
-    problem = problems[0] if problems else f"no answer in {timeout_s:g} s" if thread.is_alive() else None
-    if problem is not None:
-        raise ConfigError(f"logger.mode=online but {url.hostname} cannot be reached ({problem}). {_OFFLINE}")
-
-
-def _ask(url: str, timeout_s: float, problems: list[Exception]) -> None:
-    """Send a request and keep what went wrong. Any HTTP answer will do; a server that accepts connections and stays silent makes
-    wandb hang just as well."""
-    unverified = ssl.create_default_context()  # nothing is sent, and wandb itself checks certificates by its own rules
-    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
-    try:
-        with urlopen(Request(url, method="HEAD"), timeout=timeout_s, context=unverified):  # noqa: S310 - check_online lets http and https through
-            pass
-    except HTTPError:
-        pass
-    except (OSError, HTTPException) as problem:
-        problems.append(problem)
-
-
-def _has_key(netloc: str) -> bool:
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(netloc) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
-
+from mmkv_bench.store.digests import checksum
+from mmkv_bench.store.files import lock_held, locked, new_locked
 
 log = logging.getLogger(__name__)
 
-WAITING = 1000
-"""Steps that may wait for wandb; further ones are left out."""
 PATIENCE_S = 15.0
 """Seconds that the end of a run waits for wandb in all: a job that is preempted has no more than some tens."""
-COMMAND = (sys.executable, "-m", "mmkv_bench.store.wandb_process")
+_OFFLINE = "Use logger.mode=offline and run `wandb sync <folder>` later from a machine with network."
+_SETTINGS = {
+    "silent": True,
+    "console": "off",
+    "save_code": False,
+    "disable_code": True,
+    "disable_git": True,
+    "x_disable_meta": True,  # host, user, command line, paths
+    "x_disable_machine_info": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+    "host": "",
+    "init_timeout": 20,
+}
 
 
 class Tracker:
@@ -141,8 +103,8 @@ def tracker(config: Mapping[str, Any], root: Path | str) -> Tracker:
     Raises:
         ConfigError: wandb is not installed, or mode=online cannot work; before any work.
     """
-    given = dict(config)
-    return NoTracker() if given.pop("name", "none") == "none" else WandbTracker(Path(root), **given)
+    keywords = dict(config)
+    return NoTracker() if keywords.pop("name", "none") == "none" else WandbTracker(Path(root), **keywords)
 
 
 class WandbTracker(Tracker):
@@ -165,14 +127,11 @@ class WandbTracker(Tracker):
             check_online()
         self.folder = root.absolute() / "wandb"
         self.group = group or group_of(root)
-        self._given = {"mode": mode, "project": project, "entity": entity, "group": self.group}
+        self._settings = {"mode": mode, "project": project, "entity": entity, "group": self.group}
         self._name, self._shard = run, shard
         self.patience_s = PATIENCE_S
-        self._mail: queue.Queue[str | None] = queue.Queue(WAITING)
+        self._messages: IO[str] | None = None
         self._process: subprocess.Popen[str] | None = None
-        self._thread: threading.Thread | None = None
-        self._report: Path | None = None
-        self._left_out = 0
 
     def start(self, config: Mapping[str, Any]) -> None:
         try:
@@ -180,145 +139,102 @@ class WandbTracker(Tracker):
         except OSError as problem:
             log.warning("wandb cannot start (%s); nothing is tracked, the results go into the store", problem)
 
+    def log(self, values: Mapping[str, float]) -> None:
+        self.send({"log": dict(values)})
+
+    def finish(self, failed: bool = False) -> None:
+        self.end(failed)
+
     def open(self, name: str, kind: str, config: Mapping[str, Any], shown: str | None = None) -> None:
         """Begin a run of this id; the one before it has been closed.
 
         kind: wandb's job type; shown: its name, None for the id.
         """
         if self._process is None:
-            self._begin()
-        self._send(
-            {"open": {**self._given, "id": name, "name": shown or name, "job_type": kind}, "config": redact(config)}
-        )
+            path = self.folder / ".kept" / f"{os.getpid()}-{time.time_ns()}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._messages = os.fdopen(new_locked(path), "a", encoding="utf-8")
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mmkv_bench.store.tracking", str(path), str(self.patience_s)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for the run, which tells it of its end
+                pass_fds=[self._messages.fileno()],  # and with it the lock
+            )
+        settings = self._settings | {"id": name, "name": shown or name, "job_type": kind}
+        self.send({"open": settings, "config": redact(config)})
 
-    def log(self, values: Mapping[str, float]) -> None:
-        self._send({"log": dict(values)})
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Append a message; where the disk refuses, tracking ends."""
+        if self._messages is not None:
+            try:
+                self._messages.write(json.dumps(message, default=str) + "\n")
+                self._messages.flush()
+            except OSError as problem:
+                log.warning("numbers cannot be written for wandb (%s); tracking stops here", problem)
+                self._drop_messages()
 
-    def describe(self, summary: Mapping[str, Any], table: Sequence[Mapping[str, Any]] = ()) -> None:
-        """The open run's summary, and a table (one mapping per row, with the same keys in each)."""
-        columns = list(table[0]) if table else []
-        rows = [[row[column] for column in columns] for row in table]
-        self._send(
-            {"summary": dict(summary), "table": {"columns": columns, "rows": rows} if table else None}, wait=True
-        )
+    def _drop_messages(self) -> None:
+        with contextlib.suppress(OSError):  # of what the disk refused before
+            if self._messages is not None:
+                self._messages.close()
+        self._messages = None
 
-    def close(self, failed: bool = False) -> None:
-        """End the open run; another one may follow."""
-        self._send({"close": int(failed)}, wait=True)
-
-    def finish(self, failed: bool = False) -> None:
-        self.ended(failed)
-
-    def ended(self, failed: bool = False) -> bool:
-        """End the open run, and wandb. Returns whether all was taken."""
-        process, thread = self._process, self._thread
-        if process is None or thread is None:
+    def end(self, failed: bool = False) -> bool:
+        """End the open run, and wandb; warn of what went wrong, and return True where nothing did."""
+        process = self._process
+        if process is None:
             return False
-        until = time.monotonic() + self.patience_s
-        self._send({"close": int(failed)}, wait=True)
-        with contextlib.suppress(queue.Full):
-            self._mail.put(None, timeout=max(until - time.monotonic(), 0.01))
-        thread.join(max(until - time.monotonic(), 0))
+        if process.poll() is None:  # else its runs end as those that were killed
+            self.send({"close": int(failed)})
+        sent = self._messages is not None
+        self._drop_messages()
+        fault = ""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(until - time.monotonic(), 0.01))
+            fault, _ = process.communicate(timeout=self.patience_s)
         code = process.poll()
         with contextlib.suppress(ProcessLookupError):  # and what wandb started
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        with contextlib.suppress(queue.Full):
-            self._mail.put(None, timeout=1)
-        self._process = self._thread = None
-        return self._all_sent(code)
-
-    def _all_sent(self, code: int | None) -> bool:
-        """Warn of what went wrong; True where nothing did. code: of wandb's process, None where it had not ended."""
-        fault = self._report.read_text(errors="replace") if self._report is not None and self._report.exists() else ""
-        if code or fault:
-            log.warning("wandb failed (%s); tracking stopped there, the store has all results", fault or f"code {code}")
-        elif code is None or self._left_out:
+        self._process = None
+        if code is None:
             log.warning(
-                "wandb was too slow: its run lacks %d steps or its end. The store has all results; if this was the summary, the "
-                "same command again writes it",
-                self._left_out,
+                "wandb was too slow and was ended. The store has all results; the next run of this folder writes an "
+                "offline run again, and the same command a summary"
             )
-        return code == 0 and not fault and not self._left_out
-
-    def _begin(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._report = self.folder / ".attempts" / f"{os.getpid()}-{time.time_ns()}.failed"
-        self._report.parent.mkdir(exist_ok=True)
-        self._mail = queue.Queue(WAITING)
-        self._process = subprocess.Popen(
-            [*COMMAND, str(self.folder), str(self._report), str(self.patience_s)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for the run, which tells it of its end
-        )
-        self._thread = threading.Thread(target=self._work, args=(self._process,), name="wandb", daemon=True)
-        self._thread.start()
-
-    def _send(self, message: Mapping[str, Any], wait: bool = False) -> None:
-        """wait: for a place in the queue, unless wandb was too slow already."""
-        if self._process is None:
-            return
-        wait = wait and not self._left_out
-        try:
-            self._mail.put(json.dumps(message, default=str), block=wait, timeout=self.patience_s if wait else None)
-        except queue.Full:
-            self._left_out += 1
-
-    def _work(self, process: subprocess.Popen[str]) -> None:
-        """Hand messages over, in a thread of its own. Where nobody takes them any more they are dropped."""
-        assert process.stdin is not None
-        broken = False
-        while (message := self._mail.get()) is not None:
-            if not broken:
-                try:
-                    process.stdin.write(f"{message}\n")
-                    process.stdin.flush()
-                except OSError:
-                    broken = True
-        with contextlib.suppress(OSError):
-            process.stdin.close()
+        elif code or fault:
+            log.warning("wandb failed (%s); tracking stopped there, the store has all results", fault or f"code {code}")
+        return sent and code == 0 and not fault
 
 
 def group_of(root: Path) -> str:
     """The group of a result folder's runs: its name, and a digest of where it is."""
-    place = str(root.absolute())
-    return (
-        f"{re.sub(r'[^A-Za-z0-9_-]+', '-', root.absolute().name)[:40]}-{hashlib.sha256(place.encode()).hexdigest()[:6]}"
-    )
+    place = root.absolute()
+    return f"{_plain(place.name)[:40]}-{checksum(str(place).encode())[:6]}"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)
 
 
 def attempt(folder: Path, name: str) -> str:
     """`name` with the first number that no run of this folder has taken; any number of processes may ask at once."""
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", name)
     taken = folder / ".attempts"
     taken.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
         try:
-            (taken / f"{name}-{number}").mkdir()
+            (taken / f"{_plain(name)}-{number}").mkdir()
         except FileExistsError:
             number += 1
             continue
-        return f"{name}-{number}"
+        return f"{_plain(name)}-{number}"
 
 
 MEASURED = (
-    "score",
-    "low",
-    "high",
-    "difference",
-    "answers",
-    "failures",
-    "ttft_s",
-    "tpot_s",
-    "peak_bytes",
-    "group_prefill_s",
-    "group_decode_s",
-    "group_peak_bytes",
+    *("score", "low", "high", "difference", "answers", "failures", "ttft_s", "tpot_s", "peak_bytes"),
+    *("group_prefill_s", "group_decode_s", "group_peak_bytes"),
 )
 """Keys of a cell's row that are numbers it came to; all others say what it is."""
 
@@ -348,43 +264,190 @@ def show_summary(
     shown = tracker(config, root)
     if not isinstance(shown, WandbTracker) or not cells:
         return False
+    digest = checksum(json.dumps([about, cells, each], sort_keys=True, default=str).encode())
+    marks = shown.folder / ".attempts"
+    mark, lock = marks / f"{shown.group}-summary", marks / "lock"
     try:
-        return _show(shown, about, cells, each)
+        marks.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+        with lock_held(lock):
+            if mark.exists() and mark.read_text() == digest:
+                return False
+            mark.unlink(missing_ok=True)
+            shown.patience_s += len(cells) if each else 0
+            shown.open(mark.name, "summary", about)
+            rows = [list(row.values()) for row in cells]
+            number = len({row["cell"] for row in cells})
+            shown.send({"summary": {"cells": number}, "table": {"columns": list(cells[0]), "data": rows}})
+            for row in cells if each else ():
+                shown.send({"close": 0})
+                names = [row[key] for key in ("cell", "metric", "prompt_tokens", "batch") if row[key] is not None]
+                labels = [row[key] for key in ("method", "budget", "dataset", "metric") if row[key] is not None]
+                description = {key: row[key] for key in row if key not in MEASURED}
+                name = "-".join(map(str, (shown.group, *names)))
+                shown.open(name, "cell", description, " ".join(map(str, labels)))
+                shown.send({"summary": {key: row[key] for key in MEASURED if row[key] is not None}})
+            if written := shown.end():  # else the next run tries again
+                mark.write_text(digest)
+            return written
     except OSError as problem:
         log.warning("wandb's summary cannot be written (%s); the results are all in the store", problem)
         return False
 
 
-def _show(shown: WandbTracker, about: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], each: bool) -> bool:
-    """Write the summary under a lock; False where the same was written before."""
-    digest = hashlib.sha256(json.dumps([about, cells, each], sort_keys=True, default=str).encode()).hexdigest()[:16]
-    marks = shown.folder / ".attempts"
-    marks.mkdir(parents=True, exist_ok=True)
-    mark, lock = marks / f"{shown.group}-summary", marks / "lock"
-    lock.touch()
-    with lock_held(lock):
-        if mark.exists() and mark.read_text() == digest:
-            return False
-        mark.unlink(missing_ok=True)
-        shown.patience_s += len(cells) if each else 0
-        begin_anew(shown.folder, name := f"{shown.group}-summary")
-        shown.open(name, "summary", about)
-        shown.describe({"cells": len({row["cell"] for row in cells})}, cells)
-        for row in cells if each else ():
-            shown.close()
-            begin_anew(shown.folder, name := f"{shown.group}-{_of_row(row)}")
-            shown.open(name, "cell", {key: row[key] for key in row if key not in MEASURED}, _label(row))
-            shown.describe({key: row[key] for key in MEASURED if row[key] is not None})
-        written = shown.ended()
-        if written:  # else the next run tries again
-            mark.write_text(digest)
-    return written
+def check_online(timeout_s: float = 3.0) -> None:
+    """Raises ConfigError, after at most about `timeout_s`, when the server does not answer or no API key is configured.
+
+    The server is WANDB_BASE_URL or api.wandb.ai. Behind a proxy (HTTPS_PROXY, or HTTP_PROXY for a plain http server)
+    only the proxy could tell, so only the key is checked.
+    """
+    url = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigError(f"WANDB_BASE_URL is {url.geturl()!r}; it must look like https://api.wandb.ai")
+    if not _has_key(url.netloc):
+        raise ConfigError(
+            f"logger.mode=online needs an API key for {url.hostname}: run `wandb login` or set WANDB_API_KEY. {_OFFLINE}"
+        )
+    proxy = f"{url.scheme}_proxy"
+    if os.environ.get(proxy) or os.environ.get(proxy.upper()):
+        return
+    problems: list[Exception] = []
+    # In a thread, because no socket timeout bounds name resolution; a daemon, so that it never holds the process.
+    thread = threading.Thread(target=_ask, args=(url.geturl(), timeout_s, problems), daemon=True)
+    thread.start()
+    thread.join(timeout_s + 0.5)
+    problem = problems[0] if problems else f"no answer in {timeout_s:g} s" if thread.is_alive() else None
+    if problem is not None:
+        raise ConfigError(f"logger.mode=online but {url.hostname} cannot be reached ({problem}). {_OFFLINE}")
 
 
-def _of_row(row: Mapping[str, Any]) -> str:
-    """Name of a cell's run: the cell, its metric and the shape of its prompts."""
-    return "-".join(str(row[key]) for key in ("cell", "metric", "prompt_tokens", "batch") if row[key] is not None)
+def _ask(url: str, timeout_s: float, problems: list[Exception]) -> None:
+    """Send a request and keep what went wrong. Any HTTP answer will do; a server that accepts connections and stays silent makes
+    wandb hang just as well."""
+    try:
+        urlopen(Request(url, method="HEAD"), timeout=timeout_s).close()  # noqa: S310 - check_online lets http and https through
+    except HTTPError:
+        pass
+    except (OSError, HTTPException) as problem:
+        if not isinstance(
+            getattr(problem, "reason", None), ssl.SSLError
+        ):  # certificates wandb checks by rules of its own
+            problems.append(problem)
 
 
-def _label(row: Mapping[str, Any]) -> str:
-    return " ".join(str(row[key]) for key in ("method", "budget", "dataset", "metric") if row[key] is not None)
+def _has_key(netloc: str) -> bool:
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(netloc) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+# The process
+
+
+def _show(messages: Iterable[dict[str, Any]], folder: Path) -> None:
+    """Do messages with wandb; a run that is open at their end failed."""
+    import wandb
+
+    run: Any = None
+    for message in messages:
+        if "open" in message:
+            settings = message["open"]
+            for old in folder.glob(f"offline-run-*-{settings['id']}"):  # `wandb sync` then sends one run of this id
+                if not next(old.glob("*.synced"), None):
+                    shutil.rmtree(old, ignore_errors=True)
+            if settings["mode"] == "online":
+                settings["resume"] = "allow"
+            quiet = wandb.Settings(**_SETTINGS)
+            run = wandb.init(
+                dir=str(folder.parent), config=message["config"], settings=quiet, reinit="create_new", **settings
+            )
+        elif "log" in message:
+            run.log(message["log"])
+        elif "summary" in message:
+            run.summary.update(message["summary"])
+            if "table" in message:
+                run.log({"results": wandb.Table(**message["table"])})
+        else:
+            run.finish(exit_code=message["close"])
+            run = None
+    if run is not None:
+        run.finish(exit_code=1)
+
+
+def _followed(path: Path, ended: threading.Event) -> Iterator[dict[str, Any]]:
+    """The messages of a file to which others are added until `ended`."""
+    with open(path, encoding="utf-8") as stream:
+        line = ""
+        while True:
+            last = ended.is_set()  # before the file is read
+            line += stream.readline()
+            if line.endswith("\n"):
+                yield json.loads(line)
+                line = ""
+            elif last:
+                return
+            else:
+                ended.wait(0.05)
+
+
+def _show_killed(folder: Path) -> None:
+    """Show live offline runs that were killed; the files of others are removed: a summary is made of rows again."""
+    over = threading.Event()
+    over.set()
+    for path in sorted((folder / ".kept").glob("*")):
+        with contextlib.suppress(OSError, ValueError), open(path, "rb") as stream:
+            if not locked(stream.fileno()) or not os.fstat(stream.fileno()).st_nlink:
+                continue
+            try:  # also where wandb does not take them: a further run would fail at them again
+                messages = list(_followed(path, over))
+                run = messages[0]["open"] if messages else {}
+                if run.get("mode") == "offline" and run["job_type"] == "live":
+                    _show(messages, folder)
+            finally:
+                path.unlink()
+
+
+def main(kept: str, patience_s: str) -> None:
+    """Show killed runs again, then the messages of a file until stdin is closed; print what went wrong.
+
+    It cannot hold up the run that started it: it ignores the signals that stop jobs, since the run tells it of its end, and some
+    seconds after stdin was closed it ends whatever wandb is still doing. It leaves by `os._exit`: wandb would wait for its own
+    process at a normal end.
+    """
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    folder = Path(kept).parents[1]
+    # wandb takes these three folders from the environment only; a user's own choice stands.
+    for variable, name in (("DATA", ".data"), ("CACHE", ".cache"), ("CONFIG", ".config")):
+        os.environ.setdefault(f"WANDB_{variable}_DIR", str(folder / name))
+    stdin, stdout, null = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1):  # not inherited: what wandb starts would keep the pipes open
+        os.dup2(null, stream)
+    ended = threading.Event()
+
+    def watch() -> None:
+        os.read(stdin, 1)
+        ended.set()
+        time.sleep(float(patience_s))
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    code = 0
+    try:
+        _show_killed(folder)
+        _show(_followed(Path(kept), ended), folder)
+        Path(kept).unlink()
+        import wandb
+
+        wandb.teardown()
+    except BaseException as problem:  # noqa: BLE001 - whatever wandb raises; a viewer's failure is told and no more
+        os.write(stdout, f"{type(problem).__name__}: {problem}".replace("\n", " ")[:500].encode())
+        code = 1
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

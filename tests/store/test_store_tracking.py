@@ -195,7 +195,6 @@ def test_a_wandb_that_fails_is_a_warning_and_ends_tracking_only(tmp_path, caplog
 
 
 def test_a_wandb_that_answers_nothing_holds_nobody_up_and_is_ended(tmp_path, caplog, double, monkeypatch):
-    monkeypatch.setattr(tracking, "WAITING", 3)
     monkeypatch.setattr(tracking, "PATIENCE_S", 0.1)
     for blocks in ("init", "log"):
         monkeypatch.setenv("BLOCKS", blocks)
@@ -231,6 +230,7 @@ def killed(root: Path, reached) -> None:
     while not reached() and time.monotonic() < end:
         time.sleep(0.02)
     os.killpg(tracked._process.pid, signal.SIGKILL)
+    tracked._process.wait()
     tracked.finish()
 
 
