@@ -40,10 +40,10 @@ from mmkv_bench.evaluation.scoring import (
     why_incomplete,
 )
 from mmkv_bench.evaluation.task_errors import scoring_errors
+from mmkv_bench.judging.answers import JudgeAnswers
 from mmkv_bench.judging.client import ScoringPass, asking
-from mmkv_bench.judging.known_judges import JUDGED
-from mmkv_bench.judging.ledger import Ledger
 from mmkv_bench.judging.proxy import proxy
+from mmkv_bench.judging.questions import JUDGED
 
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance
@@ -134,7 +134,7 @@ class Grader:
         spec: TaskSpec,
         reach: Mapping[str, int],
         answers: Answers,
-        judge: Ledger | None = None,
+        judge: JudgeAnswers | None = None,
         failed: Collection[int] = (),
     ) -> None:
         self.spec, self.reach, self.answers, self.judge, self.failed = spec, reach, answers, judge, failed
@@ -195,7 +195,7 @@ class SharedReplay(Replay):
     """
 
     def __init__(self, spec: TaskSpec, docs: Documents, texts: Mapping[int, Sequence[str]]) -> None:
-        super().__init__(spec, docs, dict.fromkeys(texts, ""), ScoringPass(Ledger(), ()))
+        super().__init__(spec, docs, dict.fromkeys(texts, ""), ScoringPass(JudgeAnswers(), ()))
         self.several = texts
         self.returned: dict[tuple[int, int], list[dict[str, Any]]] = {}
 
@@ -232,7 +232,7 @@ class BatchGrader:
         self.unscored: dict[str, None] = {}
         self.due: dict[int, list[str]] = {}
         self.nothing = parts_of_nothing(spec)
-        self.aggregating = Replay(spec, docs, {}, ScoringPass(Ledger(), ()))
+        self.aggregating = Replay(spec, docs, {}, ScoringPass(JudgeAnswers(), ()))
         self.opened = False
 
     def ask(self, texts: Mapping[int, Collection[str | None]]) -> bool:

@@ -34,8 +34,8 @@ from mmkv_bench.evaluation.sample_values import (
 from mmkv_bench.evaluation.scorer_code import may_draw, refuse_other_judges
 from mmkv_bench.evaluation.task_errors import scoring_errors, task_errors
 from mmkv_bench.judging.client import ScoringPass
-from mmkv_bench.judging.known_judges import PAIRED, pair_score, pairs
 from mmkv_bench.judging.proxy import proxy
+from mmkv_bench.judging.questions import PAIRED, pair_score, pairs
 
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance

@@ -18,11 +18,10 @@ from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.generating import prompt_hashes
 from mmkv_bench.evaluation.replay import Replay
 from mmkv_bench.evaluation.sample_values import PARSE_FAILED, base_metric
+from mmkv_bench.judging.answers import JudgeAnswers
 from mmkv_bench.judging.client import AskedQuestion, Probe, ScoringPass, asking, in_rounds
 from mmkv_bench.judging.judge_config import NOT_JUDGED
-from mmkv_bench.judging.known_judges import JudgedMetric
-from mmkv_bench.judging.ledger import Ledger
-from mmkv_bench.judging.question import prompts_digest
+from mmkv_bench.judging.questions import JudgedMetric, prompts_digest
 
 
 def metrics_due(
@@ -101,7 +100,7 @@ def judged_by(
             continue
         temperatures = {each.question.temperature for each in answered}
         judges[name] = JudgedBy(
-            model=str(scoring_pass.ledger.model),
+            model=str(scoring_pass.answers.model),
             prompts=prompts.get(base_metric(name)) or prompts.get(None),
             temperature=temperatures.pop() if len(temperatures) == 1 else None,
         )
@@ -117,7 +116,7 @@ def prompts_of(asked: Sequence[AskedQuestion]) -> dict[str | None, str]:
 
 
 def score(
-    spec: TaskSpec, answers: Mapping[str, Answer], limit: int | None = None, judge: Ledger | None = None
+    spec: TaskSpec, answers: Mapping[str, Answer], limit: int | None = None, judge: JudgeAnswers | None = None
 ) -> CellScores:
     """Scores of one cell on one dataset, from its stored answers.
 
@@ -143,7 +142,7 @@ def score(
     reason = why_incomplete(docs, answers)
     (replay, aggregate), scoring_pass = in_rounds(
         spec.name,
-        judge or Ledger(),
+        judge or JudgeAnswers(),
         lambda scoring_pass: _pass(spec, docs, texts, scoring_pass, with_aggregates=reason is None),
     )
     failed = [ref.doc_id for ref in docs.refs if ref.sample_id in answers and ref.doc_id not in texts]

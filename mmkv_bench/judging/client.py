@@ -7,7 +7,7 @@
         ...
 
 Let JudgeError pass: the sample is then `not judged` and not 0. It is also raised while questions are only being collected
-(ledger.py explains the rounds), so metric code may run several times for a sample and must have no effects. A scorer with
+(answers.py explains the rounds), so metric code may run several times for a sample and must have no effects. A scorer with
 further metrics that need no judge catches it and returns those alone.
 """
 
@@ -19,9 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from mmkv_bench.judging.known_judges import JUDGED, JudgedMetric, metric_of
-from mmkv_bench.judging.ledger import Ledger
-from mmkv_bench.judging.question import JudgeError, Question, Readable, not_blank
+from mmkv_bench.judging.answers import JudgeAnswers
+from mmkv_bench.judging.questions import JUDGED, JudgedMetric, JudgeError, Question, Readable, metric_of, not_blank
 
 FILLER = "0 Z"
 """What a scorer of lmms-eval reads while a question has no answer. It ends every shipped scorer's waiting at once: a
@@ -49,8 +48,8 @@ class ScoringPass:
     refused     owner -> why, where JudgeError was raised: what the scorer returned nevertheless needed no answer
     """
 
-    def __init__(self, ledger: Ledger, judged: tuple[JudgedMetric, ...]) -> None:
-        self.ledger = ledger
+    def __init__(self, answers: JudgeAnswers, judged: tuple[JudgedMetric, ...]) -> None:
+        self.answers = answers
         self.judged = judged
         self.asked: list[AskedQuestion] = []
         self.unanswered: dict[Owner, dict[str | None, str]] = {}
@@ -60,11 +59,11 @@ class ScoringPass:
     @contextmanager
     def of(self, owners: Iterable[Owner]) -> Iterator[None]:
         """Questions inside the block are asked for these samples."""
-        before, self._owners = self._owners, tuple(owners)
+        outer, self._owners = self._owners, tuple(owners)
         try:
             yield
         finally:
-            self._owners = before
+            self._owners = outer
 
     def lacks(self, owner: Owner) -> bool:
         """True where a question of this sample had no answer: an exception of its scorer is then no error."""
@@ -72,55 +71,52 @@ class ScoringPass:
 
     def answer(self, question: Question, example: str | None = None) -> str:
         """The answer for code that handles JudgeError, which is raised without an answer."""
-        question = self.ledger.as_asked(question)
         try:
-            text = self.ledger.look_up(question)
+            return self._look_up(None, question)
         except JudgeError as error:
-            self.asked.append(AskedQuestion(None, question, False))
             for owner in self._owners:
                 self.refused.setdefault(owner, str(error))
             raise
-        self.asked.append(AskedQuestion(None, question, True))
-        return text
 
     def fill(self, question: Question) -> str:
         """The answer for lmms-eval's scorers: always a text, a filler without an answer."""
-        metric, question = self._recognised(question)
-        question = self.ledger.as_asked(question)
+        metric = None
+        if (known := metric_of(self.judged, question)) is not None:
+            metric, question = known.metric, dataclasses.replace(question, readable=known.readable)
         try:
-            text = self.ledger.look_up(question)
+            return self._look_up(metric, question)
         except JudgeError as error:
-            self.asked.append(AskedQuestion(metric, question, False))
             for owner in self._owners:
                 self.unanswered.setdefault(owner, {}).setdefault(metric, str(error))
             return FILLER
+
+    def _look_up(self, metric: str | None, question: Question) -> str:
+        question = self.answers.as_asked(question)
+        try:
+            text = self.answers.look_up(question)
+        except JudgeError:
+            self.asked.append(AskedQuestion(metric, question, False))
+            raise
         self.asked.append(AskedQuestion(metric, question, True))
         return text
-
-    def _recognised(self, question: Question) -> tuple[str | None, Question]:
-        known = metric_of(self.judged, question)
-        if known is None:
-            return None, question
-        return known.metric, dataclasses.replace(question, readable=known.readable)
 
 
 class Probe(ScoringPass):
     """A pass that asks no judge and records the questions of a scorer, as far as it gets."""
 
     def __init__(self, judged: tuple[JudgedMetric, ...]) -> None:
-        super().__init__(Ledger(), judged)
+        super().__init__(JudgeAnswers(), judged)
 
     def lacks(self, owner: Owner) -> bool:
         return True
 
     def answer(self, question: Question, example: str | None = None) -> str:
-        self.asked.append(AskedQuestion(None, question, False))
+        self._look_up(None, question)
         if example is None:
             raise JudgeError("what follows depends on the answer")
         return example
 
-    def fill(self, question: Question) -> str:
-        metric, question = self._recognised(question)
+    def _look_up(self, metric: str | None, question: Question) -> str:
         self.asked.append(AskedQuestion(metric, question, False))
         return FILLER
 
@@ -143,23 +139,12 @@ def open_pass() -> ScoringPass | None:
     return _OPEN[-1] if _OPEN else None
 
 
-def ask(
-    prompt: str | Sequence[Mapping[str, Any]],
-    *,
-    temperature: float = 0.0,
-    max_tokens: int = 1024,
-    readable: Readable = not_blank,
-    example: str | None = None,
-) -> str:
-    """The judge's answer to a user prompt or to chat messages.
-
-    temperature, max_tokens: of the judge's answer [tokens]. readable: whether the scorer can read an answer; one it
-    cannot is asked for again, and kept nowhere. example: an answer of the right form, for asking what comes after it
-    when the prompts are hashed; without it the hash ends with this question.
+def ask(prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> str:
+    """The judge's answer to a user prompt or to chat messages; options: those of `ask_all`.
 
     Raises JudgeError when there is no answer (yet).
     """
-    (answer,) = ask_all([prompt], temperature=temperature, max_tokens=max_tokens, readable=readable, example=example)
+    (answer,) = ask_all([prompt], **options)
     return answer
 
 
@@ -171,7 +156,11 @@ def ask_all(
     readable: Readable = not_blank,
     example: str | None = None,
 ) -> list[str]:
-    """`ask` for several questions that do not depend on each other: they are asked side by side.
+    """The judge's answers to questions that do not depend on each other: they are asked side by side.
+
+    temperature, max_tokens: of the judge's answers [tokens]. readable: whether the scorer can read an answer; one it
+    cannot is asked for again, and kept nowhere. example: an answer of the right form, for asking what comes after it
+    when the prompts are hashed; without it the hash ends with this question.
 
     Raises JudgeError when one of them has no answer (yet).
     """
@@ -194,18 +183,20 @@ Result = TypeVar("Result")
 ROUNDS = 12  # a scorer whose every question follows from the answer before needs one more than it has questions
 
 
-def in_rounds(task: str, ledger: Ledger, one_pass: Callable[[ScoringPass], Result]) -> tuple[Result, ScoringPass]:
+def in_rounds(
+    task: str, answers: JudgeAnswers, one_pass: Callable[[ScoringPass], Result]
+) -> tuple[Result, ScoringPass]:
     """Run passes until none asks anything new; return the last result with its pass. A task that asks no judge has one pass.
 
     A scorer that asks new questions without end is left after `ROUNDS` passes; its samples are not judged.
     """
     passes = 0
     while True:
-        scoring_pass = ScoringPass(ledger, JUDGED.get(task, ()))
+        scoring_pass = ScoringPass(answers, JUDGED.get(task, ()))
         with asking(scoring_pass):
             result = one_pass(scoring_pass)
         passes += 1
-        if waiting := ledger.waiting:
-            ledger.fetch()
+        waiting = answers.waiting
+        answers.fetch()
         if not waiting or passes == ROUNDS:
             return result, scoring_pass

@@ -57,23 +57,16 @@ class JudgeSettings:
         return (os.environ.get(self.key_env) or "").strip() or None if self.key_env else None
 
 
-_WHOLE = {"retries": 0, "concurrency": 1}
-
-
 def check_judge(judge: Judge) -> None:
     """Raises ConfigError naming the key that cannot be meant."""
-    for key, least in _WHOLE.items():
+    for key, least in {"retries": 0, "concurrency": 1, "backoff_s": 0, "temperature": 0}.items():
         value = getattr(judge, key)
-        if value < least:
+        if value is not None and not value >= least:
             raise ConfigError(f"judge.{key}={value} is too small; allowed: {allowed(f'judge.{key}')}; give one")
     if not judge.timeout_s > 0:
         raise ConfigError(
             f"judge.timeout_s={judge.timeout_s} is no time limit; allowed: {allowed('judge.timeout_s')}; give one"
         )
-    for key in ("backoff_s", "temperature"):
-        value = getattr(judge, key)
-        if value is not None and not value >= 0:
-            raise ConfigError(f"judge.{key}={value} is too small; allowed: {allowed(f'judge.{key}')}; give one")
     if judge.kind == "none" and (judge.url is not None or judge.model is not None):
         raise ConfigError(
             "judge.url or judge.model is set and judge=none asks nobody; allowed: judge=local or judge=openai; choose "

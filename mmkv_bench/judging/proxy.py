@@ -1,4 +1,4 @@
-"""A server that lmms-eval's scorers take for OpenAI: on the loopback of this process, with the ledger's answers.
+"""A server that lmms-eval's scorers take for OpenAI: on the loopback of this process, with the answers of a scoring pass.
 
 Scorers read the judge's address when their module is loaded, some once for the whole process, and know two conventions
 for it: the base url (clients of the package `openai`) and the full one (posted to as it is). The proxy answers both.
@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from mmkv_bench.judging.client import open_pass
-from mmkv_bench.judging.question import Question
+from mmkv_bench.judging.questions import Question
 
 PATH = "/v1/chat/completions"
 LARGEST = 64 << 20  # bytes of a question
@@ -69,7 +69,7 @@ def task_variables(environment: dict[str, str]) -> dict[str, str]:
         "OPENAI_API_KEY": judge.token,
         "OPENAI_API_URL": judge.root + PATH,  # taken as base or as full url: both paths are answered
         "OPENAI_BASE_URL": f"{judge.root}/v1",  # of the package `openai`
-        "MODEL_VERSION": "judge",  # the ledger asks for the configured model, whatever the scorer names
+        "MODEL_VERSION": "judge",  # the configured model is asked, whatever the scorer names
         "NO_PROXY": direct,
         "no_proxy": direct,
     }
@@ -79,9 +79,9 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60  # of a connection that stays silent [s]
 
-    def __init__(self, token: str, *given: Any) -> None:
+    def __init__(self, token: str, *request: Any) -> None:
         self.token = token
-        super().__init__(*given)
+        super().__init__(*request)
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
@@ -99,7 +99,11 @@ class _Handler(BaseHTTPRequestHandler):
             question = Question.of(request["messages"], request.get("temperature", 0.0), limit)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             return self._send(400, {"error": {"message": f"no chat completion request: {error!r}"}})
-        return self._send(200, _completion(scoring_pass.fill(question)))
+        message = {"role": "assistant", "content": scoring_pass.fill(question)}
+        completion = {"id": "judge", "object": "chat.completion", "created": int(time.time()), "model": "judge"}
+        usage = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), 0)
+        choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+        return self._send(200, completion | {"choices": choices, "usage": usage})
 
     def _send(self, status: int, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()
@@ -111,14 +115,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *values: Any) -> None:
         """Nothing: rows and notices say what became of questions."""
-
-
-def _completion(text: str) -> dict[str, Any]:
-    return {
-        "id": "judge",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": "judge",
-        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
-        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
-    }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError, DataError, ScoringError, UnsupportedError
-from mmkv_bench.judging.ledger import ledger_of, summary
+from mmkv_bench.judging.answers import judge_answers
 from mmkv_bench.models.process import computing_with, threads_for
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan.cells import stored_rows
@@ -37,7 +37,7 @@ from mmkv_bench.tables.rows import ReadOnce
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import Model, RunConfig
     from mmkv_bench.evaluation.contract import SampleRef
-    from mmkv_bench.judging.ledger import Ledger
+    from mmkv_bench.judging.answers import JudgeAnswers
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.run.generate import Answering
@@ -66,7 +66,7 @@ def carry_out(plan: Plan) -> int:
         name_primary(store.root, plan.primary)
     shard = plan.answering.selection.shard
     track = tracker(settings(plan.logger, shard), store.root)
-    judge = ledger_of(plan.judge, store.root)
+    judge = judge_answers(plan.judge, store.root)
     store.recover()
     changed, beside = changed_answers(plan, store)
     plan = plan.with_changed(changed)
@@ -107,7 +107,7 @@ def carry_out(plan: Plan) -> int:
     finally:
         track.finish(failed=not ended or failed > 0 or bool(stopped))
     report = Report(plan, store, coverage, rows)
-    seconds, asked = time.perf_counter() - started, summary(judge, report.metrics)
+    seconds, asked = time.perf_counter() - started, judge.summary(report.metrics)
     report.close(todo if generating else dict.fromkeys(todo, 0), scored, failed, seconds, asked, stopped)
     if plan.logger.kind != "none" and scoring and not stopped and not plan.unanswered(store):
         summarise(plan.logger, shard, store, generating or bool(scored))
@@ -318,7 +318,7 @@ def _advance(bar: Progress, cell: Cell) -> None:
 
 
 def _score(
-    store: Store, parts: Sequence[DatasetShare], stale: Sequence[str], judge: Ledger, stopped: dict[str, str]
+    store: Store, parts: Sequence[DatasetShare], stale: Sequence[str], judge: JudgeAnswers, stopped: dict[str, str]
 ) -> int:
     """Score what is stale; `stopped` takes the datasets that could not be. Returns how many cells were scored."""
     from mmkv_bench.evaluation.content import confirm

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mmkv_bench.datasets.task_spec import TaskSpec
     from mmkv_bench.evaluation.contract import CellScores
-    from mmkv_bench.judging.ledger import Ledger
+    from mmkv_bench.judging.answers import JudgeAnswers
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.rows import ReadOnce
@@ -31,7 +31,7 @@ AT_ONCE = 1 << 21  # answers and scores that are compared at a time
 def unscored(
     store: Store,
     cells: Sequence[Cell],
-    judge: Ledger | None = None,
+    judge: JudgeAnswers | None = None,
     rows: ReadOnce | None = None,
     specs: Mapping[str, TaskSpec] | None = None,
     undigested: bool = False,
@@ -117,7 +117,7 @@ def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:
     return set(both["cell"].filter(pa.array(np.isin(key, differing))).unique().to_pylist())
 
 
-def _to_judge(row: Mapping[str, Any], judge: Ledger) -> bool:
+def _to_judge(row: Mapping[str, Any], judge: JudgeAnswers) -> bool:
     """Tell whether a stored metric lacks an answer of this judge: it was not judged, or by another one."""
     if judge.settings is None:
         return False
@@ -133,7 +133,7 @@ def score_dataset(
     spec: TaskSpec,
     cells: Sequence[Cell],
     after: Callable[[Cell], None] = lambda cell: None,
-    judge: Ledger | None = None,
+    judge: JudgeAnswers | None = None,
     stale: Collection[str] | None = None,
 ) -> int:
     """Score what is not scored yet, then the metrics of all cells of the dataset (differences need `full`).

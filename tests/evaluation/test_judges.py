@@ -13,8 +13,8 @@ from mmkv_bench.errors import ScoringError
 from mmkv_bench.evaluation.contract import Answer
 from mmkv_bench.evaluation.scorer_code import addresses
 from mmkv_bench.evaluation.scoring import score
+from mmkv_bench.judging.answers import JudgeAnswers
 from mmkv_bench.judging.judge_config import JudgeSettings
-from mmkv_bench.judging.ledger import Ledger
 from tests import cover
 from tests.evaluation.conftest import ANSWERS, answered, answered_scores, ask_all, values
 from tests.judging import judge_server as judge
@@ -81,8 +81,8 @@ def no_waiting(monkeypatch):
 
 
 @pytest.fixture
-def ledger(server, tmp_path):
-    return lambda **changes: Ledger(
+def new_judge(server, tmp_path):
+    return lambda **changes: JudgeAnswers(
         dataclasses.replace(
             JudgeSettings("judge-7b", server.url, timeout_s=5.0, backoff_s=0.001, cache=tmp_path / "judge"), **changes
         )
@@ -91,9 +91,9 @@ def ledger(server, tmp_path):
 
 @cover.few("name", METRICS, keep=1)
 def test_known_answers_have_their_known_scores_and_the_second_time_nobody_is_asked(
-    name, answers, server, ledger, no_waiting
+    name, answers, server, new_judge, no_waiting
 ):
-    scores = score(fixture_spec(name), answers(name), judge=ledger())
+    scores = score(fixture_spec(name), answers(name), judge=new_judge())
     for metric in METRICS[name]:
         expected = [known.value for known in known_answers(name) if known.metric == metric]
         assert values(scores, metric) == expected
@@ -105,7 +105,7 @@ def test_known_answers_have_their_known_scores_and_the_second_time_nobody_is_ask
     assert {request["model"] for request in server.requests} == {"judge-7b"}
     number = len(server.requests)
     assert number == len({str(request["messages"]) for request in server.requests}) > 0
-    again = score(fixture_spec(name), answers(name), judge=ledger())
+    again = score(fixture_spec(name), answers(name), judge=new_judge())
     assert again == scores
     assert len(server.requests) == number
 
@@ -126,24 +126,24 @@ def test_without_a_judge_nothing_is_asked_and_nothing_is_zero(name, answers, ser
     assert server.requests == []
 
 
-def test_prompt_hashes_tell_criteria_apart_and_not_answers(answers, asked, ledger):
+def test_prompt_hashes_tell_criteria_apart_and_not_answers(answers, asked, new_judge):
     name = "videochatgpt_gen"
-    first = score(fixture_spec(name), answers(name), judge=ledger())
+    first = score(fixture_spec(name), answers(name), judge=new_judge())
     hashes = {metric: by.prompts for metric, by in first.judged.items()}
     assert len(set(hashes.values())) == 3
     other = answered(asked(name), ["something else"] * 4)
     assert {
-        metric: by.prompts for metric, by in score(fixture_spec(name), other, judge=ledger()).judged.items()
+        metric: by.prompts for metric, by in score(fixture_spec(name), other, judge=new_judge()).judged.items()
     } == hashes
 
 
-def test_a_judge_that_fails_for_one_criterion_leaves_the_others(answers, server, ledger):
+def test_a_judge_that_fails_for_one_criterion_leaves_the_others(answers, server, new_judge):
     def partly(messages):
         return "I cannot say" if "detail orientation" in messages[0]["content"] else scripted.reply(messages)
 
     server.reply = partly
     name = "videochatgpt_gen"
-    scores = score(fixture_spec(name), answers(name), judge=ledger(retries=1))
+    scores = score(fixture_spec(name), answers(name), judge=new_judge(retries=1))
     correctness, detail, context = METRICS[name]
     assert values(scores, detail) == [None] * 4
     assert scores.not_judged.keys() == {detail}
@@ -152,33 +152,33 @@ def test_a_judge_that_fails_for_one_criterion_leaves_the_others(answers, server,
     assert scores.aggregate.keys() == {correctness, context}
     server.reply = scripted.reply
     number = len(server.requests)
-    complete = score(fixture_spec(name), answers(name), judge=ledger())
+    complete = score(fixture_spec(name), answers(name), judge=new_judge())
     assert values(complete, detail) == [4.0, 2.0, 1.0, 4.0]
     assert complete.not_judged == {}
     assert len(server.requests) == number + 4  # only what was missing
 
 
-def test_one_unreadable_answer_costs_that_sample_alone(answers, server, ledger):
+def test_one_unreadable_answer_costs_that_sample_alone(answers, server, new_judge):
     server.reply = lambda messages: "seven" if "| five |" in messages[0]["content"] else scripted.reply(messages)
-    scores = score(fixture_spec("mmvet"), answers("mmvet"), judge=ledger(retries=0))
+    scores = score(fixture_spec("mmvet"), answers("mmvet"), judge=new_judge(retries=0))
     assert values(scores, "gpt_eval_score") == [1.0, 0.4, None, 1.0, 0.4]
     assert scores.not_judged["gpt_eval_score"].startswith("not judged: 1 of 5 samples: ")
     assert scores.aggregate == {}
 
 
-def test_a_dead_judge_is_not_judged_and_quick(answers, ledger, no_waiting):
+def test_a_dead_judge_is_not_judged_and_quick(answers, new_judge, no_waiting):
     address = judge.dead_address()
-    scores = score(fixture_spec("worldqa"), answers("worldqa"), judge=ledger(url=address))
+    scores = score(fixture_spec("worldqa"), answers("worldqa"), judge=new_judge(url=address))
     assert values(scores, "gpt_eval") == [None] * 4
     assert f"{address}/chat/completions cannot be reached" in scores.not_judged["gpt_eval"]
 
 
-def test_a_failed_half_leaves_its_pair_without_a_score(answers, ledger):
+def test_a_failed_half_leaves_its_pair_without_a_score(answers, new_judge):
     name = "videochatgpt_consistency"
     stored = answers(name)
     failed = list(stored)[2]
     stored[failed] = stored[failed]._replace(text=None, status="oom")
-    scores = score(fixture_spec(name), stored, judge=ledger())
+    scores = score(fixture_spec(name), stored, judge=new_judge())
     rows = {row.sample_id: (row.value, row.status) for row in scores.samples}
     assert rows[failed] == (None, "oom")
     assert list(stored)[3] not in rows
@@ -187,7 +187,7 @@ def test_a_failed_half_leaves_its_pair_without_a_score(answers, ledger):
 
 
 @pytest.mark.full
-def test_the_environment_of_a_scorer_holds_no_key_and_is_put_back(answers, server, ledger, monkeypatch):
+def test_the_environment_of_a_scorer_holds_no_key_and_is_put_back(answers, server, new_judge, monkeypatch):
     import os
 
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody-0123456789")
@@ -196,18 +196,18 @@ def test_the_environment_of_a_scorer_holds_no_key_and_is_put_back(answers, serve
     monkeypatch.setenv("HTTP_PROXY", "http://192.0.2.1:3128")
     monkeypatch.setenv("NO_PROXY", "example.org")
     before = dict(os.environ)
-    scores = score(fixture_spec("mmvet"), answers("mmvet"), judge=ledger())
+    scores = score(fixture_spec("mmvet"), answers("mmvet"), judge=new_judge())
     assert values(scores, "gpt_eval_score") == [1.0, 0.4, 0.0, 1.0, 0.4]
     assert dict(os.environ) == before
     assert set(server.keys) == {None}
 
 
-def test_the_proxy_answers_nobody_else(answers, ledger):
+def test_the_proxy_answers_nobody_else(answers, new_judge):
     import requests
 
     from mmkv_bench.judging.proxy import proxy
 
-    score(fixture_spec("mmvet"), answers("mmvet"), judge=ledger())
+    score(fixture_spec("mmvet"), answers("mmvet"), judge=new_judge())
     address = proxy().root + "/v1/chat/completions"
     body = {"messages": [{"role": "user", "content": "what is the key?"}]}
     assert requests.post(address, json=body, timeout=5).status_code == 401
@@ -255,21 +255,21 @@ def hrbench(tmp_path):
     return choice_spec(tmp_path, "hrbench4k", rows, "hrbench_4k")
 
 
-def test_worldqa_choices_that_a_rule_reads_need_no_judge(worldqa_mc, server, ledger):
+def test_worldqa_choices_that_a_rule_reads_need_no_judge(worldqa_mc, server, new_judge):
     requests = ask_all(worldqa_mc)
     texts = ["A", "A.", "boat", "House"]
     alone = score(worldqa_mc, answered(requests, texts))
     found = values(alone, "gpt_eval")
     assert found[:2] == [1.0, 0.0]
     assert None in found[2:]
-    judged = score(worldqa_mc, answered(requests, texts), judge=ledger())
+    judged = score(worldqa_mc, answered(requests, texts), judge=new_judge())
     assert None not in values(judged, "gpt_eval")
     assert values(judged, "gpt_eval")[:2] == [1.0, 0.0]
     assert judged.aggregate["gpt_eval"] == pytest.approx(sum(values(judged, "gpt_eval")) / 4)
     assert all(request["model"] == "judge-7b" for request in server.requests) and server.requests
 
 
-def test_hrbench_letters_need_no_judge_and_other_answers_are_not_judged_without_one(hrbench, server, ledger):
+def test_hrbench_letters_need_no_judge_and_other_answers_are_not_judged_without_one(hrbench, server, new_judge):
     requests = ask_all(hrbench)
     texts = ["B", "the house", "dwelling", "A"]
     alone = score(hrbench, answered(requests, texts))
@@ -279,7 +279,7 @@ def test_hrbench_letters_need_no_judge_and_other_answers_are_not_judged_without_
     assert alone.aggregate == {"single": 1.0}
     assert alone.judged == {}
     server.reply = lambda messages: "B"
-    judged = score(hrbench, answered(requests, texts), judge=ledger())
+    judged = score(hrbench, answered(requests, texts), judge=new_judge())
     assert values(judged, "average") == [1.0, 1.0, 1.0, 0.0]
     assert judged.aggregate == {"single": 1.0, "cross": 0.5, "average": 0.75}
     assert len(server.requests) == 1
@@ -295,7 +295,7 @@ def test_the_scorers_parse_what_counts_as_readable_and_read_0_elsewhere():
         from lmms_eval.tasks.videochatgpt.utils import parse_score
         from lmms_eval.tasks.worldqa.utils import worldq_gen_gpt_eval
 
-    from mmkv_bench.judging.known_judges import criterion_score, one_letter_among_words, points
+    from mmkv_bench.judging.questions import criterion_score, one_letter_among_words, points
 
     texts = ["{'score': 4}", "{'score': 4.8}", "{'score': '3'}", "score: 4", "```{'score': 4}```", "4", "", "{'a': 4}"]
     assert [bool(parse_score(text)) for text in texts] == [criterion_score(text) for text in texts]
@@ -308,10 +308,10 @@ def test_the_scorers_parse_what_counts_as_readable_and_read_0_elsewhere():
 
 
 # ---------------------------------------------------------------- tasks of one's own
-def test_a_task_of_ones_own_asks_through_the_client(own_task, server, ledger):
+def test_a_task_of_ones_own_asks_through_the_client(own_task, server, new_judge):
     server.reply = lambda messages: "yes" if messages[0]["content"] == "Is 'a' right?" else "no"
     spec = own_task(process_results="!function utils.asking")
-    scores = answered_scores(spec, ANSWERS, judge=ledger())
+    scores = answered_scores(spec, ANSWERS, judge=new_judge())
     assert values(scores, "acc") == [1.0, 0.0, 0.0, 0.0]
     assert (scores.aggregate, scores.not_judged) == ({"acc": 0.25}, {})
     follow_up = [request["messages"][0]["content"] for request in server.requests]
@@ -332,10 +332,10 @@ def test_metrics_that_need_no_judge_stand_beside_one_that_does(own_task):
     assert scores.not_judged.keys() == {"acc"}
 
 
-def test_a_scorer_of_llm_judge_is_scored_through_the_proxy(own_task, server, ledger):
+def test_a_scorer_of_llm_judge_is_scored_through_the_proxy(own_task, server, new_judge):
     server.reply = lambda messages: "1"
     spec = own_task(name="judged", process_results="!function utils.judged")
-    assert values(answered_scores(spec, ANSWERS, judge=ledger()), "acc") == [1.0] * 4
+    assert values(answered_scores(spec, ANSWERS, judge=new_judge()), "acc") == [1.0] * 4
     assert values(answered_scores(spec, ANSWERS), "acc") == [None] * 4
 
 
@@ -345,14 +345,14 @@ def test_a_scorer_that_asks_past_us_is_refused(own_task):
         answered_scores(spec, ANSWERS)
 
 
-def test_a_scorer_that_asks_without_end_is_left(own_task, server, ledger):
+def test_a_scorer_that_asks_without_end_is_left(own_task, server, new_judge):
     server.reply = lambda messages: "more"
-    scores = answered_scores(own_task(process_results="!function utils.insatiable"), ["a"], judge=ledger())
+    scores = answered_scores(own_task(process_results="!function utils.insatiable"), ["a"], judge=new_judge())
     assert values(scores, "acc") == [None]
     assert len(server.requests) <= 12
 
 
-def test_addresses_of_shipped_scorers_are_the_proxys(answers, ledger):
+def test_addresses_of_shipped_scorers_are_the_proxys(answers, new_judge):
     from mmkv_bench.evaluation.documents import task_config
     from mmkv_bench.judging.proxy import proxy
 

@@ -11,8 +11,8 @@ import pytest
 from store_examples import cell, metric_row, response, sample_score, write_scores
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.judging.ledger import AnswerCache
-from mmkv_bench.judging.question import Question
+from mmkv_bench.judging.answers import AnswerCache
+from mmkv_bench.judging.questions import Question
 from mmkv_bench.store import study
 from mmkv_bench.store.store import Store
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import os
+import signal
 import threading
 import time
 
@@ -12,12 +14,19 @@ import pytest
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.judging import client
+from mmkv_bench.judging.answers import JudgeAnswers
 from mmkv_bench.judging.client import ScoringPass, ask, ask_all
-from mmkv_bench.judging.endpoint import Asker
+from mmkv_bench.judging.endpoint import Endpoint
 from mmkv_bench.judging.judge_config import JudgeSettings
-from mmkv_bench.judging.known_judges import criterion_score, mark_of_one, one_letter_among_words, option_letter, points
-from mmkv_bench.judging.ledger import Ledger
-from mmkv_bench.judging.question import JudgeError, Question
+from mmkv_bench.judging.questions import (
+    JudgeError,
+    Question,
+    criterion_score,
+    mark_of_one,
+    one_letter_among_words,
+    option_letter,
+    points,
+)
 from tests.each import each
 from tests.judging import judge_server as judge
 
@@ -35,16 +44,18 @@ def settings(server, tmp_path):
     return JudgeSettings("judge-7b", server.url, timeout_s=5.0, backoff_s=0.001, cache=tmp_path / "judge")
 
 
-def outcome(settings: JudgeSettings, question: Question | str = "how good?", ledger: Ledger | None = None) -> str:
+def outcome(
+    settings: JudgeSettings, question: Question | str = "how good?", answers: JudgeAnswers | None = None
+) -> str:
     """The answer that two passes get, or why there is none."""
-    ledger = ledger or Ledger(settings)
+    answers = answers or JudgeAnswers(settings)
     question = question if isinstance(question, Question) else Question.of(question)
     for _ in range(2):
         try:
-            return ledger.look_up(ledger.as_asked(question))
+            return answers.look_up(answers.as_asked(question))
         except JudgeError as error:
             reason = str(error)
-            ledger.fetch()
+            answers.fetch()
     return f"not judged: {reason}"
 
 
@@ -65,9 +76,9 @@ def test_a_question_is_sent_once_as_asked_and_its_answer_kept_for_every_later_ru
     assert json.loads(file.read_text())["served_model"] == "served-model"
     server.behaviours = [judge.hangs_up]
     later = dataclasses.replace(settings, url=f"{server.url}/chat/completions/", retries=0)
-    ledger = Ledger(later)
-    assert outcome(later, question, ledger) == "0.5"
-    assert (ledger.counts["cached"], len(server.requests)) == (1, 1)
+    answers = JudgeAnswers(later)
+    assert outcome(later, question, answers) == "0.5"
+    assert (answers.counts["cached"], len(server.requests)) == (1, 1)
 
 
 def test_two_endpoints_of_one_model_id_share_no_answers(server, settings):
@@ -168,9 +179,13 @@ def test_a_judge_that_asks_for_an_hour_is_not_waited_for(server, settings):
 def test_attempts_are_bounded_and_waits_grow(server, settings):
     server.behaviours = [judge.fails(500)] * 20
     waits = []
-    asker = Asker(dataclasses.replace(settings, retries=3, backoff_s=1.0))
-    asker._stop.wait = waits.append
-    (failure,) = asker.ask_all({"q": Question.of("?")}, lambda *kept: None).values()
+    endpoint = Endpoint(dataclasses.replace(settings, retries=3, backoff_s=1.0))
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    endpoint._sleep = wait
+    (failure,) = endpoint.ask_all({"q": Question.of("?")}, lambda *kept: None).values()
     assert "answers 500" in failure.reason
     assert len(server.requests) == 4
     assert all(0.5 * 2**i <= wait <= 2**i for i, wait in enumerate(waits)) and len(waits) == 3
@@ -179,12 +194,12 @@ def test_attempts_are_bounded_and_waits_grow(server, settings):
 def test_a_wrong_key_is_one_sentence_and_no_second_attempt(server, settings, monkeypatch):
     server.wanted_key = "right"
     monkeypatch.setenv("MY_JUDGE_KEY", KEY)
-    ledger = Ledger(dataclasses.replace(settings, key_env="MY_JUDGE_KEY"))
+    answers = JudgeAnswers(dataclasses.replace(settings, key_env="MY_JUDGE_KEY"))
     for name in "abc":
-        reason = outcome(settings, name, ledger)
+        reason = outcome(settings, name, answers)
         assert reason == f"not judged: {server.url}/chat/completions refuses the key in MY_JUDGE_KEY (401)"
     assert len(server.requests) == 1
-    assert ledger.gone is not None
+    assert answers.gone is not None
 
 
 def test_the_key_is_sent_and_stands_nowhere_else(server, settings, monkeypatch, tmp_path):
@@ -230,41 +245,41 @@ def test_a_redirect_takes_the_key_nowhere(server, settings, monkeypatch):
 
 def test_a_dead_judge_costs_one_questions_attempts_and_names_itself(settings):
     address = judge.dead_address()
-    ledger = Ledger(dataclasses.replace(settings, url=address, retries=1))
+    answers = JudgeAnswers(dataclasses.replace(settings, url=address, retries=1))
     questions = [Question.of(f"question {i}") for i in range(50)]
     for question in questions:
         with pytest.raises(JudgeError, match="not asked yet"):
-            ledger.look_up(question)
-    assert not ledger.fetch()
-    assert f"{address}/chat/completions cannot be reached" in ledger.gone
+            answers.look_up(question)
+    assert not answers.fetch()
+    assert f"{address}/chat/completions cannot be reached" in answers.gone
     for question in questions:
         with pytest.raises(JudgeError, match="cannot be reached"):
-            ledger.look_up(question)
-    assert ledger.counts["failed"] == 50
+            answers.look_up(question)
+    assert answers.counts["failed"] == 50
 
 
 def test_a_judge_that_dies_on_the_way_keeps_what_it_answered(server, settings):
     settings = dataclasses.replace(settings, concurrency=1, retries=0)
     server.behaviours = [judge.answer] * 3 + [judge.hangs_up] * 100
-    ledger = Ledger(settings)
+    answers = JudgeAnswers(settings)
     for i in range(30):
         with pytest.raises(JudgeError):
-            ledger.look_up(Question.of(f"question {i}"))
-    assert ledger.fetch()
-    assert (ledger.counts["asked"], ledger.counts["failed"]) == (3, 27)
+            answers.look_up(Question.of(f"question {i}"))
+    assert answers.fetch()
+    assert (answers.counts["asked"], answers.counts["failed"]) == (3, 27)
     assert len(server.requests) == 6  # three in a row without an answer are enough
 
 
 def test_a_question_that_is_refused_does_not_end_the_others(server, settings):
     server.behaviours = [judge.fails(400, "too long")]
-    ledger = Ledger(settings)
+    answers = JudgeAnswers(settings)
     for name in ("long", "short", "brief"):
         with pytest.raises(JudgeError):
-            ledger.look_up(Question.of(name))
-    ledger.fetch()
+            answers.look_up(Question.of(name))
+    answers.fetch()
     with pytest.raises(JudgeError, match="answers 400.*too long"):
-        ledger.look_up(Question.of("long"))
-    assert [ledger.look_up(Question.of(name)) for name in ("short", "brief")] == ["0.5", "0.5"]
+        answers.look_up(Question.of("long"))
+    assert [answers.look_up(Question.of(name)) for name in ("short", "brief")] == ["0.5", "0.5"]
     assert len(server.requests) == 3
 
 
@@ -299,14 +314,35 @@ def test_a_cache_that_cannot_be_written_stops_the_run_with_a_sentence(server, se
         outcome(dataclasses.replace(settings, cache=tmp_path / "file" / "judge"))
 
 
+def test_an_interrupt_and_a_full_disk_leave_the_questions_that_are_under_way(server, settings):
+    """Neither waits for answers that would take 30 s."""
+    questions = {str(i): Question.of(f"question {i}") for i in range(8)}
+    server.behaviours = [judge.answer, judge.answer] + [judge.silent(30)] * 8
+    asked = []
+
+    def keep(question, reply):
+        asked.append(question)
+        if len(asked) == 2:
+            raise StoreError("the disk is full")
+
+    started = time.perf_counter()
+    with pytest.raises(StoreError, match="the disk is full"):
+        Endpoint(settings).ask_all(questions, keep)
+    server.behaviours = [judge.answer] + [judge.silent(30)] * 8
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        Endpoint(dataclasses.replace(settings, timeout_s=60)).ask_all(questions, lambda *_: None)
+    assert time.perf_counter() - started < 15
+
+
 def test_no_more_questions_are_under_way_than_allowed_and_more_than_one_is(server, settings):
     server.pause_s = 0.05
-    ledger = Ledger(dataclasses.replace(settings, concurrency=4))
+    answers = JudgeAnswers(dataclasses.replace(settings, concurrency=4))
     for i in range(17):
         with pytest.raises(JudgeError):
-            ledger.look_up(Question.of(f"question {i}"))
-    assert ledger.fetch()
-    assert ledger.counts["asked"] == 17
+            answers.look_up(Question.of(f"question {i}"))
+    assert answers.fetch()
+    assert answers.counts["asked"] == 17
     assert 2 <= server.most <= 4
 
 
@@ -323,10 +359,10 @@ def test_without_a_judge_nothing_is_asked():
 
 # ---------------------------------------------------------------- the client of our own tasks
 def test_ask_collects_then_answers_and_asks_side_by_side(server, settings):
-    ledger = Ledger(settings)
+    answers = JudgeAnswers(settings)
     server.reply = lambda messages: messages[0]["content"].upper()
     for passes in range(2):
-        scoring_pass = ScoringPass(ledger, ())
+        scoring_pass = ScoringPass(answers, ())
         with client.asking(scoring_pass), scoring_pass.of([3]):
             if passes:
                 assert ask_all(["one", "two"]) == ["ONE", "TWO"]
@@ -336,7 +372,7 @@ def test_ask_collects_then_answers_and_asks_side_by_side(server, settings):
                 with pytest.raises(JudgeError, match="not asked yet"):
                     ask_all(["one", "two"])
                 assert scoring_pass.refused == {3: "not asked yet"}
-        assert ledger.fetch() == (passes == 0)
+        assert answers.fetch() == (passes == 0)
     assert sorted(request["messages"][0]["content"] for request in server.requests) == ["one", "two"]
 
 
@@ -346,16 +382,16 @@ def test_ask_outside_of_scoring_is_refused():
 
 
 def test_many_threads_may_ask_one_ledger(server, settings):
-    ledger, scoring_pass = Ledger(settings), None
-    scoring_pass = ScoringPass(ledger, ())
+    answers, scoring_pass = JudgeAnswers(settings), None
+    scoring_pass = ScoringPass(answers, ())
     with client.asking(scoring_pass):
         threads = [threading.Thread(target=lambda i=i: scoring_pass.fill(Question.of(f"q{i % 10}"))) for i in range(40)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert ledger.fetch()
-    assert len(server.requests) == ledger.counts["asked"] == 10
+    assert answers.fetch()
+    assert len(server.requests) == answers.counts["asked"] == 10
 
 
 # ---------------------------------------------------------------- which answers scorers can read

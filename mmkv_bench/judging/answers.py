@@ -1,9 +1,9 @@
-"""The ledger between scorers and a judge: questions are collected, asked side by side, and answered in the next pass.
+"""Answers of a judge: those of this run's scorers, and the cache of those that were given before.
 
 Scorers ask one question after the other, some wait only 30 s for an answer, and when they get none they sleep, ask again
 and then score 0. So none of them ever waits for the judge. A pass through the scorer (`ScoringPass`) collects the questions
-that have no answer yet; between two passes the ledger asks them; questions that follow from answers come in later passes.
-What has no answer in the last pass is `not judged`.
+that have no answer yet; between two passes `JudgeAnswers.fetch` asks them; questions that follow from answers come in later
+passes. What has no answer in the last pass is `not judged`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.judging.endpoint import Asker, Reply
+from mmkv_bench.judging.endpoint import Endpoint, Reply
 from mmkv_bench.judging.judge_config import JudgeSettings, not_judged
-from mmkv_bench.judging.question import JudgeError, Question
+from mmkv_bench.judging.questions import JudgeError, Question
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import Judge
@@ -51,12 +51,12 @@ class AnswerCache:
     def get(self, question: Question, model: str) -> str | None:
         """The cached answer; None without one, or where its file cannot be read or fails its checksum (older files have none)."""
         try:
-            kept = json.loads(self._file(question, model).read_text(encoding="utf-8"))
+            record = json.loads(self._file(question, model).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        if isinstance(kept, dict) and kept.get(CHECKSUM, "") not in ("", _checksum(kept)):
+        if not isinstance(record, dict) or record.get(CHECKSUM, "") not in ("", _checksum(record)):
             return None
-        answer = kept.get("answer") if isinstance(kept, dict) else None
+        answer = record.get("answer")
         return answer if isinstance(answer, str) and question.readable(answer) else None
 
     def put(self, question: Question, model: str, answer: str, served: str | None) -> None:
@@ -91,39 +91,32 @@ class AnswerCache:
         return self.folder / digest[:2] / f"{digest}.json"
 
 
-NO_JUDGE = "no judge was asked (judge=none)"
-NOT_YET = "not asked yet"
-
-
-class Ledger:
+class JudgeAnswers:
     """All questions of a run's score stage, with their answers and failures. Without settings there is no judge.
 
     counts: questions `asked` of the endpoint with an answer, `cached`, and `failed`; each question counts once.
     """
 
-    def __init__(self, settings: JudgeSettings | None = None, asker: Asker | None = None) -> None:
+    def __init__(self, settings: JudgeSettings | None = None) -> None:
         self.settings = settings
-        self.asker = asker or (Asker(settings) if settings else None)
+        self.model = settings.model if settings else None
         self.cache = AnswerCache(settings.cache, settings.address) if settings and settings.cache else None
         self.counts: Counter[str] = Counter()
+        self._endpoint = Endpoint(settings) if settings else None
         self._answers: dict[str, str] = {}
         self._failures: dict[str, str] = {}
         self._pending: dict[str, Question] = {}
         self._lock = threading.Lock()
 
     @property
-    def model(self) -> str | None:
-        return self.settings.model if self.settings else None
-
-    @property
     def gone(self) -> str | None:
         """The reason why the judge is gone; None while it answers, or was not asked."""
-        return self.asker.gone if self.asker else None
+        return self._endpoint.gone if self._endpoint else None
 
     @property
-    def first_failure(self) -> str | None:
-        """The reason of the first failed question."""
-        return next(iter(self._failures.values()), None)
+    def waiting(self) -> int:
+        """Number of questions that `fetch` would ask."""
+        return len(self._pending)
 
     def as_asked(self, question: Question) -> Question:
         """The question at the temperature that it is asked at."""
@@ -133,52 +126,71 @@ class Ledger:
     def look_up(self, question: Question) -> str:
         """The answer to a question of `as_asked`. Raises JudgeError; a question not met before waits for `fetch`."""
         if self.settings is None:
-            raise JudgeError(NO_JUDGE)
+            raise JudgeError("no judge was asked (judge=none)")
         digest = question.digest(self.settings.model, self.settings.address)
         with self._lock:
             if digest in self._answers and question.readable(self._answers[digest]):
                 return self._answers[digest]
             if digest in self._failures:
                 raise JudgeError(self._failures[digest])
-            kept = self.cache.get(question, self.settings.model) if self.cache else None
-            if kept is not None:
+            cached = self.cache.get(question, self.settings.model) if self.cache else None
+            if cached is not None:
                 self.counts["cached"] += 1
-                return self._answers.setdefault(digest, kept)
+                return self._answers.setdefault(digest, cached)
             self._pending[digest] = question
-        raise JudgeError(NOT_YET)
-
-    @property
-    def waiting(self) -> int:
-        """Number of questions that `fetch` would ask."""
-        return len(self._pending)
+        raise JudgeError("not asked yet")
 
     def fetch(self) -> bool:
         """Ask the waiting questions; return True where one has a new answer."""
-        if not self._pending or self.asker is None:  # without a judge nothing waits
+        if not self._pending or self._endpoint is None:  # without a judge nothing waits
             return False
-        outcomes = self.asker.ask_all(self._pending, self._keep)
+        outcomes = self._endpoint.ask_all(self._pending, self._keep)
         self._pending = {}
-        for digest, outcome in outcomes.items():
-            if isinstance(outcome, Reply):
-                self._answers[digest] = outcome.text
-                self.counts["asked"] += 1
-            else:
-                self._failures[digest] = outcome.reason
-                self.counts["failed"] += 1
-        return any(isinstance(outcome, Reply) for outcome in outcomes.values())
+        answers = {digest: outcome.text for digest, outcome in outcomes.items() if isinstance(outcome, Reply)}
+        failures = {digest: outcome.reason for digest, outcome in outcomes.items() if not isinstance(outcome, Reply)}
+        self._answers |= answers
+        self._failures |= failures
+        self.counts.update({"asked": len(answers), "failed": len(failures)})
+        return bool(answers)
 
     def _keep(self, question: Question, reply: Reply) -> None:
         if self.cache and self.settings:
             self.cache.put(question, self.settings.model, reply.text, reply.served)
 
+    def summary(self, metrics: Sequence[Mapping[str, Any]]) -> str | None:
+        """Summary of a run's questions and of its metrics that are not judged; None when no question was asked.
 
-def ledger_of(judge: Judge, root: Path) -> Ledger:
-    """The ledger of a run whose rows are in `root`. Nothing is asked and no file is made yet.
+        metrics: the `metrics` rows of the run's cells.
+        """
+        lines = []
+        counts, unjudged = self.counts, [row for row in metrics if not_judged(row)]
+        if self.settings is not None and counts:
+            cached = f"{counts['cached']} answers found in {self.settings.cache}"
+            reason = self.gone or next(iter(self._failures.values()), None)
+            failed = f", {counts['failed']} questions without an answer ({reason})" if counts["failed"] else ""
+            lines.append(f"judge {self.model}: {counts['asked']} answers, {cached}{failed}")
+        earlier = sorted({row["judge"] for row in metrics if row["judge"] not in (None, self.model)})
+        if self.settings is not None and earlier:
+            lines.append(
+                f"scores of {', '.join(earlier)} stand where {self.model} has not answered for all that they judged"
+            )
+        if unjudged:
+            names = ", ".join(sorted({f"{row['dataset']} {row['metric']}" for row in unjudged}))
+            cells = len({row["cell"] for row in unjudged})
+            lines.append(
+                f"not judged: {names} ({cells} cells); the same command with stage=score and a judge that answers "
+                "(judge=openai, or judge=local judge.url=<base url> judge.model=<id>) judges what is missing"
+            )
+        return "\n".join(lines) or None
+
+
+def judge_answers(judge: Judge, root: Path) -> JudgeAnswers:
+    """Answers for a run whose rows are in `root`. Nothing is asked and no file is made yet.
 
     Raises ConfigError when a judge is wanted whose model or address is not given.
     """
     if judge.kind == "none":
-        return Ledger()
+        return JudgeAnswers()
     if not judge.model:
         raise ConfigError(
             f"judge={judge.kind} has no model; allowed: an id that the endpoint knows; give judge.model=<id>"
@@ -187,7 +199,7 @@ def ledger_of(judge: Judge, root: Path) -> Ledger:
         raise ConfigError(
             f"judge.url={judge.url} is no address; allowed: a base url such as http://127.0.0.1:8000/v1; give judge.url"
         )
-    return Ledger(
+    return JudgeAnswers(
         JudgeSettings(
             model=str(judge.model),
             url=str(judge.url),
@@ -200,32 +212,6 @@ def ledger_of(judge: Judge, root: Path) -> Ledger:
             cache=Path(judge.cache).expanduser() if judge.cache else root / "judge",
         )
     )
-
-
-def summary(ledger: Ledger, metrics: Sequence[Mapping[str, Any]]) -> str | None:
-    """Summary of a run's questions and of its metrics that are not judged; None when no question was asked.
-
-    metrics: the `metrics` rows of the run's cells.
-    """
-    lines = []
-    counts, open_rows = ledger.counts, [row for row in metrics if not_judged(row)]
-    if ledger.settings is not None and counts:
-        kept = f"{counts['cached']} answers found in {ledger.settings.cache}"
-        lost = f", {counts['failed']} questions without an answer ({ledger.gone or ledger.first_failure})"
-        lines.append(f"judge {ledger.model}: {counts['asked']} answers, {kept}{lost * bool(counts['failed'])}")
-    earlier = sorted({row["judge"] for row in metrics if row["judge"] not in (None, ledger.model)})
-    if ledger.settings is not None and earlier:
-        lines.append(
-            f"scores of {', '.join(earlier)} stand where {ledger.model} has not answered for all that they judged"
-        )
-    if open_rows:
-        names = ", ".join(sorted({f"{row['dataset']} {row['metric']}" for row in open_rows}))
-        cells = len({row["cell"] for row in open_rows})
-        lines.append(
-            f"not judged: {names} ({cells} cells); the same command with stage=score and a judge that answers "
-            "(judge=openai, or judge=local judge.url=<base url> judge.model=<id>) judges what is missing"
-        )
-    return "\n".join(lines) or None
 
 
 def _is_address(url: str) -> bool:
