@@ -226,7 +226,7 @@ LIGHT = (
     "mmkv_bench.cli.main",
     "mmkv_bench.cli.grammar",
     "mmkv_bench.cli.guard",
-    "mmkv_bench.cli.settings",
+    "mmkv_bench.cli.verbs.run",
     "mmkv_bench.run.launch",
 )
 

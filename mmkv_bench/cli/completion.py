@@ -1,18 +1,11 @@
-"""Completion of command lines in bash, zsh and fish: verbs, their flags, and what Hydra knows of a run's settings.
-
-Hydra completes `program key=value` lines only; a verb, or `python -m`, it answers with an error of its grammar. So the
-verb is taken off first, and Hydra is asked about the rest.
-"""
+"""Completion of command lines in bash, zsh and fish: verbs, their flags, and what Hydra knows of a run's settings."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import re
 from collections.abc import Sequence
 
-from mmkv_bench.cli.grammar import PROGRAM
+from mmkv_bench.cli.grammar import PROGRAM, VERBS, reader
 from mmkv_bench.errors import ConfigError, nearest
 
 _BASH = """\
@@ -75,8 +68,6 @@ def candidates(words: Sequence[str]) -> list[str]:
 
 def _offered(before: list[str], last: str) -> list[str]:
     """Words that begin with `last`, after the words `before`."""
-    from mmkv_bench.cli.tree import VERBS, reader
-
     if not before and "=" not in last and not last.startswith("-"):
         verbs = [f"{verb} " for verb in VERBS if verb.startswith(last)]
         return verbs + (_settings([], last) if last else [])
@@ -97,31 +88,11 @@ def _offered(before: list[str], last: str) -> list[str]:
 
 def _settings(before: Sequence[str], last: str) -> list[str]:
     """Settings that begin with `last`; in a list, `method=[full,sn`, the element that is being written."""
+    from mmkv_bench.config.compose import completions
+
     opened = re.fullmatch(r"(?P<key>[\w.]+=)\[(?P<done>(.*,)?)(?P<part>\w*)", last)
     if opened is None:
-        return _hydra_offers(before, last)
+        return completions(before, last)
     key, done = opened["key"], opened["done"]
-    found = _hydra_offers(before, key + opened["part"])
-    return [f"{key}[{done}{text.removeprefix(key)}" for text in found if text.removeprefix(key) not in done.split(",")]
-
-
-def _hydra_offers(before: Sequence[str], last: str) -> list[str]:
-    """Hydra's answer for a run's settings; the papers' tables stand in conf/ too and are none."""
-    from mmkv_bench.config.schema import TABLES
-    from mmkv_bench.run.multirun import hydra_main
-
-    line = " ".join([PROGRAM, *before, last])
-    printed = io.StringIO()
-    earlier = os.environ.get("COMP_LINE")
-    os.environ["COMP_LINE"] = line
-    try:
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
-            hydra_main(["--shell-completion", "query=bash"])
-    except Exception:  # noqa: BLE001 - half a line is often no configuration; nothing is offered then
-        return []
-    finally:
-        os.environ.pop("COMP_LINE", None)
-        if earlier is not None:
-            os.environ["COMP_LINE"] = earlier
-    found = {word for word in printed.getvalue().split() if word.startswith(last)}
-    return sorted(word for word in found if re.split(r"\W", word)[0] != TABLES)
+    names = [text.removeprefix(key) for text in completions(before, key + opened["part"])]
+    return [f"{key}[{done}{name}" for name in names if name not in done.split(",")]

@@ -8,17 +8,70 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from mmkv_bench.errors import ConfigError, nearest
 
 PROGRAM = "mmkv-bench"
 
+VERBS = {
+    "run": ("run", "answer, score and print tables: what `mmkv-bench method=mmshift budget=64` does"),
+    "plan": ("plan", "what a run would do, take and fit on, and how much of it is done; loads nothing"),
+    "status": (
+        "status",
+        "how far runs are: cells, samples, failures and scores of their rows; works while they are written",
+    ),
+    "sweep": (
+        "run",
+        "one run per element of comma lists (model=tiny,hf seed=0,1), here or as Slurm jobs (launcher=...)",
+    ),
+    "launch": ("run", "one run split over the processes or devices of this machine"),
+    "score": ("run", "score stored answers that are not scored yet, or not by this judge; as `run stage=score`"),
+    "tables": ("tables", "print the tables of a run again, from its rows"),
+    "plot": (
+        "plot",
+        "draw rows: accuracy against budget, latency against length, accuracy against costs, diagnostics as papers have them",
+    ),
+    "report": ("show", "make pages of rows that a browser opens offline: overview, table, cells, samples"),
+    "show": ("show", "show rows in the terminal: all cells, one cell, or one sample with every method's answer"),
+    "papers": (
+        "tables",
+        "print the papers' tables, measured beside printed, each cell with its verdict or the command that runs it",
+    ),
+    "verify": ("rows", "make a random draw of stored answers again and compare text, token ids and what was kept"),
+    "data": ("data", "which datasets there are, and whether the data of one are there; downloads nothing"),
+    "calibrate": ("measure", "measure a model once and write the artefact that a method is built with"),
+    "diagnose": ("measure", "measure what the papers' analyses look at, layer by layer, in prompts of a dataset"),
+    "new": ("method_file", "write a method file to start from, which passes `mmkv-bench check` as it stands"),
+    "check": (
+        "method_file",
+        "test a method file of yours: what every built-in method promises, on made-up layers and whole answers",
+    ),
+    "pack": ("rows", "write the rows of a finished run as few files, each below 10 MB, with checksums; in place"),
+    "fetch": (
+        "rows",
+        "fetch published rows from a folder, a web server or the hub; every file is checked before it is kept",
+    ),
+    "export": (
+        "rows",
+        "write rows as records of Every Eval Ever: scores, intervals, budgets asked and counted, checksums",
+    ),
+    "tokens": (
+        "data",
+        "how many visual tokens images or a video become in a model, and the bytes of their keys and values",
+    ),
+}
+"""Verb -> (file of `verbs/`, sentence), in the order of the help. The file has `<verb>_options(parser)` and `<verb>(given)`."""
+
 
 class Parser(argparse.ArgumentParser):
     """argparse whose complaints are our errors; flags may stand before, between and after names."""
+
+    text: Callable[[], str] | None = None
+    """A help that stands in place of argparse's."""
 
     def __init__(self, verb: str, summary: str) -> None:
         super().__init__(
@@ -50,17 +103,21 @@ class Parser(argparse.ArgumentParser):
         """Raise what argparse would print with its usage."""
         raise ConfigError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")
 
+    def format_help(self) -> str:
+        return self.text() if self.text is not None else super().format_help()
+
+    def lists(self, flags: Mapping[str, str], metavar: str = "NAMES") -> None:
+        """Add flags of several values: `--metric a,b` or `--metric a --metric b`."""
+        for flag, text in flags.items():  # "metric metrics" is one flag of two spellings
+            self.add_argument(*(f"--{name}" for name in flag.split()), action=Listed, metavar=metavar, help=text)
+
     def examples(self, *lines: str) -> None:
-        """Commands that the help ends with."""
+        """Add the commands that the help ends with."""
         self.epilog = "\n".join(["examples", *(f"  {line}" for line in lines)])
 
 
 class Listed(argparse.Action):
-    """A flag of several values: `--metric a,b` or `--metric a --metric b`; choices hold for each."""
-
-    def __init__(self, *given: Any, allowed: Sequence[str] = (), **rest: Any) -> None:
-        super().__init__(*given, **rest)
-        self.allowed = tuple(allowed)
+    """A flag of several values."""
 
     def __call__(
         self,
@@ -70,15 +127,37 @@ class Listed(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Append the values of one use."""
-        found = [text for text in str(values).split(",") if text]
-        for text in found:
-            if self.allowed and text not in self.allowed:
-                raise ConfigError(f"{option_string} {text}: {nearest(text, self.allowed)}")
-        if not found:
+        texts = [text for text in str(values).split(",") if text]
+        if not texts:
             raise ConfigError(f"{option_string} has no value; write one, or several with commas: {option_string} a,b")
-        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *found])
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *texts])
 
 
+def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The verb of a command line and the words after it; `run` where the first word is a setting or a flag.
+
+    Raises:
+        ConfigError: the first word is neither a verb nor a setting nor a flag.
+    """
+    if not arguments:
+        return "run", []
+    first, *rest = arguments
+    if first in VERBS:
+        return first, rest
+    if "=" in first or first.startswith(("-", "~", "+")):
+        return "run", list(arguments)
+    raise ConfigError(f"{first!r} is no verb; {nearest(first, VERBS)}; settings of a run are written key=value")
+
+
+def reader(name: str) -> tuple[Callable[[argparse.Namespace], int], Parser]:
+    """The function of a verb and the parser of its words."""
+    file, summary = VERBS[name]
+    module, parser = import_module(f"mmkv_bench.cli.verbs.{file}"), Parser(name, summary)
+    getattr(module, f"{name}_options")(parser)
+    return getattr(module, name), parser
+
+
+# ---------------------------------------------------------------------- values of flags
 MOST = 1_000_000
 """Largest count on a command line: more is a slip of the finger, and would not end."""
 
@@ -108,6 +187,18 @@ def amount(text: str) -> float:
     return value
 
 
+def rows_folder(path: str | Path) -> Path:
+    """A folder that holds result rows.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if not (Path(path) / "store.json").is_file():
+        raise ConfigError(f"{path} is not a folder of result rows; name the rows folder that a run printed")
+    return Path(path)
+
+
+# ---------------------------------------------------------------------- the configuration of a run
 def configuration(parser: argparse.ArgumentParser) -> None:
     """The arguments of verbs that compose a run's configuration."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=f"as for `{PROGRAM} run`")
@@ -124,24 +215,12 @@ def configuration(parser: argparse.ArgumentParser) -> None:
 def overrides_of(given: argparse.Namespace) -> list[str]:
     """The overrides of a command line, with what its flags add to them."""
     overrides = list(given.overrides)
+    for text in given.config_dir or ():
+        if not text or not Path(text).is_dir():
+            raise ConfigError(
+                f"--config-dir {text} is not a folder; give one that holds config groups (experiment/, ...)"
+            )
     if given.config_dir:
-        folders = ", ".join(f"'file://{_folder(text)}'" for text in given.config_dir)
+        folders = ", ".join(f"'file://{Path(text).resolve()}'" for text in given.config_dir)
         overrides.append(f"hydra.searchpath=[{folders}]")
     return [*overrides, "json=true"] if given.json else overrides
-
-
-def rows_folder(path: Path) -> Path:
-    """A folder that holds result rows.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    if not (path / "store.json").is_file():
-        raise ConfigError(f"{path} is not a folder of result rows; name the rows folder that a run printed")
-    return path
-
-
-def _folder(text: str) -> str:
-    if not text or not Path(text).is_dir():
-        raise ConfigError(f"--config-dir {text} is not a folder; give one that holds config groups (experiment/, ...)")
-    return str(Path(text).resolve())

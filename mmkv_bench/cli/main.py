@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from mmkv_bench.cli.grammar import PROGRAM
+from mmkv_bench import __version__
+from mmkv_bench.cli.grammar import PROGRAM, VERBS, reader, split
 from mmkv_bench.cli.guard import guarded
-from mmkv_bench.cli.tree import VERBS, reader, split
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,53 +20,45 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    first = arguments[0] if arguments else ""
+    first, *others = arguments or [""]
     if first in ("-h", "--help"):
         print(overview())
-        return 0
-    if first == "--version":
-        from mmkv_bench import __version__
-
+    elif first == "--version":
         print(f"mmkv_bench {__version__}")
-        return 0
-    if first == "--completion":
+    elif first == "--completion":
         from mmkv_bench.cli.completion import script
 
-        print(script(*arguments[1:]))
-        return 0
-    if first == "--complete":
+        print(script(*others))
+    elif first == "--complete":
         from mmkv_bench.cli.completion import candidates
 
-        print("\n".join(candidates(arguments[1:])))
-        return 0
-    name, rest = split(arguments)
-    verb, parser = reader(name)
-    if {"-h", "--help"} & {*rest}:
-        print(verb.help_text() if hasattr(verb, "help_text") else parser.format_help().rstrip())
-        return 0
-    return verb.answer(parser.read(rest))
+        print("\n".join(candidates(others)))
+    else:
+        name, words = split(arguments)
+        answer, parser = reader(name)
+        if not {"-h", "--help"} & {*words}:
+            return answer(parser.read(words))
+        print(parser.format_help().rstrip())
+    return 0
 
 
 def overview() -> str:
     """Text of `mmkv-bench --help`: every verb with its sentence."""
-    from mmkv_bench import __version__
-
     width = max(map(len, VERBS)) + 3
-    return "\n".join(
-        [
-            f"mmkv_bench {__version__}: what KV-cache compression costs multimodal models, in counted budgets.",
-            "",
-            f"usage: {PROGRAM} <verb> [names] [key=value ...] [--flag value]     (or: python -m mmkv_bench <verb> ...)",
-            "",
-            "verbs",
-            *(f"  {name:<{width}}{reader(name)[0].SUMMARY}" for name in VERBS),
-            "",
-            f"{PROGRAM} <verb> --help says all of one verb; without a verb it is a run:",
-            f"  {PROGRAM} method=mmshift budget=64",
-            "",
-            "further flags",
-            "  --version                   version of mmkv_bench",
-            "  --completion SHELL          a script that completes commands in bash, zsh or fish:",
-            f'                              eval "$({PROGRAM} --completion bash)"',
-        ]
-    )
+    verbs = "\n".join(f"  {name:<{width}}{sentence}" for name, (_, sentence) in VERBS.items())
+    return f"""\
+mmkv_bench {__version__}: what KV-cache compression costs multimodal models, in counted budgets.
+
+usage: {PROGRAM} <verb> [names] [key=value ...] [--flag value]     (or: python -m mmkv_bench <verb> ...)
+
+verbs
+{verbs}
+
+{PROGRAM} <verb> --help says all of one verb; without a verb it is a run:
+  {PROGRAM} method=mmshift budget=64
+
+further flags
+  --version                   version of mmkv_bench
+  --completion SHELL          a script that completes commands in bash, zsh or fish:
+                              eval "$({PROGRAM} --completion bash)"
+"""[:-1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -29,7 +30,7 @@ from mmkv_bench.config.overrides import (
     sweep_refusal,
 )
 from mmkv_bench.config.run_config import run_config, settle
-from mmkv_bench.config.schema import RunConfig, conf_dir
+from mmkv_bench.config.schema import TABLES, RunConfig, conf_dir
 from mmkv_bench.config.shorthand import spelled_out
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.file_state import State
@@ -256,6 +257,23 @@ def _initialised() -> Iterator[None]:
             yield
     finally:
         GlobalHydra.instance().hydra = outer
+
+
+def completions(before: Sequence[str], last: str) -> list[str]:
+    """Settings of a run that begin with `last`, after those before; nothing where these are no configuration yet."""
+    from hydra._internal.core_plugins.bash_completion import BashCompletion
+    from hydra.core.global_hydra import GlobalHydra
+
+    from mmkv_bench.config.source import register
+
+    register()
+    try:
+        with _initialised():
+            loader = GlobalHydra.instance().config_loader()
+            offers = BashCompletion(loader)._query("config", " ".join([*before, last]))
+    except Exception:  # noqa: BLE001 - whatever Hydra raises about half a line
+        return []
+    return sorted({word for word in offers if word.startswith(last) and re.split(r"\W", word)[0] != TABLES})
 
 
 def _one_sentence(error: Exception) -> str:

@@ -16,8 +16,8 @@ from mmkv_bench.calibrate import measurements
 from mmkv_bench.calibrate.artefact import METHODS, load
 from mmkv_bench.calibrate.command import measured
 from mmkv_bench.calibrate.measurements import MEASUREMENTS
-from mmkv_bench.cli.tree import reader
-from mmkv_bench.cli.verbs.calibrate import MEASURED, complete
+from mmkv_bench.cli.grammar import reader
+from mmkv_bench.cli.verbs.measure import CALIBRATED, with_defaults
 from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.tiny import WEIGHTS
 from tests import cover
@@ -28,14 +28,14 @@ main = verb("calibrate")
 
 
 def options(*words: str):
-    return complete(reader("calibrate")[1].read(words))
+    return with_defaults(reader("calibrate")[1].read(words))
 
 
 def test_the_help_names_every_method_and_what_is_measured(capsys):
-    assert set(MEASURED) == set(METHODS)
+    assert set(CALIBRATED) == set(METHODS)
     assert main(["--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert all(f"{name}: {text}" in told for name, text in MEASURED.items())
+    assert all(f"{name}: {text}" in told for name, (text, _) in CALIBRATED.items())
 
 
 def test_a_flag_of_another_method_is_refused(capsys):

@@ -10,8 +10,8 @@ import pytest
 
 from mmkv_bench.calibrate.artefact import load
 from mmkv_bench.calibrate.command import imported_artefact, measured
-from mmkv_bench.cli.tree import reader
-from mmkv_bench.cli.verbs.calibrate import complete
+from mmkv_bench.cli.grammar import reader
+from mmkv_bench.cli.verbs.measure import with_defaults
 from mmkv_bench.compression.allocators.head_scores import HeadScores
 from mmkv_bench.compression.allocators.prefix import Prefix
 from mmkv_bench.diagnostics.dataset_samples import of_dataset
@@ -25,7 +25,7 @@ DEV = ("dataset=pages_lookup", "dataset.split=dev")
 
 
 def options(*words: str):
-    return complete(reader("calibrate")[1].read(words))
+    return with_defaults(reader("calibrate")[1].read(words))
 
 
 @pytest.fixture(scope="module")

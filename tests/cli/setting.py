@@ -24,8 +24,7 @@ def verb(name: str):
 
 def overrides(words: list[str]) -> list[str]:
     """The overrides of a run's command line; a flag that does not exist is refused."""
-    from mmkv_bench.cli.grammar import overrides_of
-    from mmkv_bench.cli.tree import reader, split
+    from mmkv_bench.cli.grammar import overrides_of, reader, split
 
     name, rest = split(words)
     return overrides_of(reader(name)[1].read(rest))

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from mmkv_bench.cli.completion import candidates, script
-from mmkv_bench.cli.tree import VERBS
+from mmkv_bench.cli.grammar import VERBS
 from mmkv_bench.errors import ConfigError
 from tests.cli.setting import CHECKOUT
 from tests.each import each

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from mmkv_bench.cli.queue import ended, jobs
+from mmkv_bench.cli.verbs.status import ended, jobs
 from mmkv_bench.store.store import Store
 from tests.cli.setting import verb
 from tests.store.store_examples import cell, response

@@ -8,8 +8,7 @@ from itertools import product
 import pytest
 import yaml
 
-from mmkv_bench.cli.grammar import overrides_of
-from mmkv_bench.cli.tree import reader, split
+from mmkv_bench.cli.grammar import overrides_of, reader, split
 from mmkv_bench.config import compose as composing
 from mmkv_bench.config.compose import compose, expand_sweep, for_hydra, method_defaults
 from mmkv_bench.config.files import content

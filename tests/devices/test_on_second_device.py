@@ -13,8 +13,8 @@ import torch
 from mmkv_bench.api.attached_model import attach
 from mmkv_bench.calibrate.artefact import METHODS as CALIBRATED
 from mmkv_bench.calibrate.command import measured
-from mmkv_bench.cli.tree import reader
-from mmkv_bench.cli.verbs.calibrate import complete
+from mmkv_bench.cli.grammar import reader
+from mmkv_bench.cli.verbs.measure import with_defaults
 from mmkv_bench.generation.fidelity import ExtraMeasures
 from mmkv_bench.generation.result import CellSpec
 from mmkv_bench.protocols import NAMES, WHOLE
@@ -109,7 +109,9 @@ def test_stock_generate_with_a_method_attached_answers_as_on_the_cpu():
 
 
 def calibration(method: str, *words: str) -> dict:
-    return measured(complete(reader("calibrate")[1].read((method, "--samples", "1", "--kinds", "lookup", *words)))).data
+    return measured(
+        with_defaults(reader("calibrate")[1].read((method, "--samples", "1", "--kinds", "lookup", *words)))
+    ).data
 
 
 @pytest.mark.full

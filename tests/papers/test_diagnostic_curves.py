@@ -12,7 +12,7 @@ from statistics import fmean
 import pyarrow as pa
 import pytest
 
-from mmkv_bench.cli.tree import reader
+from mmkv_bench.cli.grammar import reader
 from mmkv_bench.methods.node import flat_parameters, read
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.figure import pictures

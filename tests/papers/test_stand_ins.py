@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmkv_bench.cli.verbs.papers import STAND_INS
+from mmkv_bench.cli.verbs.tables import STAND_INS
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers import printed
 from mmkv_bench.papers.evidence import Evidence

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mmkv_bench.cli.verbs.verify import with_answers
+from mmkv_bench.cli.verbs.rows import stores_with_answers
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.datasets.specs import spec_from_config
@@ -22,7 +22,7 @@ from mmkv_bench.store.store import Store
 from tests.each import each
 
 RESULTS = conf_dir().parent / "results" / "tiny"
-ROOTS = with_answers(RESULTS)
+ROOTS = stores_with_answers(RESULTS)
 OLDER = {
     "ablations": {
         ("look_m", "paper"): 4,

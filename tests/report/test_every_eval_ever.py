@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mmkv_bench.cli.verbs.export import RELATIONSHIPS
+from mmkv_bench.cli.verbs.rows import RELATIONSHIPS
 from mmkv_bench.report import every_eval_ever
 from mmkv_bench.report.every_eval_ever import By, write
 from mmkv_bench.store.store import Store

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mmkv_bench.cli.grammar import VERBS, split
 from mmkv_bench.cli.main import main
-from mmkv_bench.cli.tree import VERBS, split
 from mmkv_bench.config.compose import compose
 from mmkv_bench.methods import promises
 from mmkv_bench.plan.validate import validate
@@ -118,7 +118,7 @@ def test_the_number_of_processes_is_read(monkeypatch):
 
 
 def test_every_table_command_is_read():
-    from mmkv_bench.cli.tree import reader
+    from mmkv_bench.cli.grammar import reader
 
     for command in arguments("tables"):
         assert reader("tables")[1].read(command).rows in (

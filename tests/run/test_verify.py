@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from mmkv_bench.cli.verbs.verify import with_answers
+from mmkv_bench.cli.verbs.rows import stores_with_answers
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.diagnostics.verify import draw
 from mmkv_bench.plan import cells as planning
@@ -101,5 +101,5 @@ def test_folders_without_rows_are_refused(tmp_path, capsys):
 
 
 def test_by_default_stores_that_hold_answers_are_drawn_from():
-    found = {root.name for root in with_answers(conf_dir().parent / "results" / "tiny")}
+    found = {root.name for root in stores_with_answers(conf_dir().parent / "results" / "tiny")}
     assert {"large", "methods", "ablations"} <= found and found.isdisjoint({"diagnostics", "efficiency", "papers"})

@@ -13,7 +13,7 @@ import pytest
 from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmJobEnvironment
 
-from mmkv_bench.cli.job import Job
+from mmkv_bench.cli.slurm_job import SlurmJob
 from mmkv_bench.config.compose import compose, launcher_of
 from mmkv_bench.slurm.submission import ASK, REQUEUE, executor
 from mmkv_bench.store.store import Store
@@ -72,7 +72,7 @@ def ended(tmp_path, monkeypatch):
         folder.mkdir()
         (folder / "method.py").write_text(METHOD.format(number=number, before=before, pid="os.getpid()"))
         method = ("method=[custom]", f"methods.custom.path={folder / 'method.py'}", "budget=16", "fidelity=off")
-        job = Job(("model=tiny", "dataset=[pages_walk]", "limit=1", *method, f"out={folder / 'rows'}"))
+        job = SlurmJob(("model=tiny", "dataset=[pages_walk]", "limit=1", *method, f"out={folder / 'rows'}"))
         delayed = DelayedSubmission(job)
         delayed.set_timeout(240, 8)
         SlurmJobEnvironment()._handle_signals(JobPaths(folder, "7_1", 0), delayed)
@@ -129,12 +129,12 @@ def test_a_job_with_several_gpus_gives_each_a_process_and_is_queued_again_as_a_w
     (tmp_path / "method.py").write_text(method)
     asked = ("model=tiny", "model.device=cpu", "dataset=[pages_walk]", "limit=24", "method=[custom]", "budget=16")
     asked += (f"methods.custom.path={tmp_path / 'method.py'}", "fidelity=off", "shard=0/2", "stage=generate")
-    run = "mmkv_bench.cli.job"
+    run = "mmkv_bench.cli.slurm_job"
     monkeypatch.setattr(f"{run}._queue_again", lambda submitits, number, frame: sys.exit(REQUEUE))
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         stop.touch()
-        job = Job((*asked, f"out={tmp_path / 'rows'}"), devices=2)
+        job = SlurmJob((*asked, f"out={tmp_path / 'rows'}"), devices=2)
         with pytest.raises(SystemExit) as stopped:
             job()
         assert stopped.value.code == REQUEUE and "ended by SIGUSR2" in capsys.readouterr().err

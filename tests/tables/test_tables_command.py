@@ -104,7 +104,7 @@ def test_journaled_answers_count_before_they_are_published(tmp_path: Path, capsy
 
 def test_the_command_needs_neither_a_model_library_nor_an_evaluation_library(root: Path, capsys) -> None:
     check = (
-        "import sys; from mmkv_bench.cli.main import main; from mmkv_bench.cli.tree import reader; "
+        "import sys; from mmkv_bench.cli.main import main; from mmkv_bench.cli.grammar import reader; "
         "reader('tables'); light = set(sys.modules); "
         "code = main(['tables', *sys.argv[1:]]); "
         "assert not {'torch', 'transformers', 'lmms_eval', 'matplotlib'} & set(sys.modules); "

@@ -48,8 +48,8 @@ def _calibrations(model: str, folder: Path, dtype: str) -> tuple[list[str], dict
     """Overrides that give calibrated methods an artefact of this random model, measured on one page or piece of text; and
     method -> why its measurement was refused."""
     from mmkv_bench.calibrate.command import run as calibrate
-    from mmkv_bench.cli.tree import reader
-    from mmkv_bench.cli.verbs.calibrate import complete
+    from mmkv_bench.cli.grammar import reader
+    from mmkv_bench.cli.verbs.measure import with_defaults
     from mmkv_bench.config.compose import compose
     from mmkv_bench.datasets import fixtures
     from mmkv_bench.families.facts import model_facts
@@ -68,7 +68,7 @@ def _calibrations(model: str, folder: Path, dtype: str) -> tuple[list[str], dict
         command = [measured, *shape, "--samples", "1", *read, "--out", str(file)]
         try:
             if not file.is_file():
-                calibrate(complete(reader("calibrate")[1].read(command)))
+                calibrate(with_defaults(reader("calibrate")[1].read(command)))
             words += [f"methods.{method}.calibration={file}" for method in methods]
         except MMKVError as error:
             refused |= dict.fromkeys(methods, f"its calibration: {error}")

@@ -1,1 +1,1 @@
-"""One file per verb: SUMMARY, `options(parser)` and `answer(given)`; nothing heavy is imported before work begins."""
+"""Verbs: for each a function that declares its options and one that answers; nothing heavy is imported before work begins."""

@@ -1,4 +1,4 @@
-"""`mmkv-bench data`: which datasets there are, and whether the data of one are there.
+"""`mmkv-bench data`: which datasets there are, and whether the data of one are there; `mmkv-bench tokens`: what images become.
 
 Nothing is downloaded and no model is loaded.
 """
@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.cli.grammar import Parser
 from mmkv_bench.config.files import content
-from mmkv_bench.config.schema import options as config_options
+from mmkv_bench.config.schema import options
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
+    from mmkv_bench.config.schema import Model
     from mmkv_bench.evaluation.data_check import DataReport
+    from mmkv_bench.families.base import PixelLimits
 
-SUMMARY = "which datasets there are, and whether the data of one are there; downloads nothing"
+_KEYS = ("model", "model.frames", "model.min_pixels", "model.max_pixels", "model.video_max_pixels")
 
 
-def options(parser: Parser) -> None:
+def data_options(parser: Parser) -> None:
     """Action and datasets."""
     parser.add_argument(
         "what",
@@ -45,33 +48,22 @@ def options(parser: Parser) -> None:
     parser.examples("mmkv-bench data list", "mmkv-bench data check docvqa textvqa data.root=/data/mmkv")
 
 
-def answer(given: argparse.Namespace) -> int:
-    """0 ready, 2 refused or something is missing."""
+def data(given: argparse.Namespace) -> int:
+    """List or check datasets: 0 ready, 2 refused or something is missing."""
     if given.what == "check":
         return _check(given.names, given.json, given.online)
     if given.names:
         raise ConfigError(f"list takes no {given.names[0]!r}; to look at one dataset: mmkv-bench data check <name>")
-    return _list(given.json)
-
-
-def _list(as_json: bool) -> int:
     from mmkv_bench.datasets import fixtures
 
-    made = fixtures.names()
+    fixed = fixtures.names()
     rows: list[dict[str, Any]] = []
-    for name in config_options("dataset"):
+    for name in options("dataset"):
         about = content("dataset", name).get("about") or {}
-        rows.append(
-            {
-                "dataset": name,
-                "samples": about.get("samples"),
-                "size": str(about.get("size") or ""),
-                "judge": str(about.get("judge") or "none"),
-                "fixture": name in made,
-                "title": str(about.get("title") or ""),
-            }
-        )
-    if as_json:
+        texts = {"size": about.get("size") or "", "judge": about.get("judge") or "none"}
+        row = {"dataset": name, "samples": about.get("samples"), **{key: str(text) for key, text in texts.items()}}
+        rows.append(row | {"fixture": name in fixed, "title": str(about.get("title") or "")})
+    if given.json:
         print(json.dumps(rows))
         return 0
     width = max(len(row["dataset"]) for row in rows)
@@ -84,8 +76,7 @@ def _list(as_json: bool) -> int:
 
 def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
     names = [word for word in words if "=" not in word]
-    overrides = [word for word in words if "=" in word]
-    known = config_options("dataset")
+    known = options("dataset")
     for name in names:
         if name not in known:
             raise ConfigError(f"there is no dataset {name!r}; {nearest(name, known)}")
@@ -96,7 +87,7 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
     from mmkv_bench.evaluation.data_check import check, has_fixture, repository_of
     from mmkv_bench.evaluation.environment import go_offline
 
-    config = compose([f"dataset=[{','.join(dict.fromkeys(names))}]", *overrides])
+    config = compose([f"dataset=[{','.join(dict.fromkeys(names))}]", *(word for word in words if "=" in word)])
     if not online:
         go_offline()
     documents = []
@@ -132,6 +123,11 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
 
 def _report(document: Mapping[str, Any], found: DataReport) -> list[str]:
     expected = document["expected_samples"]
+    amounts = [
+        f"{found.files} file{'s' * (found.files != 1)}" if found.files is not None else "",
+        _bytes(found.bytes) if found.bytes is not None else "",
+        f"{found.rows} rows" if found.rows is not None else "",
+    ]
     lines = [
         f"{document['dataset']}: {document['title'] or document['task']}",
         f"  task      {document['task']}{', ' + found.config if found.config else ''}",
@@ -139,7 +135,7 @@ def _report(document: Mapping[str, Any], found: DataReport) -> list[str]:
         f"  licence   {document['licence'] or 'not known here'}",
         f"  size      {document['expected_size'] or 'not known here'}{f'; {expected} samples' if expected else ''}",
         f"  judge     {document['judge']}",
-        f"  here      {found.place}{_amount(found)}",
+        f"  here      {found.place}" + (f" ({', '.join(filter(None, amounts))})" if any(amounts) else ""),
     ]
     if found.columns is not None:
         further = [name for name in found.columns if name not in document["columns_read"]]
@@ -147,8 +143,8 @@ def _report(document: Mapping[str, Any], found: DataReport) -> list[str]:
         lines.append(f"  columns   read: {read}{'; further: ' + ', '.join(further) if further else ''}")
     if found.media is not None:
         lines.append(f"  videos    {found.media}")
-    if document.get("hub"):
-        lines.append(f"  hub       {_hub(document['hub'])}")
+    if hub := document.get("hub"):
+        lines.append(f"  hub       {hub.get('error') or _hub(hub)}")
     lines += [f"  note      {note}" for note in found.notes]
     lines += [f"  missing   {problem}" for problem in found.missing]
     if found.missing and document["fixture"]:
@@ -156,20 +152,7 @@ def _report(document: Mapping[str, Any], found: DataReport) -> list[str]:
     return [*lines, f"  {'ready' if found.ready else 'not ready'}"]
 
 
-def _amount(found: DataReport) -> str:
-    parts = []
-    if found.files is not None:
-        parts.append(f"{found.files} file{'s' * (found.files != 1)}")
-    if found.bytes is not None:
-        parts.append(_bytes(found.bytes))
-    if found.rows is not None:
-        parts.append(f"{found.rows} rows")
-    return f" ({', '.join(parts)})" if parts else ""
-
-
 def _hub(hub: Mapping[str, Any]) -> str:
-    if "error" in hub:
-        return hub["error"]
     gated = ", gated" if hub["gated"] else ""
     return (
         f"{hub['repository']} at {str(hub['commit'])[:12]} of {hub['changed']}: {hub['files']} files, "
@@ -182,3 +165,92 @@ def _bytes(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} bytes"
+
+
+# ---------------------------------------------------------------------- tokens
+def tokens_options(parser: Parser) -> None:
+    """The model and the sizes."""
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="WIDTHxHEIGHT | key=value",
+        help="sizes in pixels, and settings as of a run: model=<name>, model.frames=<n> (the sizes are then those of videos, "
+        "of which n frames are taken), for Qwen-VL models model.min_pixels, model.max_pixels, model.video_max_pixels",
+    )
+    parser.examples(
+        "mmkv-bench tokens model=qwen2_5_vl_7b 1344x896",
+        "mmkv-bench tokens model=llava_onevision_7b 640x480 model.frames=32",
+    )
+
+
+def tokens(given: argparse.Namespace) -> int:
+    """Print visual tokens and the bytes of their cache per size, and their sum.
+
+    Raises:
+        ConfigError: words that are no size and no setting, a model without a processor, limits without effect.
+    """
+    from mmkv_bench.config.compose import compose
+    from mmkv_bench.families.base import PixelLimits
+    from mmkv_bench.families.facts import kv_bytes_per_token
+    from mmkv_bench.families.registry import image_tokens, video_tokens
+    from mmkv_bench.models.shape import config_of
+
+    settings = [word for word in given.words if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", word)]
+    sizes = [(int(word.partition("x")[0]), int(word.partition("x")[2])) for word in given.words if word not in settings]
+    for word in settings:
+        if word.partition("=")[0] not in _KEYS:
+            raise ConfigError(
+                f"{word!r} is no size such as 1344x896 and no key; {nearest(word.partition('=')[0], _KEYS)}"
+            )
+    if not sizes or not any(word.startswith("model=") for word in settings):
+        raise ConfigError("a model and a size are needed: model=qwen2_5_vl_7b 1344x896")
+    model = compose(settings).model
+    shape, processor = model.shape, model.processor
+    if not shape or not processor:
+        raise ConfigError(
+            f"model={model.name} has no settings of a processor in conf/model; choose one that has, such as qwen2_5_vl_7b"
+        )
+    kind, limits = str(shape["model_type"]), PixelLimits(model.min_pixels, model.max_pixels, model.video_max_pixels)
+    _check_limits(model, kind, processor, limits)
+    per_token, counts = kv_bytes_per_token(config_of(shape), model.dtype), []
+    print(f"{model.name}: {per_token / 1024:g} KiB of keys and values per token in {model.dtype}")
+    for size in sizes:
+        if model.frames is None:
+            counts.append(image_tokens(kind, processor, *size, len(sizes), limits))
+        else:
+            counts.append(video_tokens(kind, processor, model.frames, *size, limits))
+        medium = "image" if model.frames is None else f"{model.frames} frames of"
+        print(f"  {medium} {size[0]}x{size[1]}: {_tokens(counts[-1], per_token)}")
+    if len(sizes) > 1:
+        print(f"  together: {_tokens(sum(counts), per_token)}")
+    return 0
+
+
+def _tokens(count: int, per_token: int) -> str:
+    nbytes = count * per_token
+    size = f"{nbytes / 2**20:,.1f} MiB" if nbytes < 2**30 else f"{nbytes / 2**30:,.2f} GiB"
+    return f"{count:,} visual tokens, {size}"
+
+
+def _check_limits(model: Model, kind: str, processor: Mapping[str, Any], limits: PixelLimits) -> None:
+    """Refuse limits that a run refuses, and those that have no effect on the sizes."""
+    from mmkv_bench.families.qwen_vl import area
+    from mmkv_bench.families.registry import family
+
+    for key, value in {"frames": model.frames, **vars(limits)}.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"model.{key}={value}: a whole number >= 1 belongs there")
+    given = [key for key, value in vars(limits).items() if value is not None]
+    if given and not family(kind).pixel_limits:
+        raise ConfigError(
+            f"{', '.join(given)}: model={model.name} scales to fixed sizes; leave it out (only Qwen-VL has pixel limits)"
+        )
+    idle = [key for key in given if (key == "video_max_pixels") == (model.frames is None)]
+    if idle:
+        medium = "images" if model.frames is None else "videos"
+        raise ConfigError(f"{', '.join(idle)} has no effect on {medium}; leave it out")
+    if given and model.frames is None:
+        low, high = area(processor["image"])
+        low, high = limits.min_pixels or low, limits.max_pixels or high
+        if low > high:
+            raise ConfigError(f"at least {low} and at most {high} pixels exclude each other; give both limits")

@@ -9,34 +9,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.cli.grammar import Listed, Parser, amount, configuration, count, overrides_of
+from mmkv_bench.cli.grammar import Parser, amount, configuration, count, overrides_of, reader
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mmkv_bench.config.schema import Model, RunConfig
+    from mmkv_bench.config.schema import RunConfig
     from mmkv_bench.forecast.forecast import Assumptions, Forecast
     from mmkv_bench.forecast.memory import DryPrompt
     from mmkv_bench.plan.plan import Plan
 
-SUMMARY = "what a run would do, take and fit on, and how much of it is done; loads nothing"
+_UNITS = {"device_memory": 2**30, "bandwidth": 1e9, "matmul": 1e12}
 
 
-def options(parser: Parser) -> None:
+def plan_options(parser: Parser) -> None:
     """Settings of the run, and what is known of its prompts and of the device."""
     configuration(parser)
-    parser.add_argument(
-        "--prompt-tokens",
-        action=Listed,
-        metavar="N",
-        help="lengths of prompts to plan for; default: of stored answers, else of the data's known shape, else an assumed one",
-    )
+    lengths = "lengths of prompts to plan for; default: of stored answers, else of the data's known shape, else an assumed one"
+    parser.lists({"prompt-tokens": lengths}, metavar="N")
     parser.add_argument("--visual-tokens", type=count, metavar="N", help="of each prompt; four of five by default")
-    parser.add_argument(
-        "--image",
-        action=Listed,
-        metavar="WxH",
-        help="images of a prompt, in pixels, in place of its length; --memory then runs the vision tower too",
-    )
+    images = "images of a prompt, in pixels, in place of its length; --memory then runs the vision tower too"
+    parser.lists({"image": images}, metavar="WxH")
     parser.add_argument("--device-memory", type=amount, metavar="GIB", help="memory of the device, in GiB")
     parser.add_argument(
         "--bandwidth", type=amount, metavar="GB/S", help="memory bandwidth for reading, in 10^9 bytes/s"
@@ -70,15 +62,15 @@ def options(parser: Parser) -> None:
     )
 
 
-def answer(given: argparse.Namespace) -> int:
-    """Print it. No model and no data are opened, and no connection is made.
+def plan(given: argparse.Namespace) -> int:
+    """Print the plan. No model and no data are opened, and no connection is made.
 
     Raises:
         ConfigError: flags about prompts under `scenario=efficiency`, whose settings describe them.
     """
     if given.devices:
         return _list_devices(given.json)
-    from mmkv_bench.config.compose import compose
+    from mmkv_bench.config.compose import compose, launcher_of
     from mmkv_bench.config.schema import EFFICIENCY
     from mmkv_bench.plan.planner import outline
     from mmkv_bench.plan.validate import validate
@@ -86,22 +78,24 @@ def answer(given: argparse.Namespace) -> int:
     overrides = overrides_of(given)
     config = compose(overrides)
     validate(config)
-    launcher = _launcher(overrides)
-    document = (
-        _efficiency(config, given, launcher)
-        if config.scenario == EFFICIENCY
-        else printed(outline(config), given, launcher)
-    )
+    slurm = any(text.partition("=")[0] == "launcher" for text in overrides)
+    launcher = launcher_of(overrides) if slurm else None  # the plan is then a sweep's
+    if config.scenario == EFFICIENCY:
+        document = _plan_efficiency(config, given, launcher)
+    else:
+        document = print_plan(outline(config), launcher, given)
     if given.json:
         print(json.dumps(document))
     return 0
 
 
-def printed(plan: Plan, given: argparse.Namespace, launcher: Mapping[str, Any] | None) -> dict[str, Any]:
+def print_plan(
+    plan: Plan, launcher: Mapping[str, Any] | None, given: argparse.Namespace | None = None
+) -> dict[str, Any]:
     """Print the plan of a run, and return it as data.
 
     Args:
-        given: this verb's flags; launcher: `hydra.launcher` where jobs of Slurm do it, else None.
+        launcher: `hydra.launcher` where jobs of Slurm do it, else None; given: this verb's flags, by default none.
     """
     from mmkv_bench.forecast import throughput
     from mmkv_bench.forecast.forecast import forecast, workloads_of
@@ -110,6 +104,7 @@ def printed(plan: Plan, given: argparse.Namespace, launcher: Mapping[str, Any] |
     from mmkv_bench.run import schedule
     from mmkv_bench.store.store import Store
 
+    given = reader("plan")[1].read([]) if given is None else given
     store = Store(plan.out)
     coverage, assumptions = plan.coverage(store), _assumptions(given, plan, launcher)
     known = forecast(plan, workloads_of(plan, coverage, store, assumptions), assumptions)
@@ -130,7 +125,9 @@ def printed(plan: Plan, given: argparse.Namespace, launcher: Mapping[str, Any] |
     }
 
 
-def _efficiency(config: RunConfig, given: argparse.Namespace, launcher: Mapping[str, Any] | None) -> dict[str, Any]:
+def _plan_efficiency(
+    config: RunConfig, given: argparse.Namespace, launcher: Mapping[str, Any] | None
+) -> dict[str, Any]:
     from mmkv_bench.efficiency import forecast as passes
     from mmkv_bench.efficiency.plan import plan_passes
     from mmkv_bench.efficiency.run import missing
@@ -149,12 +146,11 @@ def _efficiency(config: RunConfig, given: argparse.Namespace, launcher: Mapping[
     known = forecast(plan, passes.workloads_of(plan, todo), _assumptions(given, plan, launcher), passes.notes_of(plan))
     lacks = preflight.weights_lacking(config.model)
     print("\n".join([passes.text(plan, todo), text(known), *preflight.said(lacks)]))
-    memory = _memory(plan, known, passes.prompts(plan), int(config.new_tokens) - 1) if given.memory else {}
     return {
         **passes.document(plan, todo),
         "forecast": document(known),
         "lacking": [asdict(lack) for lack in lacks],
-        **memory,
+        **(_memory(plan, known, passes.prompts(plan), int(config.new_tokens) - 1) if given.memory else {}),
     }
 
 
@@ -179,80 +175,65 @@ def _list_devices(as_json: bool) -> int:
     return 0
 
 
-def _measured(given: argparse.Namespace) -> str:
-    """The name of this machine's device, measured now.
+def _assumptions(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, Any] | None) -> Assumptions:
+    """The flags, and a measured device for what they leave open: the one that `--device` or `--measure` names, or, where no
+    number is given, the only one of the kind that will compute. Numbers of two devices are mixed only where one is named.
 
     Raises:
-        ConfigError: no such device, or another one is to be planned for.
+        ConfigError: no such device, or lengths and sizes that are none.
     """
-    if given.device:
-        raise ConfigError(
-            f"--measure {given.measure} plans for this machine's device; leave out --device {given.device}"
-        )
-    from mmkv_bench.forecast.device_speed import measured
-
-    speed = measured(given.measure, again=True)
-    print(speed)
-    return speed.slug
-
-
-def _launcher(overrides: list[str]) -> Mapping[str, Any] | None:
-    """`hydra.launcher` where `launcher=slurm` is among the overrides: the plan is then a sweep's."""
-    from mmkv_bench.config.compose import launcher_of
-
-    return launcher_of(overrides) if any(text.partition("=")[0] == "launcher" for text in overrides) else None
-
-
-def _kind(model: Model, models: Mapping[str, Any] | None, launcher: Mapping[str, Any] | None) -> str | None:
-    """`cpu` or `cuda` of the device that the plan will run on; None: whatever torch finds here. models: `slurm.models`."""
-    from mmkv_bench.devices.requirements import sign_here
-
-    if model.device != "auto":
-        return model.device
-    if launcher is not None and "gpus_per_node" in launcher:
-        from mmkv_bench.slurm.checks import gpus_of
-        from mmkv_bench.slurm.submission import for_model
-
-        return "cuda" if gpus_of(for_model(launcher, models, model.name)) else "cpu"
-    return None if sign_here() is None else "cuda"
-
-
-def _assumptions(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, Any] | None) -> Assumptions:
-    """The flags, and a measured device for what they leave open: the one that `--device` names, or, where no number is given, the
-    only one of the kind that will compute. Numbers of two devices are mixed only where one is named."""
     from mmkv_bench.forecast import device_speed
     from mmkv_bench.forecast.forecast import Assumptions
-    from mmkv_bench.forecast.text import GIB
 
-    prompts = _tokens(given), given.visual_tokens, _images(given)
-    units = {"device_memory": GIB, "bandwidth": 1e9, "matmul": 1e12}
-    numbers = {flag: getattr(given, flag) and getattr(given, flag) * unit for flag, unit in units.items()}
+    prompts = _prompts(given)
+    numbers = {flag: getattr(given, flag) and getattr(given, flag) * unit for flag, unit in _UNITS.items()}
     flags = [f"--{flag.replace('_', '-')}" for flag, number in numbers.items() if number is not None]
-    name = _measured(given) if given.measure else given.device
-    speed = device_speed.named(name) if name else None
-    if speed is None and not flags:
-        kind = _kind(plan.model, plan.resolved["slurm"]["models"], launcher)
+    speed = None
+    if given.measure:
+        if given.device:
+            raise ConfigError(
+                f"--measure {given.measure} plans for this machine's device; leave out --device {given.device}"
+            )
+        speed = device_speed.measured(given.measure, again=True)
+        print(speed)
+    elif given.device:
+        speed = device_speed.named(given.device)
+    elif not flags:
+        kind = _kind(plan, launcher)
         alike = [one for one in device_speed.stored().values() if kind in (None, one.kind)]
         speed = alike[0] if len(alike) == 1 else None
-    if speed is None or len(flags) == len(units):
+    if speed is None or len(flags) == len(_UNITS):
         return Assumptions(*prompts, numbers["device_memory"], numbers["bandwidth"], numbers["matmul"])
     measured = speed.memory_bytes, speed.bandwidth, speed.rates.get(plan.cells[0].dtype)
-    memory, bandwidth, rate = (one if own is None else own for own, one in zip(numbers.values(), measured, strict=True))
+    memory, bandwidth, rate = (b if a is None else a for a, b in zip(numbers.values(), measured, strict=True))
     name = speed.slug + (f" with {' and '.join(flags)} as given" if flags else "")
     return Assumptions(*prompts, memory, bandwidth, rate, name)
 
 
-def _tokens(given: argparse.Namespace) -> list[int]:
+def _kind(plan: Plan, launcher: Mapping[str, Any] | None) -> str | None:
+    """`cpu` or `cuda` of the device that the plan will run on; None: whatever torch finds here."""
+    from mmkv_bench.devices.requirements import sign_here
+
+    if plan.model.device != "auto":
+        return plan.model.device
+    if launcher is not None and "gpus_per_node" in launcher:
+        from mmkv_bench.slurm.checks import gpus_of
+        from mmkv_bench.slurm.submission import for_model
+
+        return "cuda" if gpus_of(for_model(launcher, plan.resolved["slurm"]["models"], plan.model.name)) else "cpu"
+    return None if sign_here() is None else "cuda"
+
+
+def _prompts(given: argparse.Namespace) -> tuple[list[int], int | None, list[tuple[int, int]]]:
+    """Lengths of prompts, visual tokens of each, and sizes of images."""
     try:
-        return [count(text) for text in given.prompt_tokens or ()]
+        lengths = [count(text) for text in given.prompt_tokens or ()]
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"--prompt-tokens: {error}; give lengths such as 2048,8192") from error
-
-
-def _images(given: argparse.Namespace) -> list[tuple[int, int]]:
     for text in given.image or ():
         if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
             raise ConfigError(f"--image {text} is no size in pixels; give width and height, such as 1344x896")
     if given.image and (given.prompt_tokens or given.visual_tokens):
         raise ConfigError("--image says how long a prompt is; leave out --prompt-tokens and --visual-tokens")
-    return [(int(width), int(height)) for width, _, height in (text.partition("x") for text in given.image or ())]
+    images = [(int(width), int(height)) for width, _, height in (text.partition("x") for text in given.image or ())]
+    return lengths, given.visual_tokens, images

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmkv_bench.cli.grammar import Listed, Parser, count, rows_folder
-from mmkv_bench.cli.verbs.diagnose import MEASURED as DIAGNOSED
+from mmkv_bench.cli.grammar import Parser, count, rows_folder
+from mmkv_bench.cli.verbs.measure import ANALYSES
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,42 +17,37 @@ if TYPE_CHECKING:
     from mmkv_bench.tables.cost_names import Cost
     from mmkv_bench.tables.score_table import ScoreTable
 
-SUMMARY = "draw rows: accuracy against budget, latency against length, accuracy against costs, diagnostics as papers have them"
 AXES = ("entries", "fraction")
-KINDS = ("budget", "length", "front", "removal", *DIAGNOSED)
+_OF_SCORES = ("budget", "front", "removal")
 
 
-def options(parser: Parser) -> None:
+def plot_options(parser: Parser) -> None:
     """Add the kind of picture, rows, filters and the file."""
     parser.add_argument(
         "kind",
-        choices=KINDS,
+        choices=(*_OF_SCORES[:1], "length", *_OF_SCORES[1:], *ANALYSES),
         help="budget: scores against the budget; length: a cost against the length of the prompt, with the roofline where the "
         "device was measured; front: scores against costs, one point a cell, the Pareto front drawn; removal: scores against "
         "the share of entries that FlashCache removed; others: the diagnostic of that name, as its paper's figure has it",
     )
     parser.add_argument(
-        "rows", type=Path, help="rows folder that a run printed; of scores, for `length` of efficiency, of diagnostics"
+        "rows",
+        type=Path,
+        help="rows folder that a run printed; of scores, for `length` of efficiency, of diagnostics",
     )
     parser.add_argument(
         "--out", type=Path, required=True, metavar="PATH", help="without suffix; makes PATH.png and PATH.svg"
     )
-    parser.add_argument("--dataset", action=Listed, metavar="NAMES", help="only these datasets, one panel each")
-    parser.add_argument("--protocol", action=Listed, metavar="NAMES", help="only these protocols; default: paper")
-    parser.add_argument("--reading", action=Listed, metavar="NAMES", help="only these readings")
     parser.add_argument("--metric", metavar="NAME", help="the score; needed where the rows hold several")
-    parser.add_argument("--methods", action=Listed, metavar="NAMES", help="(budget, front, removal) only these lines")
-    parser.add_argument(
-        "--budgets",
-        action=Listed,
-        metavar="NAMES",
-        help="only budgets of a kind, entries or fraction; or (budget, front, removal) only these, as 64,128",
-    )
-    parser.add_argument(
-        "--cost",
-        action=Listed,
-        metavar="NAMES",
-        help="what costs are drawn, as for `tables --metric`; default: tpot_s (length), bytes,tpot_s (front)",
+    parser.lists(
+        {
+            "dataset": "only these datasets, one panel each",
+            "protocol": "only these protocols; default: paper",
+            "reading": "only these readings",
+            "methods": "(budget, front, removal) only these lines",
+            "budgets": "only budgets of a kind, entries or fraction; or (budget, front, removal) only these, as 64,128",
+            "cost": "what costs are drawn, as for `tables --metric`; default: tpot_s (length), bytes,tpot_s (front)",
+        }
     )
     parser.add_argument(
         "--costs",
@@ -72,11 +67,11 @@ def options(parser: Parser) -> None:
     )
 
 
-def answer(given: argparse.Namespace) -> int:
+def plot(given: argparse.Namespace) -> int:
     """Draw the picture, print the files' names and what is left out of it."""
     from mmkv_bench.tables.figure import save
 
-    if given.kind not in ("budget", "front", "removal"):
+    if given.kind not in _OF_SCORES:
         for flag, names in (("methods", given.methods), ("budgets", _numbers(given))):
             if names:
                 raise ConfigError(

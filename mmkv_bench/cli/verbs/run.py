@@ -1,55 +1,198 @@
-"""`mmkv-bench run`: compose a configuration, generate what is missing, score it, print the tables."""
+"""`mmkv-bench run`, `sweep`, `launch` and `score`: one configuration, several, one in several processes, or its scores alone."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from textwrap import indent, wrap
 
-from mmkv_bench.cli.grammar import Parser, configuration, overrides_of
+from mmkv_bench import __version__
+from mmkv_bench.cli.grammar import Parser, configuration, count, overrides_of
+from mmkv_bench.cli.single_run import refuse_keys_of_slurm, run_once
+from mmkv_bench.config.schema import (
+    Data,
+    Gate,
+    Judge,
+    Logger,
+    Model,
+    RunConfig,
+    Slurm,
+    groups,
+    keys,
+    options,
+)
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.secrecy import literal_secret
 
-SUMMARY = "answer, score and print tables: what `mmkv-bench method=mmshift budget=64` does"
-
-_HYDRA = {"--cfg": "-c", "--info": "-i", "--package": "-p"}
-"""Hydra's own flags that print and stop, and take a word."""
-_CHOICES = {
-    "--cfg": ("job", "hydra", "all"),
-    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+_HYDRA = {
+    "--cfg": ("-c", ("job", "hydra", "all")),
+    "--info": ("-i", ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")),
+    "--package": ("-p", None),
 }
+"""Hydra's flags that print and stop, and take a word: short form and allowed words."""
+
+_GROUPS = {
+    "model": "what is benchmarked; model=hf model.path=<folder or hub id> for any supported one",
+    "dataset": "what is asked; one or several",
+    "method": "what compresses the cache; one or several",
+    "data": "where datasets come from",
+    "judge": "which model scores what needs one",
+    "logger": "where progress is tracked besides the rows",
+    "launcher": "where -m sends its jobs",
+    "experiment": "a prepared set of choices and values",
+}
+_KEYS = {
+    "keys (key=value)": RunConfig,
+    "keys of the model (model.<key>=value)": Model,
+    "keys of the data (data.<key>=value)": Data,
+    "keys of the judge (judge.<key>=value)": Judge,
+    "keys of the gate (gate.<key>=value)": Gate,
+    "keys of the logger (logger.<key>=value)": Logger,
+    "keys of a sweep's jobs (slurm.<key>=value; hydra.launcher.<key> is what sbatch gets)": Slurm,
+}
+_END = """\
+flags
+  -h, --help        this text; mmkv-bench --help lists the other verbs
+  --json            end stdout with one JSON document
+  -m, --multirun    one run per element of comma lists: -m model=tiny,hf seed=0,1
+  --config-dir DIR  a further folder of config groups (model/, experiment/, ...)
+  -c, --cfg job     print the composed configuration and stop
+
+examples
+  python -m mmkv_bench                                             the embedded model, mmshift, 64 entries per KV head
+  python -m mmkv_bench method=snapkv budget=32
+  python -m mmkv_bench 'method=[full,snapkv,mmshift]' 'budget=[16,32,0.2]' 'dataset=[pages_walk,pages_lookup]'
+  python -m mmkv_bench method=snapkv methods.snapkv.window=16
+  python -m mmkv_bench 'method=[h2o,keydiff]' methods.keydiff.reading=released
+  python -m mmkv_bench method=mmshift 'variants.g3={base: mmshift, gamma: 3}'
+  python -m mmkv_bench model=hf model.path=/models/my-vlm 'protocol=[paper,strict]' limit=100
+  python -m mmkv_bench experiment=demo --json"""
 
 
-def options(parser: Parser) -> None:
+def run_options(parser: Parser) -> None:
     """Settings of a run, and Hydra's flags that print it instead."""
+    parser.text = usage
     configuration(parser)
-    parser.add_argument(
-        "-m", "--multirun", action="store_true", help="one run per element of comma lists: as `mmkv-bench sweep`"
-    )
-    for flag, short in _HYDRA.items():
-        parser.add_argument(
-            flag, short, choices=_CHOICES.get(flag), help="Hydra's: print and stop (--cfg job: the configuration)"
-        )
+    parser.add_argument("-m", "--multirun", action="store_true")
+    for flag, (short, choices) in _HYDRA.items():
+        parser.add_argument(flag, short, choices=choices)
     for flag in ("--resolve", "--hydra-help"):
-        parser.add_argument(flag, action="store_true", help="Hydra's")
+        parser.add_argument(flag, action="store_true")
 
 
-def help_text() -> str:
-    """Groups, keys, flags and examples."""
-    from mmkv_bench.cli.settings import usage
+def usage() -> str:
+    """Text of `mmkv-bench run --help`: groups with their options as they lie in conf/, keys from the schema, flags, examples."""
+    lines = [
+        f"mmkv_bench {__version__}: what KV-cache compression costs multimodal models, in counted budgets.",
+        "",
+        "usage: mmkv-bench [run] [group=choice ...] [key=value ...] [flags]     (or: python -m mmkv_bench ...)",
+        "",
+        "groups (group=choice, 'group=[a,b]' where several are taken)",
+    ]
+    for group in dict.fromkeys([*_GROUPS, *groups()]):
+        lines += [
+            f"  {group:<12}{_GROUPS.get(group, '')}",
+            indent("\n".join(wrap(", ".join(options(group)), 96)), " " * 14),
+        ]
+    for title, schema in _KEYS.items():
+        lines += ["", title]
+        for key, (text, allowed) in keys(schema).items():
+            words = allowed if isinstance(allowed, str) else " | ".join(allowed)
+            lines.append(f"  {key:<18}{text}" + (f" [{words}]" if words else ""))
+    return "\n".join([*lines, "", _END])
 
-    return usage()
 
-
-def answer(given: argparse.Namespace) -> int:
-    """Run it; 1 where some row is a failure."""
-    overrides = overrides_of(given)
-    flags = [word for flag in _HYDRA if getattr(given, flag[2:]) for word in (flag, getattr(given, flag[2:]))]
-    flags += [flag for flag in ("--resolve", "--hydra-help") if getattr(given, flag[2:].replace("-", "_"))]
+def run(given: argparse.Namespace) -> int:
+    """Run a configuration; 1 where some row is a failure."""
+    overrides, values = overrides_of(given), vars(given)
+    flags = [word for flag in _HYDRA if values[flag[2:]] for word in (flag, values[flag[2:]])]
+    flags += [flag for flag in ("--resolve", "--hydra-help") if values[flag[2:].replace("-", "_")]]
     if flags:
         from mmkv_bench.run.multirun import show
 
         return show(overrides, flags)
-    if given.multirun:
-        from mmkv_bench.cli.verbs.sweep import sweep
+    return run_sweep(overrides) if given.multirun else run_once(overrides)
 
-        return sweep(overrides)
-    from mmkv_bench.cli.once import once
 
-    return once(overrides)
+# ---------------------------------------------------------------------- sweep
+def sweep_options(parser: Parser) -> None:
+    """Settings of the runs."""
+    configuration(parser)
+    parser.examples(
+        "mmkv-bench sweep method=mmshift seed=0,1,2",
+        "mmkv-bench sweep 'method=[full,snapkv]' page_size=small,large out=runs/pages",
+        "mmkv-bench sweep launcher=slurm experiment=demo shards=4 hydra.launcher.partition=gpu dry=true",
+    )
+
+
+def sweep(given: argparse.Namespace) -> int:
+    """Check every job, then run them all; the highest exit code of any."""
+    return run_sweep(overrides_of(given))
+
+
+def run_sweep(overrides: Sequence[str]) -> int:
+    """Run the jobs of a sweep by the launcher that they name."""
+    from mmkv_bench.config.compose import launcher_of
+    from mmkv_bench.run.multirun import checked, multirun
+
+    if (secret := literal_secret(overrides)) is not None:
+        raise ConfigError(
+            f"{secret} is given as it is, and the jobs of a sweep and their scripts would hold it; name an environment variable: "
+            f"'{secret}=${{oc.env:NAME}}'"
+        )
+    jobs = checked(overrides)
+    words, config = jobs[0]
+    launcher = launcher_of(words)
+    if not str(launcher["_target_"]).endswith("SlurmLauncher"):
+        refuse_keys_of_slurm(config, "add launcher=slurm")
+        return multirun(overrides, len(jobs))
+    from mmkv_bench.slurm import sweep as slurm
+
+    if config.dry:
+        from mmkv_bench.cli.verbs.plan import print_plan
+
+        for plan in slurm.dry(jobs, launcher):
+            print()
+            print_plan(plan, launcher)
+        return 0
+    from mmkv_bench.cli.slurm_job import SlurmJob
+
+    return slurm.sweep(jobs, launcher, SlurmJob)
+
+
+# ---------------------------------------------------------------------- launch, score
+def launch_options(parser: Parser) -> None:
+    """Number of processes, and the settings of the run."""
+    parser.add_argument(
+        "--processes", type=count, metavar="N", help="default: one per visible device; without a device it must be said"
+    )
+    configuration(parser)
+    parser.examples("mmkv-bench launch --processes 4 experiment=demo")
+
+
+def launch(given: argparse.Namespace) -> int:
+    """Generate in N processes, score once at the end."""
+    from mmkv_bench.run.launch import launch
+
+    for text in given.overrides:
+        if text.startswith("processes="):
+            raise ConfigError(f"{text} is a flag: write --processes {text.partition('=')[2]}")
+    return launch(overrides_of(given), given.processes)
+
+
+def score_options(parser: Parser) -> None:
+    """Settings of the run whose answers are scored."""
+    configuration(parser)
+    parser.examples(
+        "mmkv-bench score experiment=demo",
+        "mmkv-bench score dataset=mmvet out=runs/vet judge=openai judge.model=gpt-4o",
+    )
+
+
+def score(given: argparse.Namespace) -> int:
+    """Score what is stale and print the tables."""
+    overrides = overrides_of(given)
+    for text in overrides:
+        if text.partition("=")[0].lstrip("+") == "stage" and text.partition("=")[2] != "score":
+            raise ConfigError(f"{text}: `score` generates nothing; drop it, or use `mmkv-bench run`")
+    return run_once([*overrides, "stage=score"])

@@ -4,31 +4,40 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
+import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.cli.grammar import Parser, rows_folder
-from mmkv_bench.cli.output import clear_screen
-from mmkv_bench.cli.queue import ended, jobs
+from mmkv_bench.cli.guard import clear_screen
+from mmkv_bench.columns import aligned
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.status import Status
 
-SUMMARY = "how far runs are: cells, samples, failures and scores of their rows; works while they are written"
-
 RUNS = Path("runs")
 _HEADS = ("dataset", "cells", "samples", "answers", "complete", "failed", "scored")
+JOB = "mmkv"
+"""Prefix of the names of our jobs."""
+UNFINISHED = (
+    *("BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "NODE_FAIL"),
+    *("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"),
+)
+"""States in which a job ended before its work did; one that is queued again later counts by its newest."""
 
 
-def options(parser: Parser) -> None:
-    """Add rows folders, failures, watching and the form."""
-    parser.add_argument("rows", type=Path, nargs="*", help=f"rows folders; all below {RUNS} by default")
+def status_options(parser: Parser) -> None:
+    """Rows folders, failures, watching and the form."""
+    parser.add_argument("rows", type=rows_folder, nargs="*", help=f"rows folders; all below {RUNS} by default")
     parser.add_argument("--failed", action="store_true", help="list the samples that failed, with the reason of each")
     parser.add_argument(
         "--watch",
@@ -42,7 +51,7 @@ def options(parser: Parser) -> None:
     parser.examples("mmkv-bench status", "mmkv-bench status runs/demo --failed", "mmkv-bench status runs/demo --watch")
 
 
-def answer(given: argparse.Namespace) -> int:
+def status(given: argparse.Namespace) -> int:
     """Print the state of the stores; the exit code is 0 whatever it is."""
     from mmkv_bench.store.store import Store
 
@@ -51,12 +60,10 @@ def answer(given: argparse.Namespace) -> int:
     folders = given.rows or sorted(file.parent for file in RUNS.glob("**/store.json"))
     if not folders:
         raise ConfigError(f"there are no result rows below {RUNS}; name the rows folder that a run printed")
-    stores = [Store(rows_folder(folder)) for folder in folders]
-    while True:
-        missing = _print(stores, given)
-        if given.watch is None or not missing:
-            return 0
+    stores = [Store(folder) for folder in folders]
+    while _print(stores, given) and given.watch is not None:
         time.sleep(given.watch)
+    return 0
 
 
 def _print(stores: Sequence[Store], given: argparse.Namespace) -> int:
@@ -72,22 +79,48 @@ def _print(stores: Sequence[Store], given: argparse.Namespace) -> int:
     else:
         if given.watch is not None and sys.stdout.isatty():
             clear_screen()
-        print("\n\n".join("\n".join(lines(one, failed)) for one, failed in states))
-        if line := _slurm_line(queue, ended_jobs):
-            print(line, file=sys.stderr if isinstance(queue, str) else sys.stdout)
+        print("\n\n".join("\n".join(_lines(one, failed)) for one, failed in states))
+        if isinstance(queue, str):
+            print(queue, file=sys.stderr)
+        elif queue or ended_jobs:
+            late = f"ended within a day: {_counts(ended_jobs)}" if ended_jobs else ""
+            print(f"Slurm: {'; '.join(filter(None, [_counts(queue or {}), late]))}")
         sys.stdout.flush()
     return sum(one.missing for one, _ in states)
 
 
-def _slurm_line(queue: Mapping[str, int] | str | None, ended_jobs: Mapping[str, int]) -> str:
-    if isinstance(queue, str):
-        return queue
-    parts = [_counts(queue or {}), f"ended within a day: {_counts(ended_jobs)}" if ended_jobs else ""]
-    return f"Slurm: {'; '.join(filter(None, parts))}" if any(parts) else ""
-
-
 def _counts(jobs: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {state.lower()}" for state, number in sorted(jobs.items()))
+
+
+def _lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of one store: its folder, its datasets, its failures by kind, and the failed samples if asked for."""
+    rows = [
+        (
+            one.dataset,
+            str(one.cells),
+            str(one.samples),
+            f"{one.rows} of {one.planned}",
+            f"{one.complete} of {one.cells}",
+            str(one.failed),
+            f"{one.scored} of {one.cells}" + (f" ({one.stale} to score)" if one.stale else ""),
+        )
+        for one in status.datasets
+    ]
+    timed = sum(status.passes.values())
+    passes = [f"  {timed} passes of scenario=efficiency, {timed - status.passes.get('ok', 0)} failed"] if timed else []
+    if not rows and passes:
+        return [f"{status.root}: no answers", *passes]
+    done, planned = sum(one.rows for one in status.datasets), sum(one.planned for one in status.datasets)
+    failures = [
+        f"  {number} {status} on {dataset}: {reason or 'no reason given'}"
+        for (dataset, status, reason), number in status.failures.items()
+    ]
+    samples = [
+        f"  {row['dataset']} {row['sample_id']} {row['label']}: {row['status']}, {row['error']}" for row in failed
+    ]
+    table = aligned(_HEADS, rows, words=len(_HEADS))
+    return [f"{status.root}: {done} of {planned} answers", *table, *_pace(status), *passes, *failures, *samples]
 
 
 def _pace(status: Status) -> list[str]:
@@ -112,46 +145,12 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines of one store: its folder, its datasets, its failures by kind, and the failed samples if asked for."""
-    rows = [
-        (
-            one.dataset,
-            str(one.cells),
-            str(one.samples),
-            f"{one.rows} of {one.planned}",
-            f"{one.complete} of {one.cells}",
-            str(one.failed),
-            f"{one.scored} of {one.cells}" + (f" ({one.stale} to score)" if one.stale else ""),
-        )
-        for one in status.datasets
-    ]
-    timed = sum(status.passes.values())
-    passes = [f"  {timed} passes of scenario=efficiency, {timed - status.passes.get('ok', 0)} failed"] if timed else []
-    if not rows and passes:
-        return [f"{status.root}: no answers", *passes]
-    done, planned = sum(one.rows for one in status.datasets), sum(one.planned for one in status.datasets)
-    widths = [max(map(len, column)) for column in zip(_HEADS, *rows, strict=True)]
-    table = [
-        "  " + "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in (_HEADS, *rows)
-    ]
-    ends = [
-        f"  {number} {status} on {dataset}: {reason or 'no reason given'}"
-        for (dataset, status, reason), number in status.failures.items()
-    ]
-    samples = [
-        f"  {row['dataset']} {row['sample_id']} {row['label']}: {row['status']}, {row['error']}" for row in failed
-    ]
-    return [f"{status.root}: {done} of {planned} answers", *table, *_pace(status), *passes, *ends, *samples]
-
-
 def _document(status: Status, failed: Sequence[Mapping[str, Any]], listed: bool) -> dict[str, Any]:
     failures = [
         {"dataset": dataset, "status": ended, "error": reason, "rows": number}
         for (dataset, ended, reason), number in status.failures.items()
     ]
-    document = {
+    return {
         "rows": str(status.root),
         "datasets": [asdict(one) for one in status.datasets],
         "failures": failures,
@@ -161,5 +160,44 @@ def _document(status: Status, failed: Sequence[Mapping[str, Any]], listed: bool)
         "answers_per_second": status.rate,
         "seconds_left": status.left,
         "newest": status.last,
+        **({"failed": list(failed)} if listed else {}),
     }
-    return document | ({"failed": list(failed)} if listed else {})
+
+
+# ---------------------------------------------------------------------- Slurm: the queue tells who may still add rows
+def jobs() -> Mapping[str, int] | str | None:
+    """State (`RUNNING`, `PENDING`, ...) -> this user's jobs in it, every task of an array by itself; a sentence where the
+    queue cannot be asked, None where there is no Slurm."""
+    if shutil.which("squeue") is None:
+        return None
+    try:
+        answer = _asked(["squeue", "--me", "--array", "--noheader", "--format=%T %j"])
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        return f"Slurm's queue cannot be asked here: no answer ({problem})"
+    if answer.returncode:
+        lines = (answer.stderr or answer.stdout).strip().splitlines() or [f"exit code {answer.returncode}"]
+        return f"Slurm's queue cannot be asked here: {lines[-1].removeprefix('squeue: ')}"
+    return _counted(answer.stdout, " ")
+
+
+def ended() -> Mapping[str, int]:
+    """State (`UNFINISHED`) -> this user's jobs that ended so within a day, by Slurm's accounting; nothing where a site keeps
+    none, as many do."""
+    words = ["--allocations", f"--user={os.getuid()}", "--starttime=now-1days", "--noheader", "--parsable2"]
+    try:
+        answer = _asked(["sacct", *words, "--format=State,JobName"])
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    counted = {} if answer.returncode else _counted(answer.stdout, "|")
+    return {state: number for state, number in counted.items() if state in UNFINISHED}
+
+
+def _asked(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """A program's answer; a controller that does not answer within ten seconds holds nobody up."""
+    return subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
+
+
+def _counted(lines: str, between: str) -> Mapping[str, int]:
+    """State -> our jobs in it, from lines of a state and a name; of "CANCELLED by 1000" the first word."""
+    rows = (line.partition(between) for line in lines.splitlines())
+    return Counter(state.split()[0] for state, _, name in rows if name.startswith(JOB))

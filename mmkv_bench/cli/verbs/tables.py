@@ -1,4 +1,4 @@
-"""`mmkv-bench tables`: the tables of a run again, from its rows."""
+"""`mmkv-bench tables`: the tables of a run again, from its rows; `mmkv-bench papers`: the papers' tables, filled from rows."""
 
 from __future__ import annotations
 
@@ -8,49 +8,48 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmkv_bench.cli.grammar import Listed, Parser
+from mmkv_bench.cli.grammar import Parser, amount
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
+    from mmkv_bench.papers.filled_table import FilledTable
+    from mmkv_bench.papers.layout import TableLayout
     from mmkv_bench.tables.cost_names import Cost
-    from mmkv_bench.tables.rows import Rows
-    from mmkv_bench.tables.score_table import ScoreTable
     from mmkv_bench.tables.table import Table
 
-SUMMARY = "print the tables of a run again, from its rows"
+_OF_SCORES = ("groups", "pairs", "ranks", "methods", "budgets", "against")
+_NOT_CSV = ("groups", "ranks", "against")
+STAND_INS = "standins"
 
 
-def options(parser: Parser) -> None:
-    """Add rows, filters and forms."""
+def tables_options(parser: Parser) -> None:
+    """Rows, filters and forms."""
     parser.add_argument("rows", type=Path, help="rows folder that a run printed")
     parser.add_argument("--format", choices=("md", "csv", "latex", "html"), default="md", help="default: md")
-    parser.add_argument("--dataset", action=Listed, metavar="NAMES", help="only these datasets")
-    parser.add_argument("--protocol", action=Listed, metavar="NAMES", help="only these protocols")
-    parser.add_argument("--reading", action=Listed, metavar="NAMES", help="only these readings (paper, released)")
-    parser.add_argument(
-        "--metric",
-        "--metrics",
-        action=Listed,
-        metavar="NAMES",
-        help="only these metrics; fidelity: KL, agreement and divergence from full in one table; costs, with the ratio to full: "
-        "tpot_s,ttft_s,peak,bytes, and each column of responses and phase of timings (docs/rows.md)",
+    parser.lists(
+        {
+            "dataset": "only these datasets",
+            "protocol": "only these protocols",
+            "reading": "only these readings (paper, released)",
+            "metric metrics": "only these metrics; fidelity: KL, agreement and divergence from full in one table; costs, with "
+            "the ratio to full: tpot_s,ttft_s,peak,bytes, and each column of responses and phase of timings (docs/rows.md)",
+            "methods": "only these lines, each two of them compared (not csv)",
+        }
     )
-    parser.add_argument(
-        "--methods", action=Listed, metavar="NAMES", help="only these lines, each two of them compared (not csv)"
-    )
-    parser.add_argument("--budgets", action=Listed, metavar="NUMBERS", help="only these budgets")
+    parser.lists({"budgets": "only these budgets"}, metavar="NUMBERS")
     parser.add_argument(
         "--against",
         metavar="NAME",
         help="compare the lines with this one only; bold, ranks and verdicts stay those of all lines of the rows",
     )
-    parser.add_argument(
-        "--groups", action="store_true", help="means over the groups of a benchmark's datasets (not csv)"
-    )
-    parser.add_argument("--ranks", action="store_true", help="ranks over all tasks, in place of the tables (not csv)")
-    parser.add_argument("--no-interval", action="store_true", help="scores without their intervals (not csv)")
-    parser.add_argument("--notes", action="store_true", help="all notes, not only the five most important (not csv)")
-    parser.add_argument("--pairs", action="store_true", help="also the separated pairs (csv: all pairs, instead)")
+    for flag, text in {
+        "groups": "means over the groups of a benchmark's datasets (not csv)",
+        "ranks": "ranks over all tasks, in place of the tables (not csv)",
+        "no-interval": "scores without their intervals (not csv)",
+        "notes": "all notes, not only the five most important (not csv)",
+        "pairs": "also the separated pairs (csv: all pairs, instead)",
+    }.items():
+        parser.add_argument(f"--{flag}", action="store_true", help=text)
     parser.examples(
         "mmkv-bench tables results/tiny/large",
         "mmkv-bench tables runs/demo --protocol strict --format latex",
@@ -62,71 +61,72 @@ def options(parser: Parser) -> None:
     )
 
 
-def answer(given: argparse.Namespace) -> int:
-    """Print the tables."""
-    sys.stdout.write(text(given))
-    return 0
-
-
-def text(given: argparse.Namespace) -> str:
-    """The text that the options ask for: tables of scores, then those of costs."""
+def tables(given: argparse.Namespace) -> int:
+    """Print tables of scores, then those of costs."""
     from mmkv_bench.tables.cost_names import divided
     from mmkv_bench.tables.formats import write
 
     names, costs = divided(given.metric or ())
     _refuse_conflicts(given, names, costs)
-    tables = _score_tables(given, names) if names or not costs else []
-    tables += _cost_tables(given, costs) if costs else []
-    return write(tables, given.format, title=f"Tables of {given.rows}", notes=given.notes)
+    printed = _score_tables(given, names) if names or not costs else []
+    printed += _cost_tables(given, costs) if costs else []
+    sys.stdout.write(write(printed, given.format, title=f"Tables of {given.rows}", notes=given.notes))
+    return 0
 
 
 def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Sequence[Cost]) -> None:
     """Raise ConfigError for options that would change nothing of what is printed, and for what no format prints together."""
     from mmkv_bench.tables.fidelity import GROUP, among
 
-    if costs:
-        for name in ("groups", "pairs", "ranks", "methods", "budgets", "against"):
-            if getattr(given, name):
-                raise ConfigError(f"--{name} is for scores; leave out --metric {costs[0].name}")
+    of_scores = [name for name in _OF_SCORES if getattr(given, name)]
+    if costs and of_scores:
+        raise ConfigError(f"--{of_scores[0]} is for scores; leave out --metric {costs[0].name}")
     if names and costs and given.format == "csv":
         raise ConfigError(
             f"scores ({', '.join(names)}) and costs ({', '.join(cost.name for cost in costs)}) have other columns in csv; "
             "ask for them in two commands"
         )
-    for name in ("groups", "ranks", "against"):
-        if getattr(given, name) and given.format == "csv":
+    for name in _NOT_CSV if given.format == "csv" else ():
+        if name in of_scores:
             raise ConfigError(f"--{name} is for tables to read, not for csv; leave out --format csv")
     if given.groups and given.ranks:
         raise ConfigError("--groups and --ranks print two things; ask for them in two commands")
-    for name in ("groups", "ranks", "pairs", "methods", "budgets", "against"):
-        if _together(given, names) and getattr(given, name):
-            one = ", ".join(sorted(among([GROUP])))
-            raise ConfigError(f"--{name} is for tables of one metric; give --metric one or more of {one}")
+    if _fidelity_alone(given, names) and of_scores:
+        single = ", ".join(sorted(among([GROUP])))
+        raise ConfigError(f"--{of_scores[0]} is for tables of one metric; give --metric one or more of {single}")
 
 
-def _together(given: argparse.Namespace, names: Sequence[str]) -> bool:
+def _fidelity_alone(given: argparse.Namespace, names: Sequence[str]) -> bool:
     """True if all metrics of fidelity stand in one table."""
-    from mmkv_bench.tables.fidelity import GROUP
-
-    return list(names) == [GROUP] and given.format != "csv"
+    return list(names) == ["fidelity"] and given.format != "csv"
 
 
-def _score_tables(given: argparse.Namespace, names: Sequence[str]) -> list[Table]:
+def _score_tables(given: argparse.Namespace, metrics: Sequence[str]) -> list[Table]:
+    from mmkv_bench.tables import fidelity
+    from mmkv_bench.tables.build import build
+    from mmkv_bench.tables.compare import narrowed
+    from mmkv_bench.tables.cost_names import refuse_unknown
     from mmkv_bench.tables.dataset_groups import gate_configs, group_tables, groups_of, tables_of_groups
-    from mmkv_bench.tables.fidelity import fidelity_tables
+    from mmkv_bench.tables.rows import load
     from mmkv_bench.tables.score_text import tables_of_scores
     from mmkv_bench.tables.task_ranks import tables_of_ranks
 
-    if _together(given, names):
-        return fidelity_tables(_rows(given, names), given.dataset, given.protocol, given.reading)
-    rows, tables = _tables(given, names)
+    rows = load(given.rows, fidelity=fidelity.among(metrics))
+    filters = {"datasets": given.dataset, "protocols": given.protocol, "readings": given.reading}
+    if _fidelity_alone(given, metrics):
+        return fidelity.fidelity_tables(rows, **filters)
+    names = fidelity.names(metrics or None, rows)
+    refuse_unknown(names or (), rows.names)
+    built = build(rows, **filters, metrics=names)
+    if given.methods or given.against or given.budgets:
+        built = narrowed(built, given.methods, given.budgets, given.against)
     intervals = not given.no_interval
     if given.ranks:
-        return tables_of_ranks(tables)
+        return tables_of_ranks(built)
     if given.groups:
-        return tables_of_groups(group_tables(tables, groups_of(rows), gate_configs(rows)), intervals=intervals)
+        return tables_of_groups(group_tables(built, groups_of(rows), gate_configs(rows)), intervals=intervals)
     compare = bool(given.methods or given.against)
-    return tables_of_scores(tables, intervals=intervals, pairs=given.pairs, compare=compare, against=given.against)
+    return tables_of_scores(built, intervals=intervals, pairs=given.pairs, compare=compare, against=given.against)
 
 
 def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost]) -> list[Table]:
@@ -136,30 +136,95 @@ def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost]) -> list[Table
     from mmkv_bench.tables.costs import cost_tables, needed, set_limits
 
     filters = {"datasets": given.dataset, "protocols": given.protocol, "readings": given.reading}
-    tables = set_limits(
-        cost_tables(given.rows, costs, beside=needed(costs), **filters), costs, roofline_by_context(Store(given.rows))
+    built = cost_tables(given.rows, costs, beside=needed(costs), **filters)
+    return tables_of_costs(
+        set_limits(built, costs, roofline_by_context(Store(given.rows))), intervals=not given.no_interval
     )
-    return tables_of_costs(tables, intervals=not given.no_interval)
 
 
-def _rows(given: argparse.Namespace, names: Sequence[str]) -> Rows:
-    from mmkv_bench.tables.fidelity import among
-    from mmkv_bench.tables.rows import load
+# ---------------------------------------------------------------------- papers
+def papers_options(parser: Parser) -> None:
+    """Tables, rows and format."""
+    parser.add_argument(
+        "tables",
+        nargs="*",
+        metavar="id",
+        help="as mmshift_table01 or meda_fig04; all; standins: every layout, filled by the embedded model",
+    )
+    rows = "rows folders that runs printed, or folders that hold such; default: results/papers if it exists"
+    parser.lists({"rows": rows}, metavar="DIRS")
+    parser.add_argument("--format", choices=("md", "latex", "csv", "html"), default="md", help="default: md")
+    parser.add_argument("--notes", action="store_true", help="print all notes, not the five most important")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write a file for each table there, and its pictures")
+    parser.add_argument("--list", action="store_true", help="list the ids with their captions")
+    parser.add_argument("--plan", action="store_true", help="print what the cells take to run, in hours; run nothing")
+    parser.add_argument(
+        "--bandwidth", type=amount, default=3350, metavar="GB/S", help="with --plan: default 3350, an H100"
+    )
+    parser.add_argument("--matmul", type=amount, default=400, metavar="TFLOP/S", help="with --plan: default 400")
+    parser.add_argument("--summary", action="store_true", help="print all papers as one page (md)")
+    parser.examples(
+        "mmkv-bench papers mmshift_table01",
+        "mmkv-bench papers mmshift_table06 flashcache_table05 --rows runs/qwen,runs/other_machine",
+        "mmkv-bench papers all --rows results/papers --format csv",
+        "mmkv-bench papers mmshift_table01 --plan",
+        "mmkv-bench papers --summary",
+        "mmkv-bench papers standins --out results/tiny/papers",
+    )
 
-    return load(given.rows, fidelity=among(names))
+
+def papers(given: argparse.Namespace) -> int:
+    """Print tables, or write them and print their files' names."""
+    from mmkv_bench.papers import plan
+    from mmkv_bench.papers.layout import load, stand_in_ids, table_ids
+    from mmkv_bench.papers.summary import summary
+    from mmkv_bench.papers.table import SUFFIXES, render
+
+    if given.list:
+        text = "".join(f"{name:<24}{load(name).caption}\n" for name in (*table_ids(), *stand_in_ids()))
+    elif given.plan:
+        text = plan.text(_layouts(given), plan.PlanDevice(given.bandwidth * 1e9, given.matmul * 1e12))
+    elif given.summary:
+        text = summary(_filled(given))
+    elif given.out is None:
+        text = render(_filled(given), given.format, notes=given.notes)
+    else:
+        from mmkv_bench.papers.figure import save_pictures
+
+        text = ""
+        given.out.mkdir(parents=True, exist_ok=True)
+        for table in _filled(given):
+            file = given.out / f"{table.layout.id}.{SUFFIXES[given.format]}"
+            file.write_text(render([table], given.format, notes=given.notes), encoding="utf-8")
+            text += "".join(f"{path}\n" for path in (file, *save_pictures(table, given.out)))
+    sys.stdout.write(text)
+    return 0
 
 
-def _tables(given: argparse.Namespace, metrics: Sequence[str]) -> tuple[Rows, list[ScoreTable]]:
-    """The rows, and the tables of scores that are wanted of them."""
-    from mmkv_bench.tables.build import build
-    from mmkv_bench.tables.compare import narrowed
-    from mmkv_bench.tables.cost_names import refuse_unknown
-    from mmkv_bench.tables.fidelity import names
+def _layouts(given: argparse.Namespace) -> list[TableLayout]:
+    from mmkv_bench.papers.layout import load, stand_in_ids, table_ids
 
-    rows = _rows(given, metrics)
-    wanted = names(metrics or None, rows)
-    refuse_unknown(wanted or (), rows.names)
-    tables = build(rows, datasets=given.dataset, protocols=given.protocol, readings=given.reading, metrics=wanted)
-    if given.methods or given.against or given.budgets:
-        tables = narrowed(tables, given.methods, given.budgets, given.against)
-    return rows, tables
+    if not given.tables and not given.summary:
+        raise ConfigError("papers needs the id of a table, all, or standins; --list names them")
+    groups = {"all": table_ids(), STAND_INS: stand_in_ids()}
+    names = groups["all"] if given.summary else [one for name in given.tables for one in groups.get(name, (name,))]
+    return [load(name) for name in dict.fromkeys(names)]
+
+
+def _filled(given: argparse.Namespace) -> list[FilledTable]:
+    """Fill the tables; stand-ins name their own rows unless --rows does."""
+    from mmkv_bench.config.schema import conf_dir
+    from mmkv_bench.papers.evidence import Evidence
+    from mmkv_bench.papers.filled_table import fill
+
+    results = conf_dir().parent / "results"
+    default = [results / "papers"] if (results / "papers").is_dir() else []
+    bodies: dict[tuple[bool, tuple[Path, ...]], Evidence] = {}
+    filled = []
+    for layout in _layouts(given):
+        roots = [Path(root) for root in given.rows or ()] or [results / "tiny" / store for store in layout.stores]
+        key = (bool(layout.stands_for), tuple(roots or default))
+        if key not in bodies:
+            bodies[key] = Evidence.of(key[1], stand_in=key[0])
+        filled.append(fill(layout, bodies[key]))
+    return filled

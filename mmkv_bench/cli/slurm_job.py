@@ -17,7 +17,7 @@ _AGAIN = (signal.SIGUSR2, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """One run. A stop signal ends it between two samples and queues it again; it then continues at the first missing one.
 
     Attributes:
@@ -40,7 +40,7 @@ class Job:
         return DelayedSubmission(self)
 
     def _work(self, overrides: Sequence[str]) -> int:
-        from mmkv_bench.cli.once import once
+        from mmkv_bench.cli.single_run import run_once
         from mmkv_bench.run.stopping import Stopped
         from mmkv_bench.slurm.submission import ASK
 
@@ -50,7 +50,7 @@ class Job:
                 from mmkv_bench.run.launch import launch_in_job
 
                 return launch_in_job(overrides, self.devices)
-            return once(list(overrides))
+            return run_once(list(overrides))
         except Stopped as stop:
             wanted = _wanted() if stop.signal == signal.SIGTERM else True
             goes_on = {

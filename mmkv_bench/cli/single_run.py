@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mmkv_bench.cli.guard import closed_output
-from mmkv_bench.config.schema import EFFICIENCY
+from mmkv_bench.config.schema import EFFICIENCY, RunConfig
 from mmkv_bench.errors import ConfigError, MMKVError
 
 
-def once(overrides: list[str]) -> int:
-    """One run of one configuration.
+def run_once(overrides: list[str]) -> int:
+    """Run one configuration and return its exit code.
 
     Raises:
         ConfigError: a configuration that cannot run; MMKVError: also an output that was closed before the end.
@@ -25,11 +25,7 @@ def once(overrides: list[str]) -> int:
         config = compose(overrides)
         validate(config)
         refuse_absent(config)
-        for key, set_to in (("shards", config.shards != 1), ("dry", config.dry)):
-            if set_to:
-                raise ConfigError(
-                    f"{key} only matters to a sweep with launcher=slurm; write mmkv-bench sweep, or drop it"
-                )
+        refuse_keys_of_slurm(config, "write mmkv-bench sweep with launcher=slurm")
     with waiting("loading", log=True):  # not before: a mistake in the words above stays one sentence, in logs too
         if config.scenario == EFFICIENCY:
             from mmkv_bench.efficiency.run import run
@@ -43,3 +39,10 @@ def once(overrides: list[str]) -> int:
             "the output was closed before the run's end; run the same command again to continue, with its output to a "
             "file or a terminal"
         ) from None
+
+
+def refuse_keys_of_slurm(config: RunConfig, remedy: str) -> None:
+    """Refuse keys that a run here would ignore."""
+    for key, changed in (("shards", config.shards != 1), ("dry", config.dry)):
+        if changed:
+            raise ConfigError(f"{key} only matters to a sweep on Slurm; {remedy}, or drop it")

@@ -1,0 +1,82 @@
+"""`mmkv-bench new mine.py` writes a method file to start from; `mmkv-bench check mine.py` tests one.
+
+A check is what every built-in method promises: first of its parts on random layers (with and without grouped query heads,
+prompts of 1 to 130 tokens, every kind of budget), then of whole answers of the embedded model, shared forks against runs by
+themselves through stock `generate()`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+from mmkv_bench.cli.grammar import Parser
+
+PARTS = {
+    "scorer": "which entries matter",
+    "allocator": "how much each layer and KV head gets",
+    "selector": "what stays whatever its score",
+    "reducer": "what evicted entries leave behind",
+    "decoding": "what goes while the answer grows",
+}
+
+
+def new_options(parser: Parser) -> None:
+    """Target file and part of a method."""
+    parser.add_argument("file", help="a .py file that does not exist yet; the method is called as it is")
+    parser.add_argument(
+        "--part", choices=PARTS, default="scorer", help="; ".join(f"{name}: {text}" for name, text in PARTS.items())
+    )
+    parser.examples("mmkv-bench new mine.py", "mmkv-bench new sharp_heads.py --part allocator")
+
+
+def new(given: argparse.Namespace) -> int:
+    """Write the file and print what to do next; a file that is there is left as it is."""
+    from mmkv_bench.methods import method_file
+
+    method_file.write(given.file, given.part)
+    name = shlex.quote(given.file)
+    print(f"{given.file}: {'an' if given.part == 'allocator' else 'a'} {given.part} to start from; change it, and then")
+    print(f"  mmkv-bench check {name}")
+    print(f"  mmkv-bench 'method=[snapkv,{given.file}]' budget=64 out=runs/{Path(given.file).stem}")
+    return 0
+
+
+def check_options(parser: Parser) -> None:
+    """The file, and arguments of its class."""
+    parser.add_argument("file", help="Python file with the method")
+    parser.add_argument(
+        "settings", nargs="*", metavar="key=value", help="name=<class> and arguments of its constructor"
+    )
+    parser.examples("mmkv-bench check examples/value_norm.py", "mmkv-bench check my_method.py name=Mine window=16")
+
+
+def check(given: argparse.Namespace) -> int:
+    """Check all promises: 0 when they are kept, 1 when one is broken; a file that cannot be used at all is refused."""
+    from mmkv_bench.methods import method_file_checks
+
+    method_file_checks.check(given.file)  # before the seconds that torch takes
+    from mmkv_bench.methods import broken_promises, promises
+
+    made = promises.method(given.file, given.settings)
+    parts = (made.scorer, made.allocator, made.selector, made.reducer, made.decoding or "no decode policy")
+    print(f"{given.file}: {', '.join(map(str, parts))}")
+    broken: dict[broken_promises.Check, broken_promises.Finding] = {}
+    waiting = 0
+    for number, check in enumerate(promises.CHECKS):
+        if broken_promises.hidden(check, broken):
+            waiting += 1
+            continue
+        finding = broken_promises.tried(check, made, given.file)
+        if finding is not None and any(other.again(finding) for other in broken.values()):
+            waiting += len(promises.CHECKS) - number
+            break
+        broken |= {} if finding is None else {check: finding}
+        promise = (check.__doc__ or check.__name__).splitlines()[0]
+        print(f"ok      {promise}" if finding is None else f"BROKEN  {promise}: {finding}", flush=True)
+    kept = len(promises.CHECKS) - len(broken) - waiting
+    print(
+        f"{kept} of {len(promises.CHECKS)} promises are kept" + f"; {waiting} wait for the line above" * bool(waiting)
+    )
+    return 1 if broken else 0

@@ -1,0 +1,149 @@
+"""`mmkv-bench pack`, `fetch`, `export` and `verify`: rows as few files, from elsewhere, for others, and made again."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from mmkv_bench.cli.grammar import Parser, count, not_negative, rows_folder
+from mmkv_bench.consent import RUN_CODE
+from mmkv_bench.errors import ConfigError
+
+RELATIONSHIPS = ("first_party", "third_party", "collaborative", "other")
+RESULTS = Path("results/tiny")
+
+
+def pack_options(parser: Parser) -> None:
+    """Flags for the rows, and for packing for git."""
+    parser.add_argument("rows", type=rows_folder, nargs="+", help="rows folder that a run printed")
+    parser.add_argument(
+        "--slim",
+        action="store_true",
+        help="leave out of the answers' rows, for good, what no table reads: times and peaks of runs that shared a machine, "
+        "nine of ten digests of kept entries, lists that measures were made of (docs/rows.md, Slim rows). For rows in git",
+    )
+    parser.add_argument(
+        "--publish",
+        type=Path,
+        metavar="FOLDER",
+        help="copy the packed files, flat and with a manifest of their checksums, into this new folder: upload it as it is, and "
+        "`mmkv-bench fetch` reads it from there",
+    )
+    parser.examples("mmkv-bench pack runs/demo", "mmkv-bench pack runs/demo --publish demo-rows")
+
+
+def pack(given: argparse.Namespace) -> int:
+    """Pack each folder and print its sizes before and after."""
+    from mmkv_bench.store.compact import pack
+    from mmkv_bench.store.publish import check_empty, publish
+    from mmkv_bench.store.store import Store
+
+    if given.publish is not None and len(given.rows) != 1:
+        raise ConfigError(f"--publish takes the rows of one folder and got {len(given.rows)}; publish each by itself")
+    if given.publish is not None:
+        check_empty(given.publish)
+    for folder in given.rows:
+        before = _mib(folder)
+        dropped = pack(Store(folder), given.slim)
+        note = f"; dropped {dropped} cells that newer numbers of their methods supersede" if dropped else ""
+        print(f"{folder}: {before:.1f} -> {_mib(folder):.1f} MiB{note}")
+        if given.publish is not None:
+            digest = publish(Store(folder), given.publish)
+            print(f"{given.publish}: ready to be uploaded; its manifest's sha256 is {digest}")
+    return 0
+
+
+def _mib(folder: Path) -> float:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**20
+
+
+def fetch_options(parser: Parser) -> None:
+    """Source and target of the rows."""
+    parser.add_argument(
+        "source",
+        help="what `mmkv-bench pack --publish` made: a folder, https://..., or hf://datasets/<owner>/<name>[@revision][/folder]",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the rows; what is there and right stays")
+    parser.add_argument(
+        "--sha256",
+        help="checksum of the manifest, as `pack --publish` printed it: then every byte of the rows is known by it",
+    )
+    parser.examples(
+        "mmkv-bench fetch hf://datasets/<owner>/<name>@v1 --out runs/published",
+        "mmkv-bench tables runs/published",
+    )
+
+
+def fetch(given: argparse.Namespace) -> int:
+    """Fetch published rows, check and open them, and print their size."""
+    from mmkv_bench.store.publish import fetch, place
+    from mmkv_bench.store.store import Store
+
+    fetched, there = fetch(place(given.source), given.out, given.sha256, lambda line: print(line, file=sys.stderr))
+    cells = Store(given.out).cells().num_rows
+    print(f"{given.out}: {cells} cells in {fetched + there} files, {fetched} fetched, {there} there already")
+    print(f"mmkv-bench tables {given.out} prints their tables")
+    return 0
+
+
+def export_options(parser: Parser) -> None:
+    """Format, rows, folder and organisation."""
+    parser.add_argument("format", choices=("eee",), help="eee: Every Eval Ever, schema 0.3.0, a file per cell")
+    parser.add_argument("rows", type=rows_folder, nargs="+", help="rows folders that runs printed")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the folder data/ is made")
+    parser.add_argument("--organization", required=True, metavar="NAME", help="who ran the evaluation")
+    parser.add_argument(
+        "--relationship",
+        choices=RELATIONSHIPS,
+        default="third_party",
+        help="of who ran it to who made the model (default: third_party)",
+    )
+    parser.examples("mmkv-bench export eee results/tiny/large --out records --organization 'My lab'")
+
+
+def export(given: argparse.Namespace) -> int:
+    """Write the records; list the cells that have none."""
+    from mmkv_bench.report.every_eval_ever import By, write
+    from mmkv_bench.store.store import Store
+
+    by = By(given.organization, given.relationship, int(time.time()))
+    for folder in dict.fromkeys(given.rows):
+        files, without = write(Store(folder), by, given.out)
+        print(f"{folder}: {len(files)} records in {given.out / 'data'}")
+        if without:
+            named = ", ".join(without[:3]) + (", ..." if len(without) > 3 else "")
+            print(f"{len(without)} cells have no record, because none of their metrics has a value: {named}")
+    return 0
+
+
+def verify_options(parser: Parser) -> None:
+    """Rows, number of answers and seed of the draw."""
+    parser.add_argument("rows", type=rows_folder, nargs="*", help=f"folders of rows; all below {RESULTS} by default")
+    parser.add_argument(
+        "--samples", type=count, default=50, metavar="K", help="answers to draw, evenly from the folders (default: 50)"
+    )
+    parser.add_argument("--seed", type=not_negative, default=0, metavar="S", help="of the draw (default: 0)")
+    parser.add_argument(
+        "--other-versions", action="store_true", help="also rows of other torch or transformers than the installed ones"
+    )
+    parser.add_argument(
+        RUN_CODE, action="store_true", help="run the method files that the rows name, if their content is the rows'"
+    )
+    parser.examples("mmkv-bench verify results/tiny/large --samples 20 --seed 3")
+
+
+def verify(given: argparse.Namespace) -> int:
+    """Make answers again: 0 all equal, 1 some answer differs, 2 nothing could be made again."""
+    from mmkv_bench.diagnostics.verify import exit_code, lines, receipt, verify
+
+    roots = given.rows or stores_with_answers(RESULTS)
+    drawn = verify(roots, given.samples, given.seed, given.other_versions, given.run_code)
+    print("\n".join([*lines(drawn), receipt(drawn, given.seed)]))
+    return exit_code(drawn)
+
+
+def stores_with_answers(folder: Path) -> list[Path]:
+    """The stores below a folder that hold answers: others hold passes or diagnostics alone, which are not made again."""
+    return sorted(file.parent for file in folder.glob("*/store.json") if any(file.parent.glob("responses/*.parquet")))
