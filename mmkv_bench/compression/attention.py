@@ -7,7 +7,6 @@ get no mask at all and padding would be attended to.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -21,13 +20,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mmkv_bench import devices
 from mmkv_bench.compression import flash, varlen_layer
-from mmkv_bench.compression.cache import CompressedLayer
+from mmkv_bench.compression.cache import CompressedLayer, Kernel
 from mmkv_bench.errors import UnsupportedError
 
 SUPPORTED_BASES = ("sdpa", "eager", flash.FLASH)
 GROUPED_FROM = 1024  # slots; below, keys stay in a processor's own cache however often they are read
-
-Kernel = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 class Attention(Protocol):

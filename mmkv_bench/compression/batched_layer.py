@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
+from mmkv_bench.compression.cache import CompressedCache, CompressedLayer, Kernel
 from mmkv_bench.compression.varlen_layer import VarlenLayer
 
 
@@ -37,12 +37,7 @@ class BatchedLayer(CompressedLayer):
         return key_states, value_states
 
     def attention(
-        self,
-        kernel: Callable[..., tuple[Tensor, Tensor | None]],
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
+        self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, None]:
         """Attend row by row, as to each sequence alone; no entries are copied to be padded."""
         outputs = []

@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from mmkv_bench.errors import UnsupportedError
 
 Reduce = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Kernel = Callable[..., tuple[Tensor, Tensor | None]]  # of attention: its output, and weights if it gives them
 DEFAULT_RESERVE = 32  # slots of slack when the number of new tokens is not told
 _NOTHING = torch.empty(1, 0, 0, 0)  # the storage of a layer that has been shown nothing
 
@@ -225,12 +226,7 @@ class CompressedLayer(CacheLayerMixin):
         self._key_storage[:, :, : self.stored], self._value_storage[:, :, : self.stored] = keys, values
 
     def attention(
-        self,
-        kernel: Callable[..., tuple[Tensor, Tensor | None]],
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
+        self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """The kernel's output `[B, n, Hq, D]` (and weights, if it gives them) over what `attend` lets it see."""
         return kernel(query, *self.attend(query, key, value, mask))

@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.context import Context
-from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.decoding.base import DecodePolicy
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.observation import Needs, Observation
+from mmkv_bench.compression.reducers.base import Reducer
+from mmkv_bench.compression.scorers.base import Scorer
+from mmkv_bench.compression.selectors.base import Selector
 from mmkv_bench.errors import MMKVError, UnsupportedError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.allocators.base import Allocator
-    from mmkv_bench.compression.budget import Budget
-    from mmkv_bench.compression.decoding.base import DecodePolicy
-    from mmkv_bench.compression.observation import Observation
-    from mmkv_bench.compression.reducers.base import Reducer
-    from mmkv_bench.compression.scorers.base import Scorer
-    from mmkv_bench.compression.selectors.base import Selector
-
 
 SCORE_DTYPES = ("torch.float32", "torch.float64")
 
@@ -188,13 +183,11 @@ class Compressor:
         Raises:
             ScoreError: it is of another shape or dtype.
         """
-        from torch import Tensor
-
         score = self.eviction.scorer.score(self._seen(observation, entries, seed), entries, seed)
         wanted = tuple(observation.key.shape[:2])
         allowed = (*SCORE_DTYPES, str(observation.key.dtype)) if self.eviction.scorer.halves else SCORE_DTYPES
-        if not isinstance(score, Tensor) or tuple(score.shape) != wanted or str(score.dtype) not in allowed:
-            got = f"{score.dtype} {list(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
+        if not isinstance(score, torch.Tensor) or tuple(score.shape) != wanted or str(score.dtype) not in allowed:
+            got = f"{score.dtype} {list(score.shape)}" if isinstance(score, torch.Tensor) else type(score).__name__
             raise ScoreError(
                 f"{type(self.scorer).__name__} of {self.name} gave {got} in layer {observation.layer}; a score is "
                 f"torch.float32 or torch.float64 {list(wanted)}, KV heads by tokens"
@@ -255,8 +248,6 @@ class Compressor:
         Raises:
             NonFiniteScoreError, OverBudgetError.
         """
-        import torch
-
         length = scores[0].shape[-1] if length is None else length
         context = Context(budget, length, refed, token_types, summaries or {}, asked)
         candidates = context.candidates
@@ -299,8 +290,6 @@ class Compressor:
 
 def stacked(scores: Sequence[Tensor]) -> Tensor:
     """Scores of several layers, `[Hkv, n]` each, one below the other on the first one's device: `[layers * Hkv, n]`."""
-    import torch
-
     return torch.cat([score.to(scores[0].device) for score in scores])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +14,11 @@ from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedLayer, Reduce
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.context import Context
-from mmkv_bench.compression.decoding.base import Start
+from mmkv_bench.compression.decoding.base import DecodePolicy, Start
 from mmkv_bench.compression.numerics.attention import column_sums
-from mmkv_bench.compression.observation import Observation
+from mmkv_bench.compression.observation import Observation, PromptBatch
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.protocols import Lengths, Protocol
-
-if TYPE_CHECKING:
-    from mmkv_bench.compression.decoding.base import DecodePolicy
-    from mmkv_bench.compression.observation import PromptBatch
-
 
 Phases: TypeAlias = Callable[[str], AbstractContextManager[None]]
 """What is told which of `score`, `select`, `reduce` and `account` (our own counting) begins and ends: a clock's phases."""

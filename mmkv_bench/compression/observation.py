@@ -9,13 +9,11 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.attention import column_sums, window_mass
 from mmkv_bench.compression.numerics.moments import ElementMoments, JointMoments, rotate
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from mmkv_bench.compression.cache import CompressedCache
 
 
@@ -134,8 +132,6 @@ class Observation:
 
     def observe(self, chunk: Chunk) -> None:
         """Take in the next chunk. Raises RuntimeError when its tokens do not continue the previous ones."""
-        import torch
-
         rows, total = chunk.query.shape[1], chunk.key.shape[1]
         if total != self._seen + rows or total > self.length:
             raise RuntimeError(
@@ -280,8 +276,6 @@ class Observation:
 
     def generator(self, *salt: object) -> torch.Generator:
         """CPU generator seeded by SHA-256 of (salt..., identity, layer): the same on every device and in any order."""
-        import torch
-
         text = json.dumps([*map(str, salt), self.identity, self.layer])
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
         return torch.Generator().manual_seed(seed)
@@ -304,8 +298,6 @@ class Observation:
 
     def _whole(self, name: str, axis: int) -> Tensor:
         """Join the pieces of all chunks along the token axis; a prompt prefilled at once is not copied."""
-        import torch
-
         self._complete(self._key)
         pieces = self._pieces[name]
         if len(pieces) > 1:

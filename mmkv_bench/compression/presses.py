@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import sys
 from collections.abc import Mapping
@@ -108,12 +109,9 @@ def version() -> str:
     Raises:
         ConfigError: the package has no metadata, so that rows could not say what made them.
     """
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
     try:
-        return installed("kvpress")
-    except PackageNotFoundError:
+        return importlib.metadata.version("kvpress")
+    except importlib.metadata.PackageNotFoundError:
         raise ConfigError(f"kvpress has no version metadata; install it with pip: {_INSTALL}") from None
 
 

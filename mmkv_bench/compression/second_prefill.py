@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
+from mmkv_bench.compression.cache import CompressedCache, CompressedLayer, Kernel
 from mmkv_bench.compression.session import Session
 
 MASK_BYTES = 1 << 26  # of one block of rows' mask
@@ -25,12 +25,7 @@ class MaskedLayer(CompressedLayer):
         self.kept = kept
 
     def attention(
-        self,
-        kernel: Callable[..., tuple[Tensor, Tensor | None]],
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
+        self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, None]:
         """Attend in blocks of rows, since the mask of a whole prompt differs between heads and is quadratic."""
         step = max(1, MASK_BYTES // (query.shape[0] * query.shape[1] * key.shape[2]))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench import devices
-from mmkv_bench.compression.cache import CompressedLayer, Reduce
+from mmkv_bench.compression.cache import CompressedLayer, Kernel, Reduce
 from mmkv_bench.compression.flash import WIDEST_HEAD
 from mmkv_bench.errors import UnsupportedError
 
@@ -157,12 +157,7 @@ class VarlenLayer(CompressedLayer):
         self.seen += count
 
     def attention(
-        self,
-        kernel: Callable[..., tuple[Tensor, Tensor | None]],
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
+        self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """See `CompressedLayer.attention`; a folded layer uses the kernel `attend`."""
         if not self.folded:

@@ -165,7 +165,7 @@ def test_no_padding_slot_enters_a_group(dtype):
 @each(
     ("arguments", "words"),
     [({"bits": 3}, "2, 4, 8"), ({"group": 6}, "multiples of 4"), ({"group": 32, "residual": 100}, "multiples of group=32"),
-     ({"residual": 0}, "at least one group"), ({"flush": "never"}, "before, after")],
+     ({"residual": 0}, "at least one group"), ({"flush": "never"}, "after, before")],
 )  # fmt: skip
 def test_parameters_that_make_no_groups_are_refused(arguments, words):
     with pytest.raises(ConfigError, match=words):

@@ -195,9 +195,9 @@ def _decodes_as_masked(name: str, policy: str, protocol: str) -> None:
         assert (done.logits - unevicted.logits).abs().max() > 1e-3, "the policy evicted nothing that matters"
     for layer, heads in zip(done.cache.layers, seen, strict=True):
         # The last token of an answer is never fed. What its predecessor saw is what is stored, but for one eviction.
-        assert layer.entries()[0].tolist() == layer.held()
+        assert layer.entries()[0].tolist() == layer.entry_counts()
         after = [len(steps[TOKENS - 1]) - 1 for steps in heads]
-        assert layer.held() == after
+        assert layer.entry_counts() == after
         assert layer.seen == length + TOKENS - 1
 
 

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Hashable, Sequence
+from typing import Literal
 
-from mmkv_bench.compression.observation import Needs
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Composed, Context
-    from mmkv_bench.compression.observation import Observation
+from mmkv_bench.compression.context import Composed, Context
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.observation import Needs, Observation
 
 
 class Allocator(ABC):
@@ -125,3 +119,8 @@ class Allocator(ABC):
             be at most ``budget * n_layers`` over all layers.
         """
         return budget * len(layers)
+
+
+def same_in_heads(scores: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+    """Return caps by which all KV heads of a layer get the same number; counts: one per layer of ``scores``."""
+    return [torch.full((len(score),), count, dtype=torch.int64) for score, count in zip(scores, counts, strict=True)]

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from mmkv_bench.compression.allocators.base import Allocator
-from mmkv_bench.compression.observation import Needs
-from mmkv_bench.compression.scorers.tail_mass import check_proxies
-from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.compression.allocators.base import Allocator, same_in_heads
+from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.observation import Needs, Observation
+from mmkv_bench.compression.parameters import check_least, check_words
+from mmkv_bench.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Context
-    from mmkv_bench.compression.observation import Observation
-
-CARRIES = ("granted", "printed")
 ROUNDING = 1e-12  # of float64 sums, so that equal masses meet theta exactly where the arithmetic does
 
 
@@ -52,11 +45,10 @@ class Compensation(Allocator):
     carry: Literal["granted", "printed"] = "granted"
 
     def __post_init__(self) -> None:
-        check_proxies(self.proxies)
+        check_words(self)
+        check_least(self, 1, "tokens", "proxies")
         if not 0 < self.theta <= 1:
             raise ConfigError(f"theta is {self.theta}; allowed: a share of the attention mass, 0 < theta <= 1")
-        if self.carry not in CARRIES:
-            raise ConfigError(f"carry is {self.carry!r}; {nearest(str(self.carry), CARRIES)}")
 
     @property
     def needs(self) -> Needs:
@@ -71,8 +63,6 @@ class Compensation(Allocator):
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
         """``[Hkv]``: k_v + k_t of each KV head. Unknown types are text."""
-        import torch
-
         mass = obs.window_mass(min(self.proxies, obs.length))
         visual = torch.zeros(obs.length, dtype=torch.bool) if obs.token_types is None else obs.token_types != 0
         visual = visual.to(mass.device)
@@ -80,8 +70,6 @@ class Compensation(Allocator):
 
     def _cover(self, mass: Tensor) -> Tensor:
         """int64 ``[Hkv]``: the fewest columns of ``mass [Hkv, m]`` that hold theta of each row's sum, to 12 digits."""
-        import torch
-
         if mass.shape[1] == 0:
             return torch.zeros(len(mass), dtype=torch.int64, device=mass.device)
         reached = mass.sort(-1, descending=True).values.double().cumsum(-1)
@@ -119,8 +107,6 @@ class Compensation(Allocator):
         n_layers: int,
         context: Context | None = None,
     ) -> list[Tensor]:
-        import torch
-
         summaries: Mapping[int, Tensor] = {} if context is None else context.summaries
         before = range(max(layers) + 1)
         missing = [layer for layer in before if layer not in summaries]
@@ -128,7 +114,4 @@ class Compensation(Allocator):
             raise ValueError(f"the needs of layer {missing[0]} are missing; give the summaries of all layers so far")
         needs = [sum(map(Fraction, summaries[layer].tolist()), Fraction(0)) / len(summaries[layer]) for layer in before]
         caps = self.layer_caps(needs, budget, scores[0].shape[1], n_layers)
-        return [
-            torch.full((score.shape[0],), caps[layer], dtype=torch.int64)
-            for layer, score in zip(layers, scores, strict=True)
-        ]
+        return same_in_heads(scores, [caps[layer] for layer in layers])

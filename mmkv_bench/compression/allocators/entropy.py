@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from math import exp
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.compression.allocators.base import Allocator, same_in_heads
 from mmkv_bench.compression.allocators.waterfill import water_fill
-from mmkv_bench.compression.observation import Needs
-from mmkv_bench.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Context
-    from mmkv_bench.compression.observation import Observation
+from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.numerics.entropy import causal_entropy, cross_modal_entropy
+from mmkv_bench.compression.observation import Needs, Observation
+from mmkv_bench.compression.parameters import check_words
+from mmkv_bench.errors import ConfigError
 
 UNDEFINED = 0.0  # the entropy of a prompt of one modality: equal in all layers, so the budget is uniform
 
@@ -54,10 +52,7 @@ class Entropy(Allocator):
     dynamic: bool = True
 
     def __post_init__(self) -> None:
-        for name, allowed in (("entropy", ("cross_modal", "full")), ("clamp", ("none", "released"))):
-            value = getattr(self, name)
-            if value not in allowed:
-                raise ConfigError(f"{name} is {value!r}; {nearest(str(value), allowed)}")
+        check_words(self)
         if not 0 <= self.rho <= 1:
             raise ConfigError(f"rho is {self.rho}; allowed: 0 (the cell's budget) or a fraction kept, 0 < rho <= 1")
 
@@ -73,9 +68,7 @@ class Entropy(Allocator):
     def exceeds(self) -> bool:
         return self.rho > 0 or self.clamp == "released"
 
-    @property
-    def falls_short(self) -> bool:
-        return self.rho > 0 or self.clamp == "released"
+    falls_short = exceeds
 
     # ---- one layer
 
@@ -84,10 +77,6 @@ class Entropy(Allocator):
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
         """``[1]``: the layer's entropy [nats]."""
-        import torch
-
-        from mmkv_bench.compression.numerics.entropy import causal_entropy, cross_modal_entropy
-
         if not self.dynamic:
             return None
         if self.entropy == "full":
@@ -119,8 +108,6 @@ class Entropy(Allocator):
         n_layers: int,
         context: Context | None = None,
     ) -> list[Tensor]:
-        import torch
-
         candidates = scores[0].shape[1]
         entropies = [UNDEFINED] * n_layers
         if self.dynamic:
@@ -128,10 +115,7 @@ class Entropy(Allocator):
                 raise ValueError("the layers' entropies are missing; give the context with their summaries")
             entropies = [float(context.summaries[i]) for i in range(n_layers)]
         every = self.layer_caps(entropies, budget, candidates)
-        return [
-            torch.full((score.shape[0],), every[layer], dtype=torch.int64)
-            for layer, score in zip(layers, scores, strict=True)
-        ]
+        return same_in_heads(scores, [every[layer] for layer in layers])
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         if not self.dynamic or self.entropy == "full" or _modalities(types) == 2:

@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from mmkv_bench.compression.allocators.base import Allocator
 from mmkv_bench.compression.allocators.waterfill import largest_remainder
+from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.observation import effective_window
-from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.parameters import check_least, check_share, check_words
+from mmkv_bench.errors import UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -51,20 +49,15 @@ class HeadPool(Allocator):
     rounding: Literal["remainder", "nearest"] = "remainder"
 
     def __post_init__(self) -> None:
-        if self.window < 0:
-            raise ConfigError(f"window is {self.window}; allowed: 0 or more tokens")
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha is {self.alpha}; allowed: a share of the budget, 0 <= alpha <= 1")
-        if self.rounding not in ("remainder", "nearest"):
-            raise ConfigError(f"rounding is {self.rounding!r}; {nearest(str(self.rounding), ('remainder', 'nearest'))}")
+        check_words(self)
+        check_least(self, 0, "tokens", "window")
+        check_share(self, "alpha", "the budget")
 
     @property
     def exceeds(self) -> bool:
         return self.rounding == "nearest"
 
-    @property
-    def falls_short(self) -> bool:
-        return self.rounding == "nearest"
+    falls_short = exceeds
 
     def caps(
         self,
@@ -77,8 +70,6 @@ class HeadPool(Allocator):
         return [self._layer(score, budget) for score in scores]
 
     def _layer(self, score: Tensor, budget: int) -> Tensor:
-        import torch
-
         heads, candidates = score.shape
         if budget >= candidates:
             return torch.full((heads,), candidates, dtype=torch.int64)

@@ -9,23 +9,15 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.compression.allocators.base import Allocator, same_in_heads
 from mmkv_bench.compression.allocators.waterfill import water_fill
+from mmkv_bench.compression.context import Composed, Context
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.observation import effective_window
-from mmkv_bench.errors import CalibrationError, ConfigError, nearest
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Composed, Context
-
-_WORDS = {
-    "scores": ("calibrated", "random", "uniform"),
-    "surplus": ("redistribute", "drop"),
-    "rounding": ("remainder", "nearest"),
-}
+from mmkv_bench.compression.parameters import check_least, check_share, check_words
+from mmkv_bench.errors import CalibrationError, ConfigError
 
 
 @dataclass(frozen=True)
@@ -77,13 +69,9 @@ class HeadScores(Allocator):
     rounding: Literal["remainder", "nearest"] = "remainder"
 
     def __post_init__(self) -> None:
-        if self.window < 0:
-            raise ConfigError(f"window is {self.window}; allowed: 0 or more tokens")
-        if not 0 <= self.rho_min <= 1:
-            raise ConfigError(f"rho_min is {self.rho_min}; allowed: a share of the budget, 0 <= rho_min <= 1")
-        for name, words in _WORDS.items():
-            if getattr(self, name) not in words:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; {nearest(str(getattr(self, name)), words)}")
+        check_words(self)
+        check_least(self, 0, "tokens", "window")
+        check_share(self, "rho_min", "the budget")
         if self.rounding == "nearest" and self.surplus == "redistribute":
             raise ConfigError(
                 "rounding=nearest with surplus=redistribute: caps that are rounded one by one keep no total that could be "
@@ -126,11 +114,9 @@ class HeadScores(Allocator):
         n_layers: int,
         context: Context | None = None,
     ) -> list[Tensor]:
-        import torch
-
         heads, candidates = scores[0].shape
         if self.scores == "uniform":
-            return [torch.full((heads,), min(budget, candidates), dtype=torch.int64) for _ in layers]
+            return same_in_heads(scores, [min(budget, candidates)] * len(scores))
         caps = self.model_caps(budget, candidates, n_layers, heads)
         return [torch.tensor(caps[layer], dtype=torch.int64) for layer in layers]
 

@@ -7,32 +7,16 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mmkv_bench.compression.allocators.base import Allocator
 from mmkv_bench.compression.allocators.waterfill import water_fill
-from mmkv_bench.compression.observation import Needs, effective_window
-from mmkv_bench.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Composed, Context
-    from mmkv_bench.compression.observation import Observation
-
-
-CHOICES = {
-    "threshold": ("absolute", "quantile"),
-    "classes": ("hybrid", "static", "dynamic"),
-    "power": ("nearest", "down", "up", "none"),
-}
-
-
-def _check_choices(part: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(part, name)
-        if value not in CHOICES[name]:
-            raise ConfigError(f"{name} is {value!r}; {nearest(str(value), CHOICES[name])}")
+from mmkv_bench.compression.context import Composed, Context
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.numerics.entropy import top_mass
+from mmkv_bench.compression.observation import Needs, Observation, effective_window
+from mmkv_bench.compression.parameters import check_least, check_share, check_words
+from mmkv_bench.errors import ConfigError
 
 
 def _exact(value: float) -> Fraction:
@@ -67,7 +51,7 @@ class HeadClasses:
     calibrated_by = "hybridkv"
 
     def __post_init__(self) -> None:
-        _check_choices(self, "threshold", "classes")
+        check_words(self)
         if self.calibration is not None and self.threshold == "quantile":
             raise ConfigError("a calibrated theta is a score; allowed with calibration: threshold=absolute")
         if self.calibration is not None and self.theta != type(self).theta:
@@ -100,8 +84,6 @@ class HeadClasses:
         Args:
             summaries: layer -> S*, float64 ``[Hkv]``, of all L layers.
         """
-        import torch
-
         sparsity = torch.stack([summaries[layer] for layer in sorted(summaries)])
         if self.classes != "hybrid":
             return torch.full_like(sparsity, self.classes == "dynamic", dtype=torch.bool)
@@ -172,15 +154,13 @@ class Hybrid(Allocator):
     needs = Needs(queries=True)
 
     def __post_init__(self) -> None:
-        _check_choices(self, "power")
+        check_words(self)
         if not self.r > 0:
             raise ConfigError(f"r is {self.r}; allowed: a share coefficient above 0")
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha is {self.alpha}; allowed: a share of the budget, 0 <= alpha <= 1")
+        check_share(self, "alpha", "the budget")
         if not 0 < self.top <= 1:
             raise ConfigError(f"top is {self.top}; allowed: a fraction of the prompt's tokens, 0 < top <= 1")
-        if self.chunk < 1:
-            raise ConfigError(f"chunk is {self.chunk}; allowed: 1 or more tokens")
+        check_least(self, 1, "tokens", "chunk")
 
     @property
     def exceeds(self) -> bool:
@@ -203,8 +183,6 @@ class Hybrid(Allocator):
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor:
         """S* of the layer's KV heads, float64 ``[Hkv]``."""
-        from mmkv_bench.compression.numerics.entropy import top_mass
-
         types = obs.token_types
         rows = [] if types is None else (types == 0).nonzero().flatten().tolist()
         top = ceil(_exact(self.top) * obs.length)
@@ -251,8 +229,6 @@ class Hybrid(Allocator):
             summaries: layer -> S* float64 ``[Hkv]``, all L layers.
             budget: C, entries per KV head on average; candidates: n, the most that a head can hold.
         """
-        import torch
-
         dynamic = self.heads.dynamic(summaries)
         if budget >= candidates:
             return HeadBudgets(dynamic, torch.full(dynamic.shape, candidates), False)

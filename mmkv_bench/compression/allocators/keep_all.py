@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from mmkv_bench.compression.allocators.base import Allocator
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.allocators.base import Allocator, same_in_heads
+from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.lazy_torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -30,6 +26,4 @@ class KeepAll(Allocator):
         n_layers: int,
         context: Context | None = None,
     ) -> list[Tensor]:
-        import torch
-
-        return [torch.full((s.shape[0],), s.shape[1], dtype=torch.int64) for s in scores]
+        return same_in_heads(scores, [score.shape[1] for score in scores])

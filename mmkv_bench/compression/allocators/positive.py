@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mmkv_bench.compression.allocators.base import Allocator
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.lazy_torch import Tensor
 
 
 @dataclass(frozen=True)

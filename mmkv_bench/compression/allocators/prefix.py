@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.compression.allocators.base import Allocator, same_in_heads
 from mmkv_bench.compression.allocators.waterfill import largest_remainder
+from mmkv_bench.compression.context import Composed, Context
+from mmkv_bench.compression.lazy_torch import Tensor
 from mmkv_bench.compression.numerics.prefix import interpolated, prefix_curves, scaled, search
-from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError, nearest
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Composed, Context
+from mmkv_bench.compression.parameters import check_least, check_words
+from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 
 LEAST = 2  # entries that every layer keeps: the first and the last token
 _ADVICE = "make a profile of this model with python -m mmkv_bench calibrate prefixkv, or use mode=online"
@@ -67,12 +65,8 @@ class Prefix(Allocator):
     rounding: Literal["remainder", "nearest"] = "remainder"
 
     def __post_init__(self) -> None:
-        if self.mode not in ("offline", "online"):
-            raise ConfigError(f"mode is {self.mode!r}; {nearest(str(self.mode), ('offline', 'online'))}")
-        if self.rounding not in ("remainder", "nearest"):
-            raise ConfigError(f"rounding is {self.rounding!r}; {nearest(str(self.rounding), ('remainder', 'nearest'))}")
-        if not self.delta >= 0:
-            raise ConfigError(f"delta is {self.delta}; allowed: 0 or more layers")
+        check_words(self)
+        check_least(self, 0, "layers", "delta")
         if self.steps < 0:
             raise ConfigError(f"steps is {self.steps}; allowed: 0 (stop by delta) or more halvings")
         if isinstance(self.calibration, Mapping):
@@ -105,9 +99,7 @@ class Prefix(Allocator):
     def exceeds(self) -> bool:
         return self.rounding == "nearest"
 
-    @property
-    def falls_short(self) -> bool:
-        return self.rounding == "nearest"
+    falls_short = exceeds
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
         if self.mode == "online":
@@ -127,17 +119,13 @@ class Prefix(Allocator):
         n_layers: int,
         context: Context | None = None,
     ) -> list[Tensor]:
-        import torch
-
         n = scores[0].shape[1]
         if self.mode == "offline":
             counts = self._from_profile(budget, n, n_layers, context)
             counts = [counts[layer] for layer in layers]
         else:
             counts = self._searched(scores, budget, n)
-        return [
-            torch.full((score.shape[0],), count, dtype=torch.int64) for count, score in zip(counts, scores, strict=True)
-        ]
+        return same_in_heads(scores, counts)
 
     def _searched(self, scores: Sequence[Tensor], budget: int, n: int) -> list[int]:
         if budget >= n or budget == 0:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.compression.allocators.base import Allocator, same_in_heads
 from mmkv_bench.compression.allocators.waterfill import largest_remainder
+from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.lazy_torch import Tensor
 from mmkv_bench.compression.observation import effective_window
-from mmkv_bench.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.parameters import check_least, check_words
+from mmkv_bench.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -51,12 +49,9 @@ class Pyramid(Allocator):
     frozen: int = 0
 
     def __post_init__(self) -> None:
-        if self.window < 0:
-            raise ConfigError(f"window is {self.window}; allowed: 0 or more tokens")
-        if self.beta < 1:
-            raise ConfigError(f"beta is {self.beta}; allowed: 1 or more")
-        if self.step not in ("real", "floored"):
-            raise ConfigError(f"step is {self.step!r}; {nearest(str(self.step), ('real', 'floored'))}")
+        check_words(self)
+        check_least(self, 0, "tokens", "window")
+        check_least(self, 1, "", "beta")
         if self.frozen < 0 or (self.frozen and self.step == "real"):
             raise ConfigError(
                 f"frozen is {self.frozen} with step={self.step}; allowed: 0, or a prompt length with step=floored"
@@ -66,9 +61,7 @@ class Pyramid(Allocator):
     def exceeds(self) -> bool:
         return self.step == "floored"
 
-    @property
-    def falls_short(self) -> bool:
-        return self.step == "floored"
+    falls_short = exceeds
 
     def layer_caps(self, budget: int, candidates: int, n_layers: int) -> list[int]:
         """Entries per KV head for every layer of the model, window included."""
@@ -109,10 +102,5 @@ class Pyramid(Allocator):
         n_layers: int,
         context: Context | None = None,
     ) -> list[Tensor]:
-        import torch
-
         caps = self.layer_caps(budget, scores[0].shape[1], n_layers)
-        return [
-            torch.full((score.shape[0],), caps[layer], dtype=torch.int64)
-            for layer, score in zip(layers, scores, strict=True)
-        ]
+        return same_in_heads(scores, [caps[layer] for layer in layers])

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from mmkv_bench.compression.allocators.base import Allocator
 from mmkv_bench.compression.allocators.waterfill import water_fill
-from mmkv_bench.compression.observation import Needs
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Composed, Context
-    from mmkv_bench.compression.observation import Observation
+from mmkv_bench.compression.context import Composed, Context
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.observation import Needs, Observation
 
 
 @dataclass(frozen=True)
@@ -82,8 +76,6 @@ class Replayed(Allocator):
         n_layers: int,
         context: Context | None = None,
     ) -> list[Tensor]:
-        import torch
-
         self.allocator.caps(scores, budget, layers, n_layers, context)
         divided = self.divided(budget, scores[0].shape[1])
         return [torch.tensor(divided[layer], dtype=torch.int64) for layer in layers]

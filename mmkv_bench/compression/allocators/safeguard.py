@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mmkv_bench.compression.allocators.base import Allocator
-from mmkv_bench.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.parameters import check_share
 
 
 @dataclass(frozen=True)
@@ -33,8 +29,7 @@ class Safeguard(Allocator):
     alpha: float = 0.2
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha is {self.alpha}; allowed: a share of the budget, 0 <= alpha <= 1")
+        check_share(self, "alpha", "the budget")
 
     def floor(self, budget: int) -> int:
         """Entries that every head keeps, in kvpress's floating-point arithmetic."""
@@ -52,8 +47,6 @@ class Safeguard(Allocator):
 
     def layer(self, score: Tensor, budget: int) -> Tensor:
         """int64 ``[Hkv]``, the caps of one layer with scores ``[Hkv, n]``, on the scores' device."""
-        import torch
-
         heads, candidates = score.shape
         if budget >= candidates:
             return torch.full((heads,), candidates, dtype=torch.int64, device=score.device)

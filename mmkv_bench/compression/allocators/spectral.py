@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.compression.allocators.base import Allocator, same_in_heads
 from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.allocators.waterfill import water_fill
-from mmkv_bench.compression.observation import Needs
-from mmkv_bench.compression.scorers.deviation import check_filter, cutoff, filter_needs, filtered
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Context
-    from mmkv_bench.compression.observation import Observation
+from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.observation import Needs, Observation
+from mmkv_bench.compression.parameters import check_words
+from mmkv_bench.compression.scorers.deviation import check_gamma, cutoff, filter_needs, filtered
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,8 @@ class Spectral(Allocator):
     dba: bool = True
 
     def __post_init__(self) -> None:
-        check_filter(self.gamma, self.keys)
+        check_words(self)
+        check_gamma(self.gamma)
 
     @property
     def scope(self) -> Literal["layer", "model"]:
@@ -61,8 +57,6 @@ class Spectral(Allocator):
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
         """``[2]``: R_k and R_v."""
-        import torch
-
         if not self.dba:
             return None
         parts = filtered(obs, self.gamma, self.keys)
@@ -78,8 +72,6 @@ class Spectral(Allocator):
         n_layers: int,
         context: Context | None = None,
     ) -> list[Tensor]:
-        import torch
-
         if not self.dba:
             return Uniform().caps(scores, budget, layers, n_layers)
         if context is None or any(layer not in context.summaries for layer in layers):
@@ -87,6 +79,4 @@ class Spectral(Allocator):
         candidates = scores[0].shape[1]
         weights = [float(context.summaries[layer].sum()) for layer in layers]
         shares = water_fill(weights, min(budget, candidates) * len(layers), candidates)
-        return [
-            torch.full((score.shape[0],), share, dtype=torch.int64) for score, share in zip(scores, shares, strict=True)
-        ]
+        return same_in_heads(scores, shares)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from mmkv_bench.compression.allocators.base import Allocator
-from mmkv_bench.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.allocators.base import Allocator, same_in_heads
+from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.lazy_torch import Tensor
+from mmkv_bench.compression.parameters import check_least
 
 
 @dataclass(frozen=True)
@@ -30,10 +26,7 @@ class Uniform(Allocator):
     unused: int = 0
 
     def __post_init__(self) -> None:
-        if self.excess < 0:
-            raise ConfigError(f"excess is {self.excess}; allowed: 0 or more entries per KV head")
-        if self.unused < 0:
-            raise ConfigError(f"unused is {self.unused}; allowed: 0 or more entries per KV head")
+        check_least(self, 0, "entries per KV head", "excess", "unused")
 
     @property
     def exceeds(self) -> bool:
@@ -55,7 +48,5 @@ class Uniform(Allocator):
         n_layers: int,
         context: Context | None = None,
     ) -> list[Tensor]:
-        import torch
-
         cap = max(budget + self.excess - self.unused, min(budget, 1))
-        return [torch.full((s.shape[0],), min(cap, s.shape[1]), dtype=torch.int64) for s in scores]
+        return same_in_heads(scores, [min(cap, score.shape[1]) for score in scores])

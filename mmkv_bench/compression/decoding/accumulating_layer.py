@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedLayer
+from mmkv_bench.compression.decoding.base import Start
 from mmkv_bench.compression.numerics.attention import column_sums
 from mmkv_bench.errors import ConfigError
-
-if TYPE_CHECKING:
-    from mmkv_bench.compression.decoding.base import Start
-
-
-class AccumulatingPolicy(Protocol):
-    """Interface of the decode policy of an accumulating layer (`HeavyHitters`)."""
-
-    def recents(self, held: int) -> int: ...
 
 
 class AccumulatingLayer(CompressedLayer):
@@ -28,12 +20,12 @@ class AccumulatingLayer(CompressedLayer):
     _counted: int  # queries before this one are in the scores already
     _refed: Tensor  # scores of prompt tokens that will be fed again
     _acts_from: int
-    _policy: AccumulatingPolicy
+    _recents_of: Callable[[int], int]  # entries of a head -> recents among them
     _limit: int  # slots, and recents per head, from the first token of the answer on; none before
     _recents: Tensor | None
 
     @classmethod
-    def of(cls, policy: AccumulatingPolicy, start: Start) -> AccumulatingLayer:
+    def of(cls, start: Start, recents_of: Callable[[int], int]) -> AccumulatingLayer:
         if start.scores is None:
             raise ConfigError("H2O's decoding starts from the scores of the prefill; give the method a scorer")
         room = start.room_until_evicting(1)
@@ -42,7 +34,7 @@ class AccumulatingLayer(CompressedLayer):
         layer.gathered = scores.gather(1, start.index.clamp_min(0)).masked_fill(start.index < 0, 0)
         layer._counted = start.pad + scores.shape[1]
         layer._refed = scores[:, start.seen - start.pad :].clone()  # a view would keep those of the whole prompt
-        layer._acts_from, layer._policy = start.acts_from, policy
+        layer._acts_from, layer._recents_of = start.acts_from, recents_of
         layer._limit, layer._recents = 0, None
         return layer
 
@@ -62,8 +54,8 @@ class AccumulatingLayer(CompressedLayer):
             return
         if self._recents is None:
             self._limit = self.stored - acting
-            held = (self.entries()[0] - acting).tolist()
-            self._recents = torch.tensor([self._policy.recents(count) for count in held], device=self.device)
+            entries = (self.entries()[0] - acting).tolist()
+            self._recents = torch.tensor(list(map(self._recents_of, entries)), device=self.device)
         while self.stored > self._limit:
             self._evict(self._recents)
 

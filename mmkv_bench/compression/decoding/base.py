@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from mmkv_bench.compression.context import Composed, Context
+from mmkv_bench.compression.lazy_torch import Tensor
 
+if TYPE_CHECKING:
     from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
-    from mmkv_bench.compression.context import Composed, Context
 
 
 @dataclass

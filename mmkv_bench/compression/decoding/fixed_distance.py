@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmkv_bench.compression.decoding.holding import Holding
-from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.compression.parameters import check_least
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,7 @@ class FixedDistance(Holding):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.distance < 0:
-            raise ConfigError(f"distance is {self.distance}; allowed: 0 or more entries")
-        if self.anchor not in ("newest", "prefill"):
-            raise ConfigError(f"anchor is {self.anchor!r}; {nearest(str(self.anchor), ('newest', 'prefill'))}")
+        check_least(self, 0, "entries", "distance")
 
     def slot(self, entries: int, start: int) -> int:
         newest = entries - 1

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from mmkv_bench.compression.decoding.base import DecodePolicy
-from mmkv_bench.errors import ConfigError
+from mmkv_bench.compression.decoding.base import DecodePolicy, Start
+from mmkv_bench.compression.parameters import check_share
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.cache import CompressedLayer
-    from mmkv_bench.compression.decoding.base import Start
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,13 @@ class HeavyHitters(DecodePolicy):
     share: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ConfigError(f"share is {self.share}; allowed: a share of the held entries, 0 <= share <= 1")
+        check_share(self, "share", "the held entries")
 
-    def recents(self, held: int) -> int:
+    def recents(self, entries: int) -> int:
         """Entries of a head that are out of reach, in exact decimal arithmetic: 0.29 of 100 is 29."""
-        return int(Decimal(str(self.share)) * held)
+        return int(Decimal(str(self.share)) * entries)
 
     def layer(self, start: Start) -> CompressedLayer:
         from mmkv_bench.compression.decoding.accumulating_layer import AccumulatingLayer
 
-        return AccumulatingLayer.of(self, start)
+        return AccumulatingLayer.of(start, self.recents)

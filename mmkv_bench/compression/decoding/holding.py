@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mmkv_bench.compression.decoding.base import DecodePolicy, Start
-from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.parameters import check_least, check_words
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mmkv_bench.compression.cache import CompressedCache
-    from mmkv_bench.compression.decoding.held_layer import HeldLayer
-
-CHOICES = {"hold": ("ratio", "size"), "positions": ("own", "cached")}
+    from mmkv_bench.compression.decoding.evicting_layer import EvictingLayer
 
 
 @dataclass(frozen=True)
@@ -42,11 +39,8 @@ class Holding(DecodePolicy):
     slack: int = 0
 
     def __post_init__(self) -> None:
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; {nearest(str(getattr(self, name)), allowed)}")
-        if self.slack < 0:
-            raise ConfigError(f"slack is {self.slack}; allowed: 0 or more entries per head")
+        check_words(self)
+        check_least(self, 0, "entries per head", "slack")
 
     @property
     def moves_queries(self) -> bool:
@@ -60,23 +54,20 @@ class Holding(DecodePolicy):
             entries: number that the head holds, the newest included; start: m, slack included.
         """
 
-    def layer(self, start: Start) -> HeldLayer:
-        from mmkv_bench.compression.decoding.held_layer import HeldLayer
+    def layer(self, start: Start) -> EvictingLayer:
+        from mmkv_bench.compression.decoding.evicting_layer import EvictingLayer
 
-        rows = [(start.kept_key, start.kept_value, start.positions)]
         room = start.reserve if self.hold == "ratio" else start.room_until_evicting(self.slack + 1)
-        layer = HeldLayer.from_rows(rows, start.seen, room)
-        layer.begin(self, start)
-        return layer
+        return EvictingLayer.of(start, room, self.slack, self.hold == "ratio", self.slot)
 
     def query_positions(self, cache: CompressedCache, position_ids: Tensor) -> Tensor:
-        import torch
-
         first = cache.layers[0]
         if self.positions == "own" or first.seen < first.acts_from:
             return position_ids
-        held = max(first.held())
-        cached = torch.arange(held, held + position_ids.shape[-1], device=position_ids.device, dtype=position_ids.dtype)
+        count = max(first.entry_counts())
+        cached = torch.arange(
+            count, count + position_ids.shape[-1], device=position_ids.device, dtype=position_ids.dtype
+        )
         wrong = cached.expand_as(position_ids).clone()
         if position_ids.ndim == 3 and position_ids.shape[0] == 4:
             wrong[0] = position_ids[0]  # not rotated with: it tells packed sequences apart

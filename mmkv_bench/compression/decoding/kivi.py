@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from mmkv_bench.compression.decoding.base import DecodePolicy
+from mmkv_bench.compression.decoding.base import DecodePolicy, Start
 from mmkv_bench.compression.numerics.quantise import check_group
+from mmkv_bench.compression.parameters import check_words
 from mmkv_bench.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.cache import CompressedLayer
-    from mmkv_bench.compression.decoding.base import Start
-
-FLUSHES = ("before", "after")
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class KIVI(DecodePolicy):
     bits: int = 2
     group: int = 32
     residual: int = 128
-    flush: str = "before"
+    flush: Literal["before", "after"] = "before"
 
     quantises = True
 
@@ -65,8 +63,7 @@ class KIVI(DecodePolicy):
                 f"residual is {self.residual}; allowed: multiples of group={self.group} tokens, at least one group; "
                 "choose such a number"
             )
-        if self.flush not in FLUSHES:
-            raise ConfigError(f"flush is {self.flush!r}; allowed: {', '.join(FLUSHES)}")
+        check_words(self)
 
     def value_group(self, dim: int) -> int:
         """Channels of one group of values, given the channels of a head.
@@ -88,4 +85,5 @@ class KIVI(DecodePolicy):
     def layer(self, start: Start) -> CompressedLayer:
         from mmkv_bench.compression.decoding.quantised_layer import QuantisedLayer
 
-        return QuantisedLayer.of(self, start)
+        value_group = self.value_group(start.kept_value.shape[-1])
+        return QuantisedLayer.of(start, self.bits, self.group, value_group, self.residual, self.flush == "before")

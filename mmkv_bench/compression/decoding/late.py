@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from mmkv_bench.compression.allocators.base import Allocator
 from mmkv_bench.compression.allocators.entropy import Entropy
 from mmkv_bench.compression.decoding.base import DecodePolicy, Start
-from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.compression.parameters import check_words
+from mmkv_bench.compression.reducers.base import Reducer
+from mmkv_bench.compression.selectors.base import Selector
+from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mmkv_bench.compression.allocators.base import Allocator
     from mmkv_bench.compression.decoding.waiting_layer import WaitingLayer
-    from mmkv_bench.compression.reducers.base import Reducer
-    from mmkv_bench.compression.selectors.base import Selector
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ class Late(DecodePolicy):
     tokens_from_full: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        if self.when not in ("prefill_end", "first_step"):
-            raise ConfigError(f"when is {self.when!r}; {nearest(str(self.when), ('prefill_end', 'first_step'))}")
+        check_words(self)
         if not self.idle and self.allocator.scope == "model" and not isinstance(self.allocator, Entropy):
             raise ConfigError(
                 f"{type(self.allocator).__name__} reads the scores of all layers, and in the first decode step they come "
@@ -62,4 +62,4 @@ class Late(DecodePolicy):
     def layer(self, start: Start) -> WaitingLayer:
         from mmkv_bench.compression.decoding.waiting_layer import WaitingLayer
 
-        return WaitingLayer.of(self, start)
+        return WaitingLayer.of(start, self.allocator, self.selector, self.reducer, self.prior)

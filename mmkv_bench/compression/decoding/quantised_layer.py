@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedLayer
+from mmkv_bench.compression.decoding.base import Start
 from mmkv_bench.compression.numerics.quantise import Packed, dequantise, quantise
 from mmkv_bench.errors import UnsupportedError
 
-if TYPE_CHECKING:
-    from mmkv_bench.compression.decoding.base import Start
-
-
 Key = TypeVar("Key", bound=Hashable)
-
-
-class QuantisingPolicy(Protocol):
-    """Interface of the decode policy of a quantised layer (`KIVI`)."""
-
-    @property
-    def bits(self) -> int: ...
-
-    @property
-    def group(self) -> int: ...
-
-    @property
-    def residual(self) -> int: ...
-
-    @property
-    def flush(self) -> str: ...
-
-    def value_group(self, dim: int) -> int: ...
 
 
 class _Store:
@@ -168,22 +147,23 @@ class QuantisedLayer(CompressedLayer):
     """KIVI's layer for one sequence. The base class keeps slots, positions and masks; its own key and value storage has
     no channels, because the entries live in two `_Store`s. `keys` and `values` read them out anew each time."""
 
-    policy: QuantisingPolicy
     acts_from: int
+    _residual: int
+    _before: bool  # what fills the residual is quantised ahead of its token's attention
     _keys: _Store
     _values: _Store
 
     @classmethod
-    def of(cls, policy: QuantisingPolicy, start: Start) -> QuantisedLayer:
+    def of(cls, start: Start, bits: int, group: int, value_group: int, residual: int, before: bool) -> QuantisedLayer:
+        """Build the layer of a policy (`KIVI`), whose parameters these are; before: `flush` says so."""
         none = start.kept_key[..., :0]
         layer = cls.from_rows([(none, none, start.positions)], start.seen, start.reserve)
-        layer.policy, layer.acts_from = policy, start.acts_from
+        layer.acts_from, layer._residual, layer._before = start.acts_from, residual, before
         real = start.index >= 0
-        value_group = policy.value_group(start.kept_value.shape[-1])
         keys = [key[kept] for key, kept in zip(start.kept_key, real, strict=True)]
         values = [value[kept] for value, kept in zip(start.kept_value, real, strict=True)]
-        layer._keys = _Store(keys, policy.bits, policy.group, policy.group, start.reserve)
-        layer._values = _Store(values, policy.bits, value_group, 1, start.reserve)
+        layer._keys = _Store(keys, bits, group, group, start.reserve)
+        layer._values = _Store(values, bits, value_group, 1, start.reserve)
         layer._flush()
         return layer
 
@@ -199,7 +179,7 @@ class QuantisedLayer(CompressedLayer):
         """Append `[1, Hkv, n, D]`; returns what the attention shall read, `[1, Hkv, stored, D]`, dequantised."""
         self._keys.append(key_states[0])
         self._values.append(value_states[0])
-        if self.policy.flush == "before" and self.seen >= self.acts_from:
+        if self._before and self.seen >= self.acts_from:
             self._flush()
         return super().update(key_states[..., :0], value_states[..., :0])
 
@@ -212,7 +192,7 @@ class QuantisedLayer(CompressedLayer):
 
     def _excess(self, store: _Store, left: list[int]) -> list[int]:
         """Return the tokens of each head to quantise, of those in full precision: keys in whole residuals."""
-        residual = self.policy.residual
+        residual = self._residual
         return [count // residual * residual if store is self._keys else max(0, count - residual) for count in left]
 
     # ---- audit
@@ -232,12 +212,12 @@ class QuantisedLayer(CompressedLayer):
     def _read(self, store: _Store, fed: int) -> int:
         """Prompt tokens are quantised once they have been attended to, the answer's as `flush` says."""
         units, left = store.units, [count + fed for count in store.left]
-        for new in ((0,) if fed else ()) + ((1,) if self.policy.flush == "before" else ()):
+        for new in ((0,) if fed else ()) + ((1,) if self._before else ()):
             left = [count + new for count in left]
             excess = self._excess(store, left)
             units = [count + gone // store.unit for count, gone in zip(units, excess, strict=True)]
             left = [count - gone for count, gone in zip(left, excess, strict=True)]
-        after = int(self.policy.flush != "before")
+        after = int(not self._before)
         return store.read_nbytes(units, [count + after for count in left])
 
     def nbytes(self) -> tuple[int, int]:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 from mmkv_bench.compression.allocators.hybrid import HeadClasses
 from mmkv_bench.compression.decoding.base import DecodePolicy, Start
-from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
+from mmkv_bench.compression.parameters import check_least, check_words
+from mmkv_bench.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.decoding.retrieval_layer import RetrievalLayer
-
-PARTIAL = ("ranked", "visible")
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,8 @@ class ChunkRetrieval(DecodePolicy):
         return self.heads.classes == "static"
 
     def __post_init__(self) -> None:
-        if self.chunk < 1:
-            raise ConfigError(f"chunk is {self.chunk}; allowed: 1 or more tokens")
-        if self.partial not in PARTIAL:
-            raise ConfigError(f"partial is {self.partial!r}; {nearest(str(self.partial), PARTIAL)}")
+        check_words(self)
+        check_least(self, 1, "tokens", "chunk")
 
     def layer(self, start: Start) -> RetrievalLayer:
         from mmkv_bench.compression.decoding.retrieval_layer import Pages, RetrievalLayer

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench import devices
-from mmkv_bench.compression.cache import CompressedLayer
+from mmkv_bench.compression.cache import CompressedLayer, Kernel
 from mmkv_bench.compression.numerics.ordering import at_slots
 from mmkv_bench.errors import UnsupportedError
 
@@ -101,13 +101,13 @@ class Pages:
         return keys, values, token.gather(1, order)
 
     @property
-    def held(self) -> tuple[Tensor, ...]:
+    def host_tensors(self) -> tuple[Tensor, ...]:
         """Tensors in host memory: the pages and the staging buffers."""
         return (self.keys, self.values, *self.staging)
 
     def host_nbytes(self) -> int:
         """Bytes of the pages and of the staging buffers."""
-        return sum(held.nbytes for held in self.held)
+        return sum(tensor.nbytes for tensor in self.host_tensors)
 
     def padding_nbytes(self) -> int:
         """Bytes of the last chunks' missing tokens."""
@@ -148,12 +148,7 @@ class RetrievalLayer(CompressedLayer):
         self.runs = [(kind, [*members]) for kind, members in runs]
 
     def attention(
-        self,
-        kernel: Callable[..., tuple[Tensor, Tensor | None]],
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
+        self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Attend to static heads while the dynamic heads' chunks are copied, where copies run beside computing."""
         pages = self.pages
@@ -174,13 +169,7 @@ class RetrievalLayer(CompressedLayer):
         return torch.cat(outputs, 2), None if weights[0] is None else torch.cat(weights, 1)
 
     def _parts(
-        self,
-        dynamic: bool,
-        kernel: Callable[..., tuple[Tensor, Tensor | None]],
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
+        self, dynamic: bool, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> dict[int, tuple[Tensor, Tensor | None]]:
         """Return first head -> the kernel's output, for every run of neighbouring heads of one kind, without copies."""
         visible, group = self.visible(query, mask), query.shape[1] // key.shape[1]
@@ -227,7 +216,9 @@ class RetrievalLayer(CompressedLayer):
         return entries
 
     def buffers(self) -> list[Tensor]:
-        return super().buffers() + ([] if self.pages is None else [self.heads, self.pages.means, *self.pages.held])
+        return super().buffers() + (
+            [] if self.pages is None else [self.heads, self.pages.means, *self.pages.host_tensors]
+        )
 
     def padding_nbytes(self) -> int:
         """Bytes of padding, the last chunks' missing tokens included."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmkv_bench.compression.decoding.holding import Holding
-from mmkv_bench.errors import ConfigError
+from mmkv_bench.compression.parameters import check_least
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,7 @@ class Sliding(Holding):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sinks < 0:
-            raise ConfigError(f"sinks is {self.sinks}; allowed: 0 or more entries")
+        check_least(self, 0, "entries", "sinks")
 
     def slot(self, entries: int, start: int) -> int:
         return min(self.sinks, max(start - 1, 0), entries - 1)

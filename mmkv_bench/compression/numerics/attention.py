@@ -9,15 +9,9 @@ KV head h // g.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mmkv_bench import devices
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
 
 LOWEST = -87.0  # exp of less is subnormal in float32
 
@@ -49,8 +43,6 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int = 0) -> 
         scaling: factor of the scores.
         offset: tokens before this chunk; add the sums of all chunks to get those of the whole prompt.
     """
-    import torch
-
     if devices.at(key.device).fuses:
         from mmkv_bench.compression.numerics import fused
 
@@ -65,8 +57,6 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int = 0) -> 
 
 def _add_column_sums(sums: Tensor, query: Tensor, key: Tensor, scaling: float, offset: int) -> None:
     """Add the column sums of a few heads, ``query [h, g, n, D]`` and ``key [h, S, D]``, to ``sums [h, S]``."""
-    import torch
-
     heads, total, dim = key.shape
     group, rows = query.shape[1:3]
     keys = key.float().transpose(1, 2)
@@ -109,8 +99,6 @@ def half_window(tail: Tensor, key: Tensor, scaling: float) -> Tensor:
     Args:
         tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T); key: ``[Hkv, T, D]``; scaling: factor of the products.
     """
-    import torch
-
     heads, total, _ = key.shape
     rows, group = tail.shape[1], tail.shape[0] // heads
     future = torch.ones(rows, rows, dtype=torch.bool, device=key.device).triu_(1)

@@ -5,14 +5,9 @@ Running moments are float64, so that any chunking of the same tokens gives the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.tiles import row_blocks
 from mmkv_bench.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 ROWS = 1024  # tokens converted to float64 at a time
 
@@ -21,15 +16,11 @@ class ElementMoments:
     """Elementwise mean and population variance of vectors ``[E]``; extra memory O(E)."""
 
     def __init__(self) -> None:
-        import torch
-
         self.count = 0
         self._sum = self._squares = torch.empty(0)
 
     def add(self, x: Tensor) -> None:
         """Take in ``x [n, E]`` of any float dtype."""
-        import torch
-
         if not len(self._sum):
             self._sum = torch.zeros(x.shape[-1], dtype=torch.float64, device=x.device)
             self._squares = torch.zeros_like(self._sum)
@@ -59,8 +50,6 @@ class JointMoments:
     """Mean ``[H, D]`` and population covariance ``[H, D, D]`` per head; extra memory O(H D^2)."""
 
     def __init__(self) -> None:
-        import torch
-
         self.count = 0
         self._sum = self._products = torch.empty(0)
 
@@ -70,8 +59,6 @@ class JointMoments:
         Some heads at a time, so that no temporary is larger than a tile: memory that is got anew from the system for every
         block costs as much as the products.
         """
-        import torch
-
         heads, total, dim = x.shape
         if not len(self._sum):
             self._sum = torch.zeros(heads, dim, dtype=torch.float64, device=x.device)
@@ -115,8 +102,6 @@ def expected_logits(key: Tensor, mean: Tensor, covariance: Tensor | None, scalin
         covariance: ``[Hq, D, D]``; None leaves the second-order term out.
         scaling: factor of the scores, usually ``D ** -0.5``.
     """
-    import torch
-
     heads, total, dim = key.shape
     keys = key.float()
     mean = mean.float().view(heads, -1, dim)
@@ -133,8 +118,6 @@ def expected_logits(key: Tensor, mean: Tensor, covariance: Tensor | None, scalin
 
 
 def _half_turn(x: Tensor) -> Tensor:
-    import torch
-
     first, second = x.chunk(2, -1)
     return torch.cat((-second, first), -1)
 

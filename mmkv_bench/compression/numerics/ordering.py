@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 
 
 def tie_broken(score: Tensor, breaker: Tensor) -> Tensor:
@@ -18,8 +17,6 @@ def tie_broken(score: Tensor, breaker: Tensor) -> Tensor:
     Args:
         score: float64, 0 or more; breaker: of the same shape. The order is that of all entries together, whatever the shape.
     """
-    import torch
-
     flat, second = score.flatten(), breaker.flatten()
     order = second.argsort(stable=True)
     order = order[flat[order].argsort(stable=True)]
@@ -37,8 +34,6 @@ HALVINGS = 10  # of the interval that holds the threshold; leaves a few undecide
 
 
 def _mass_above(mass: Tensor, bits: Tensor, threshold: Tensor) -> Tensor:
-    import torch
-
     # Times 0 or 1, here and below, is what `torch.where` would give, at a third of its time on a CPU.
     return (mass * (bits > threshold.unsqueeze(-1))).sum(-1, dtype=torch.float64)
 
@@ -59,8 +54,6 @@ def nucleus(mass: Tensor, tau: float, cover: Literal["left", "right"] = "left") 
         mass: float32 ``[..., T]``, contiguous, non-negative, each row with a positive sum.
         tau: fraction of the mass to cover, in (0, 1].
     """
-    import torch
-
     bits = mass.view(torch.int32)
     total = mass.sum(-1, dtype=torch.float64)
     target = tau * total
@@ -94,7 +87,5 @@ def at_slots(entries: Tensor, index: Tensor) -> Tensor:
     ``entries.gather(1, ...)`` with the index spread over the channels is the same; it looks up every number by itself
     and takes two to three times as long on a CPU.
     """
-    import torch
-
     heads = torch.arange(len(index), device=index.device)
     return entries[heads[:, None], index]

@@ -11,10 +11,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 
 HALVINGS = 64  # of the interval [0, 1]: the two ends are then one float64 unless p is below 2^-11
 
@@ -25,8 +23,6 @@ def prefix_curves(importance: Sequence[Tensor]) -> Tensor:
     Args:
         importance: per layer ``[n]``, non-negative. A layer without any importance counts as evenly important.
     """
-    import torch
-
     rows = torch.stack([row.double().cpu() for row in importance])
     total = rows.sum(-1, keepdim=True)
     rows = torch.where(total > 0, rows / total.masked_fill(total == 0, 1), 1 / max(1, rows.shape[1]))
@@ -38,8 +34,6 @@ def prefix_curves(importance: Sequence[Tensor]) -> Tensor:
 def prefix_counts(curves: Tensor, p: float) -> Tensor:
     """``n * R_l(p)``: entries of the shortest prefix of each layer whose cumulative priority is at least p, int64
     ``[L]``, between 1 and n. curves: ``P_l`` of ``prefix_curves``."""
-    import torch
-
     return torch.searchsorted(curves, torch.full((len(curves), 1), p, dtype=curves.dtype)).squeeze(1) + 1
 
 

@@ -6,16 +6,13 @@ Where the device runs fused kernels (``fused.py``) these take the place of the r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mmkv_bench import devices
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.attention import exponentials
 from mmkv_bench.compression.numerics.ordering import nucleus
 from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 def group_mass(
@@ -45,8 +42,6 @@ def group_mass(
     Yields:
         float32 ``[Hkv, m, b, T]`` for b groups, m = g with ``per_query_head``, else 1.
     """
-    import torch
-
     if _fused(key, rounding):
         yield from _fused_group_mass(query, key, scaling, groups, per_query_head)
         return
@@ -142,8 +137,6 @@ def group_votes(
         tau: fraction of a group's mass that its set covers.
         cover: see ``nucleus``.
     """
-    import torch
-
     votes = torch.zeros(key.shape[:2], dtype=torch.float32, device=key.device)
     for heads, mass in _by_heads(query, key, scaling, groups, **adjust):
         votes[heads, : mass.shape[-1]] += _cover_votes(mass.contiguous(), tau, cover)
@@ -165,8 +158,6 @@ def total_mass(query: Tensor, key: Tensor, scaling: float, groups: int, **adjust
     Args:
         query, key, scaling, groups: see ``group_mass``; adjust: keywords of ``adjusted_mass``.
     """
-    import torch
-
     total = torch.zeros(key.shape[:2], dtype=torch.float32, device=key.device)
     for heads, mass in _by_heads(query, key, scaling, groups, **adjust):
         total[heads, : mass.shape[-1]] += mass.sum((1, 2))

@@ -12,13 +12,9 @@ constant group comes back exactly; the scale is rounded to that dtype BEFORE the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.errors import ConfigError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 BITS = (2, 4, 8)
 SMALLEST_SCALE = 1e-6  # a constant group has range 0, and 0 / 0 is not a number
@@ -62,8 +58,6 @@ def quantise(x: Tensor, bits: int, group: int) -> Packed:
     Raises:
         ConfigError: ``bits`` or ``group`` that cannot be packed; n that is no multiple of ``group``.
     """
-    import torch
-
     check_group(bits, group)
     if x.shape[-1] % group:
         raise ConfigError(
@@ -86,14 +80,10 @@ def dequantise(packed: Packed) -> Tensor:
 
 
 def _shifts(bits: int, device: torch.device) -> Tensor:
-    import torch
-
     return torch.arange(0, 8, bits, dtype=torch.uint8, device=device)
 
 
 def _pack(level: Tensor, bits: int) -> Tensor:
-    import torch
-
     places = level.unflatten(-1, (-1, 8 // bits))
     return (places << _shifts(bits, level.device)).sum(-1, dtype=torch.uint8)
 

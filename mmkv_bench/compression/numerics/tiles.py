@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
 from mmkv_bench import devices
+from mmkv_bench.compression.lazy_torch import torch
 
-if TYPE_CHECKING:
-    import torch
 _ENDS = (0, -2, -1)
 _ends_only: ContextVar[bool] = ContextVar("ends_only", default=False)
 ROWS = 128  # of a head in one product: with fewer, as many heads at once leave it short of arithmetic

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.ordering import at_slots
 from mmkv_bench.compression.numerics.tiles import row_blocks
 from mmkv_bench.compression.reducers.base import Reducer
 from mmkv_bench.compression.reducers.position_merge import cluster_means, pruned_places
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -34,8 +31,6 @@ class FeatureMerge(Reducer):
     @staticmethod
     def _most_similar(key: Tensor, index: Tensor) -> Tensor:
         """int64 ``[Hkv, n]``: for each token the column of ``index`` with the most similar key, m where none is kept."""
-        import torch
-
         heads, slots = index.shape
         target = torch.full(key.shape[:2], slots, dtype=torch.int64, device=key.device)
         if slots == 0:

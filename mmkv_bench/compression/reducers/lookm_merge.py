@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from mmkv_bench import devices
+from mmkv_bench.compression.context import Composed
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.ordering import at_slots
 from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
+from mmkv_bench.compression.parameters import check_words
 from mmkv_bench.compression.reducers.base import Reducer
 from mmkv_bench.compression.reducers.evict import Evict
-from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Composed
-
-MERGES = ("average", "pivot", "weighted", "none")
-SOURCES = ("aligned", "misaligned")
+from mmkv_bench.errors import UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -60,10 +55,7 @@ class LookMMerge(Reducer):
     sources: Literal["aligned", "misaligned"] = "aligned"
 
     def __post_init__(self) -> None:
-        for name, allowed in (("merge", MERGES), ("sources", SOURCES)):
-            value = getattr(self, name)
-            if value not in allowed:
-                raise ConfigError(f"{name} is {value!r}; {nearest(str(value), allowed)}")
+        check_words(self)
 
     @property
     def merges(self) -> bool:
@@ -78,8 +70,6 @@ class LookMMerge(Reducer):
         return ("nothing_merged",) if self.merges and without else ()
 
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        import torch
-
         kept = Evict().reduce(key, value, index)
         real = index >= 0
         if not self.merges or types is None or not bool((types > 0).any()) or not bool(real.any()):
@@ -120,8 +110,6 @@ class LookMMerge(Reducer):
     ) -> Tensor:
         """``[Hkv, m, D]``: kept entries with the tokens ``rows [Hkv, e]`` of ``old`` added at their slots, ``weight`` times
         each (None: once)."""
-        import torch
-
         heads, slots, dim = kept.shape
         in_order = devices.at(kept.device).adds_in_order
         total = torch.zeros(kept.shape, dtype=torch.float32, device=kept.device)
@@ -144,8 +132,6 @@ class LookMMerge(Reducer):
 
 def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Candidates to merge, int64 ``[Hkv, e]`` ascending, and which of them are real (heads may evict fewer than e)."""
-    import torch
-
     kept = torch.zeros(len(index), n + 1, dtype=torch.bool, device=index.device)
     kept.scatter_(1, index.masked_fill(~real, n), True)  # padding marks a column of its own
     # A head that keeps nothing has nowhere to merge to.
@@ -157,16 +143,14 @@ def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 def _nearest_kept(key: Tensor, rows: Tensor, kept: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     """Largest cosine, float32 ``[Hkv, e]``, between candidates ``rows`` and kept keys ``[Hkv, m, D]``, and its slot."""
-    import torch
-    from torch.nn.functional import normalize
-
-    units, padded = normalize(kept.float(), dim=-1).transpose(1, 2), not bool(real.all())
+    units, padded = torch.nn.functional.normalize(kept.float(), dim=-1).transpose(1, 2), not bool(real.all())
     cosine = torch.empty(rows.shape, dtype=torch.float32, device=key.device)
     slot = torch.empty_like(rows)
     for first, last in head_blocks(len(key), kept.shape[1], key.device):
         some = slice(first, last)
         for start, end in row_blocks(rows.shape[1], (last - first) * kept.shape[1], key.device):
-            alike = torch.bmm(normalize(at_slots(key[some], rows[some, start:end]).float(), dim=-1), units[some])
+            evicted = torch.nn.functional.normalize(at_slots(key[some], rows[some, start:end]).float(), dim=-1)
+            alike = torch.bmm(evicted, units[some])
             if padded:
                 alike.masked_fill_(~real[some, None], -torch.inf)
             cosine[some, start:end], slot[some, start:end] = alike.max(-1)

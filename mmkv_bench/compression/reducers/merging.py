@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from mmkv_bench.compression.lazy_torch import Tensor
+from mmkv_bench.compression.parameters import check_words
 from mmkv_bench.compression.reducers.base import Reducer
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.reducers.feature_merge import FeatureMerge
 from mmkv_bench.compression.reducers.position_merge import PositionMerge
-from mmkv_bench.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 METRICS = {"none": Evict(), "position": PositionMerge(), "feature": FeatureMerge()}
 
@@ -29,8 +27,7 @@ class Merging(Reducer):
     metric: Literal["none", "position", "feature"] = "none"
 
     def __post_init__(self) -> None:
-        if self.metric not in METRICS:
-            raise ConfigError(f"metric is {self.metric!r}; {nearest(str(self.metric), METRICS)}")
+        check_words(self)
 
     @property
     def merges(self) -> bool:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.ordering import at_slots
+from mmkv_bench.compression.parameters import check_least
 from mmkv_bench.compression.reducers.base import Reducer
-from mmkv_bench.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -38,13 +35,9 @@ class PositionMerge(Reducer):
     merges = True
 
     def __post_init__(self) -> None:
-        for name in ("shift", "closed"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: 0 or more tokens")
+        check_least(self, 0, "tokens", "shift", "closed")
 
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        import torch
-
         place, pruned = pruned_places(index, key.shape[1])
         source = (place - self.shift).clamp_min(0)
         anchors = index[:, : max(0, index.shape[1] - self.closed)]
@@ -65,8 +58,6 @@ def nearest_kept(index: Tensor, where: Tensor) -> Tensor:
     Returns:
         int64 ``[Hkv, k]``: columns of ``index``; m where a head keeps nothing.
     """
-    import torch
-
     slots = index.shape[1]
     if slots == 0:
         return torch.zeros_like(where)
@@ -92,8 +83,6 @@ def cluster_means(entries: Tensor, index: Tensor, source: Tensor, target: Tensor
         ``[Hkv, m, D]`` in the dtype of ``entries``: ``(kept + sum of merged) / (1 + number of merged)``, zeros in padding.
         An entry that nothing is merged into comes back bit for bit.
     """
-    import torch
-
     heads, slots = index.shape
     dim = entries.shape[-1]
     kept = at_slots(entries, index.clamp_min(0))
@@ -112,8 +101,6 @@ def pruned_places(index: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
     Returns:
         All tokens int64 ``[Hkv, n]`` and bool ``[Hkv, n]``, True = pruned.
     """
-    import torch
-
     everything = torch.arange(candidates, device=index.device).expand(index.shape[0], -1)
     pruned = torch.ones(index.shape[0], candidates + 1, dtype=torch.bool, device=index.device)
     pruned.scatter_(1, index.masked_fill(index < 0, candidates), False)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from mmkv_bench.compression.observation import Needs
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Composed
-    from mmkv_bench.compression.observation import Observation
+from mmkv_bench.compression.context import Composed
+from mmkv_bench.compression.lazy_torch import Tensor
+from mmkv_bench.compression.observation import Needs, Observation
 
 
 class Scorer(ABC):

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.observation import Observation
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.observation import Observation
 
 
 @dataclass(frozen=True)
@@ -37,8 +33,6 @@ class BlindScorer(Scorer):
         return ()
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        import torch
-
         types = obs.token_types
         if types is None or not bool((types > 0).any()):
             raise UnsupportedError(

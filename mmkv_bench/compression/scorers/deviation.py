@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.numerics.dct import HighPass, high_pass
+from mmkv_bench.compression.numerics.moments import unrotate
+from mmkv_bench.compression.observation import Needs, Observation
+from mmkv_bench.compression.parameters import check_words
 from mmkv_bench.compression.scorers.base import Scorer
-from mmkv_bench.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.numerics.dct import HighPass
-    from mmkv_bench.compression.observation import Observation
-
-KEYS = ("cached", "unrotated")
-HEADS = ("joint", "per_head")
-REMOVALS = ("smallest", "largest", "random")
+from mmkv_bench.errors import ConfigError
 
 
 def cutoff(gamma: float, length: int) -> int:
@@ -26,15 +20,13 @@ def cutoff(gamma: float, length: int) -> int:
     return max(1, int(Decimal(str(gamma)) * length))
 
 
-def check_filter(gamma: float, keys: str) -> None:
-    """Refuse parameters of the filter that scorer and allocator share."""
+def check_gamma(gamma: float) -> None:
+    """Refuse a cut-off of the filter that scorer and allocator share."""
     if not 0 <= gamma < 1:
         raise ConfigError(
             f"gamma is {gamma}; allowed: a share of the T bins, 0 <= gamma < 1 (at 1 the base is the prompt itself and"
             " no token deviates from it)"
         )
-    if keys not in KEYS:
-        raise ConfigError(f"keys is {keys!r}; {nearest(str(keys), KEYS)}")
 
 
 def filter_needs(keys: str) -> Needs:
@@ -43,9 +35,6 @@ def filter_needs(keys: str) -> Needs:
 
 def filtered(obs: Observation, gamma: float, keys: str) -> tuple[HighPass, HighPass]:
     """Return what the low-pass filter leaves out of a layer's keys and values; shared by scorer and allocator."""
-    from mmkv_bench.compression.numerics.dct import high_pass
-    from mmkv_bench.compression.numerics.moments import unrotate
-
     omega = cutoff(gamma, obs.length)
 
     def of_keys() -> HighPass:
@@ -93,11 +82,8 @@ class DeviationScorer(Scorer):
     later: ClassVar[tuple[str, ...]] = ("removal",)
 
     def __post_init__(self) -> None:
-        check_filter(self.gamma, self.keys)
-        if self.heads not in HEADS:
-            raise ConfigError(f"heads is {self.heads!r}; {nearest(str(self.heads), HEADS)}")
-        if self.removal not in REMOVALS:
-            raise ConfigError(f"removal is {self.removal!r}; {nearest(str(self.removal), REMOVALS)}")
+        check_words(self)
+        check_gamma(self.gamma)
 
     @property
     def needs(self) -> Needs:
@@ -130,7 +116,5 @@ class DeviationScorer(Scorer):
 
     def _drawn(self, obs: Observation, seed: int) -> Tensor:
         """Uniform ``[Hkv, T]``, of which `score` takes the mean over joint heads: each token's as any other's."""
-        import torch
-
         draw = torch.rand(obs.key.shape[:2], generator=obs.generator("flashcache", seed), dtype=torch.float32)
         return draw.to(obs.device)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.moments import average_rotation, expected_logits
-from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.observation import QUERY_MOMENTS_SKIP, Needs, Observation
+from mmkv_bench.compression.parameters import check_least, check_words
 from mmkv_bench.compression.scorers.base import Scorer
-from mmkv_bench.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.observation import Observation
 
 MINIMUM_QUERIES = 2  # behind the moments; one query has no covariance
 
@@ -60,29 +56,21 @@ class ExpectedAttentionScorer(Scorer):
     needs = Needs(query_moments=True)
 
     def __post_init__(self) -> None:
-        if self.future < 1:
-            raise ConfigError(f"future is {self.future}; allowed: 1 or more positions")
-        if self.sinks < 0:
-            raise ConfigError(f"sinks is {self.sinks}; allowed: 0 or more tokens")
-        if self.epsilon < 0:
-            raise ConfigError(f"epsilon is {self.epsilon}; allowed: 0 or more")
-        if self.rounding not in ("none", "model"):
-            raise ConfigError(f"rounding is {self.rounding!r}; {nearest(str(self.rounding), ('none', 'model'))}")
+        check_words(self)
+        check_least(self, 1, "positions", "future")
+        check_least(self, 0, "tokens", "sinks")
+        check_least(self, 0, "", "epsilon")
 
     def key(self, budget: int, length: int) -> tuple[object, ...]:
         return astuple(self)
 
     def _undefined(self, length: int) -> bool:
-        from mmkv_bench.compression.observation import QUERY_MOMENTS_SKIP
-
         return length - max(QUERY_MOMENTS_SKIP, self.sinks) < MINIMUM_QUERIES
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         return ("statistics_undefined",) if self._undefined(length) else ()
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        import torch
-
         if self._undefined(obs.length):
             position = torch.arange(obs.length, dtype=torch.float32, device=obs.device)
             return position.expand(obs.key.shape[0], -1)

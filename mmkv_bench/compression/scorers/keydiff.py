@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.attention import is_half
+from mmkv_bench.compression.observation import Observation
+from mmkv_bench.compression.parameters import check_least, check_words
 from mmkv_bench.compression.scorers.base import Scorer
-from mmkv_bench.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.observation import Observation
 
 
 @dataclass(frozen=True)
@@ -43,26 +40,19 @@ class KeyDiffScorer(Scorer):
     halves = ("score_rounding",)
 
     def __post_init__(self) -> None:
-        if self.window < 0:
-            raise ConfigError(f"window is {self.window}; allowed: 0 or more tokens")
-        if self.score_rounding not in ("none", "model"):
-            raise ConfigError(
-                f"score_rounding is {self.score_rounding!r}; {nearest(str(self.score_rounding), ('none', 'model'))}"
-            )
+        check_words(self)
+        check_least(self, 0, "tokens", "window")
 
     def key(self, budget: int, length: int) -> tuple[object, ...]:
         return (self.window, self.score_rounding)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        import torch
-        from torch.nn import functional
-
         rounded = self.score_rounding == "model" and is_half(obs.key.dtype)
-        unit = functional.normalize(obs.key if rounded else obs.key.float(), dim=-1)
+        unit = torch.nn.functional.normalize(obs.key if rounded else obs.key.float(), dim=-1)
         prefix = unit[:, : max(0, obs.length - self.window)]
         if prefix.shape[1] == 0:  # the window is the whole prompt: all of it stays
             return torch.zeros(obs.key.shape[:2], dtype=torch.float32, device=obs.device)
         if rounded:
-            return -functional.cosine_similarity(obs.key, prefix.mean(1, keepdim=True), dim=-1)
-        anchor = functional.normalize(prefix.mean(1), dim=-1)
+            return -torch.nn.functional.cosine_similarity(obs.key, prefix.mean(1, keepdim=True), dim=-1)
+        anchor = torch.nn.functional.normalize(prefix.mean(1), dim=-1)
         return -torch.bmm(unit, anchor.unsqueeze(-1)).squeeze(-1)

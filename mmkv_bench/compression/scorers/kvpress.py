@@ -6,20 +6,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmkv_bench import devices
 from mmkv_bench.compression import presses
 from mmkv_bench.compression.allocators.safeguard import Safeguard
-from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.context import Composed
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import ConfigError, UnsupportedError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Composed
-    from mmkv_bench.compression.observation import Observation
 
 _ARGS = "methods.kvpress.args"
 _UNIFORM = {"_target_": "mmkv_bench.compression.allocators.uniform.Uniform"}
@@ -98,8 +94,6 @@ class PressScorer(Scorer):
         return (self.press, self._text, budget)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        import torch
-
         library, made = presses.load(), self._made(obs, budget)
         scoring = made.press if self.press in presses.POOLED else made
         wraps = len(presses.chain(library, scoring)) > 1
@@ -136,8 +130,6 @@ class PressScorer(Scorer):
 
     def _ask(self, obs: Observation, made: Any, seed: int) -> Tensor:
         """Return the press's own `score`, float32 ``[Hkv,T]``."""
-        import torch
-
         cos, sin = (part[None].to(obs.states.dtype) for part in obs.rotation)
         kwargs = {
             "hidden_states": obs.states[None],
@@ -198,8 +190,6 @@ def _critical_ada(
     ``(score + epsilon) * mean over g of ||W_O v||_1``. Those of the first part get 5, those of the second 2 to 3, all others
     0 to 1, by that product: the `C * Hkv` highest are what the library leaves.
     """
-    import torch
-
     shares = allocator.layer(score, budget)[:, None]
     first = (shares * made.first_stage_ratio).long().clamp_min(allocator.floor(budget))
     norm = library.CriticalKVPress.vwl1norm(obs.value[None], _View(obs))[0].float()

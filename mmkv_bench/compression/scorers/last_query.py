@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.lazy_torch import Tensor
+from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.scorers.base import Scorer
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.observation import Observation
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.observation import Needs, Observation
+from mmkv_bench.compression.parameters import check_least, check_words
 from mmkv_bench.compression.scorers.base import Scorer
-from mmkv_bench.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.observation import Observation
-
-RANKINGS = ("importance", "permutation")
 
 
 @dataclass(frozen=True)
@@ -47,10 +41,8 @@ class LayerMeanScorer(Scorer):
     comparable = False
 
     def __post_init__(self) -> None:
-        if self.ranking not in RANKINGS:
-            raise ConfigError(f"ranking is {self.ranking!r}; {nearest(str(self.ranking), RANKINGS)}")
-        if self.sinks < 0:
-            raise ConfigError(f"sinks is {self.sinks}; allowed: 0 or more tokens")
+        check_words(self)
+        check_least(self, 0, "tokens", "sinks")
 
     @property
     def negative(self) -> bool:
@@ -69,8 +61,6 @@ class LayerMeanScorer(Scorer):
 
 def permutation_scores(importance: Tensor, sinks: int) -> Tensor:
     """Float32 ``[T]``: for tokens ``sinks .. T - 2`` the permutation that sorts their importance ascending, -1 elsewhere."""
-    import torch
-
     scores = torch.full_like(importance, -1.0)
     last = importance.shape[0] - 1
     if sinks < last:

@@ -7,20 +7,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
+from mmkv_bench.compression.context import Composed
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.numerics.moments import ROWS, ElementMoments
 from mmkv_bench.compression.numerics.ordering import tie_broken
 from mmkv_bench.compression.numerics.proxies import group_mass, group_votes, total_mass
-from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.observation import Needs, Observation
+from mmkv_bench.compression.parameters import check_least, check_words
 from mmkv_bench.compression.scorers.base import Scorer
-from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError, nearest
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Composed
-    from mmkv_bench.compression.observation import Observation
+from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 
 COPIES = 16
 """Proxies of a layer without sampling: so many copies of the prompt's last hidden state, one group (release, LLaVA)."""
@@ -133,14 +130,8 @@ class MMShiftScorer(Scorer):
             )
         if not self.lam >= 0:
             raise ConfigError(f"lambda is {self.lam}; allowed: 0 or more")
-        for name in ("last_tokens", "plain_layers"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: 0 or more")
-        hints = get_type_hints(type(self))
-        for item in fields(self):
-            value, allowed = getattr(self, item.name), get_args(hints[item.name])
-            if allowed and isinstance(allowed[0], str) and value not in allowed:
-                raise ConfigError(f"{item.name} is {value!r}; {nearest(str(value), allowed)}")
+        check_least(self, 0, "", "last_tokens", "plain_layers")
+        check_words(self)
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -197,8 +188,6 @@ class MMShiftScorer(Scorer):
         return ("single_modality",) if no_text or no_vision else ()
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        import torch
-
         rounding = obs.key.dtype if self.rounding == "model" else None
         anchor = self._anchor(obs, rounding)
         if obs.layer < self.plain_layers:
@@ -232,8 +221,6 @@ class MMShiftScorer(Scorer):
 
     def _states(self, obs: Observation, seed: int) -> Tensor:
         """Proxy hidden states ``[N, E]`` float32."""
-        import torch
-
         mean, std = self._moments(obs)
         shape = (self.samples, obs.hidden_size)
         noise = torch.randn(shape, generator=obs.generator("mmshift", seed), dtype=torch.float32).to(obs.device)
@@ -244,8 +231,6 @@ class MMShiftScorer(Scorer):
 
     def _moments(self, obs: Observation) -> tuple[Tensor, Tensor]:
         """mu and sigma, float32 ``[]``, ``[E]`` or, where groups differ, a row per proxy ``[N, 1 or E]``."""
-        import torch
-
         if self.modality == "unified" and not self.last_tokens:
             return (obs.hidden_mean, obs.hidden_std) if self.statistics == "elementwise" else obs.hidden_scalar_moments
         if self.modality == "unified":
@@ -271,8 +256,6 @@ class MMShiftScorer(Scorer):
 
     def _moments_of(self, obs: Observation, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
         """Moments of the chosen ones (bool ``[T]``, None: all) of the last tokens; of all these where none is chosen."""
-        from mmkv_bench.compression.numerics.moments import ROWS, ElementMoments
-
         first = obs.length - min(self.last_tokens or obs.length, obs.length)
         states = obs.states[first:]
         chosen = None if chosen is None or not bool(chosen[first:].any()) else chosen[first:]
@@ -302,8 +285,6 @@ class MMShiftScorer(Scorer):
             )
 
     def _global_mean(self, obs: Observation) -> Tensor:
-        import torch
-
         means = self._measured("mean")
         if len(means) != obs.layers or len(means[obs.layer]) != obs.hidden_size:
             raise ConfigError(
@@ -323,8 +304,6 @@ class MMShiftScorer(Scorer):
 
     def _offsets(self) -> Tensor:
         """Positions of the N proxies behind the prompt's last token, int64 ``[N]``."""
-        import torch
-
         if self.offsets == "consecutive":
             return torch.arange(1, self.samples + 1)
         return (torch.arange(1, self.samples // self.groups + 1) * self.groups).repeat(self.groups)

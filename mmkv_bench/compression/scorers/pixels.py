@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.lazy_torch import Tensor
+from mmkv_bench.compression.observation import Observation
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.observation import Observation
 
 ALONE = (
     "pixels shows the model smaller pictures, which a run makes of each sample's own; it compresses no cache, and a prompt "

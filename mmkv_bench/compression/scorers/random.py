@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.observation import Observation
 from mmkv_bench.compression.scorers.base import Scorer
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.observation import Observation
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,5 @@ class RandomScorer(Scorer):
         return ()
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        import torch
-
         draw = torch.rand(obs.key.shape[:2], generator=obs.generator("random", seed), dtype=torch.float32)
         return draw.to(obs.device)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.observation import Observation
 from mmkv_bench.compression.scorers.base import Scorer
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.observation import Observation
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,5 @@ class RecencyScorer(Scorer):
         return ()
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        import torch
-
         position = torch.arange(obs.length, dtype=torch.float32, device=obs.device)
         return position.expand(obs.key.shape[0], -1)

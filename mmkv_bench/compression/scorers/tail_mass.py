@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.lazy_torch import Tensor
+from mmkv_bench.compression.observation import Needs, Observation
+from mmkv_bench.compression.parameters import check_least
 from mmkv_bench.compression.scorers.base import Scorer
-from mmkv_bench.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.observation import Observation
-
-
-def check_proxies(proxies: int) -> None:
-    if proxies < 1:
-        raise ConfigError(f"proxies is {proxies}; allowed: 1 or more tokens")
 
 
 @dataclass(frozen=True)
@@ -40,7 +30,7 @@ class TailMassScorer(Scorer):
     proxies: int = 32
 
     def __post_init__(self) -> None:
-        check_proxies(self.proxies)
+        check_least(self, 1, "tokens", "proxies")
 
     @property
     def needs(self) -> Needs:

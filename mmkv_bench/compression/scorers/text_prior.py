@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.scorers.base import Scorer
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.observation import Observation
 
 
 @dataclass(frozen=True)
@@ -57,8 +52,6 @@ class TextPriorScorer(Scorer):
 
 def with_text_prior(sums: Tensor, types: Tensor) -> Tensor:
     """``[Hkv, n]``: the row's maximum added to its text tokens. sums: float32 ``[Hkv, n]``, 0 or more; types: int ``[n]``."""
-    import torch
-
     largest = sums.amax(-1, keepdim=True)
     above = torch.nextafter(largest, torch.full_like(largest, torch.inf))
     return torch.where(types.to(sums.device) == 0, torch.maximum(sums + largest, above), sums)
@@ -67,8 +60,6 @@ def with_text_prior(sums: Tensor, types: Tensor) -> Tensor:
 def without_text_prior(scores: Tensor, types: Tensor) -> Tensor:
     """The sums that ``with_text_prior`` was given, to its rounding. The maximum M of the sums is in the scores: M itself
     if a visual token had it, 2 M if a text token had."""
-    import torch
-
     text = types.to(scores.device) == 0
     visual = scores.masked_fill(text, 0).amax(-1, keepdim=True)
     largest = torch.maximum(visual, scores.masked_fill(~text, 0).amax(-1, keepdim=True) / 2)

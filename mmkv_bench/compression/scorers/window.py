@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.attention import half_window, is_half, window_mass
-from mmkv_bench.compression.observation import Needs, effective_window
+from mmkv_bench.compression.observation import Needs, Observation, effective_window
+from mmkv_bench.compression.parameters import check_least, check_words
 from mmkv_bench.compression.scorers.base import Scorer
-from mmkv_bench.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.observation import Observation
+from mmkv_bench.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -55,14 +52,10 @@ class WindowScorer(Scorer):
     halves = ("score_rounding",)
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ConfigError(f"window is {self.window}; allowed: 1 or more tokens")
+        check_words(self)
+        check_least(self, 1, "tokens", "window")
         if self.pool < 1 or self.pool % 2 == 0:
             raise ConfigError(f"pool is {self.pool}; allowed: odd kernel sizes (1 = no pooling)")
-        choices = {"pooling": ("average", "max"), "heads": ("first", "last"), "score_rounding": ("none", "model")}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; {nearest(str(getattr(self, name)), allowed)}")
 
     @property
     def needs(self) -> Needs:
@@ -79,8 +72,6 @@ class WindowScorer(Scorer):
         return effective_window(self.window, budget, length)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        import torch
-
         w = effective_window(self.window, budget, obs.length)
         if self.score_rounding == "model" and is_half(obs.key.dtype):
             return self._rounded(obs, w)
@@ -96,8 +87,6 @@ class WindowScorer(Scorer):
 
     def _rounded(self, obs: Observation, w: int) -> Tensor:
         """``[Hkv, T]`` in the model's half precision, every step rounded to it."""
-        import torch
-
         tail, prefix = obs.tail(w), obs.length - w
         mass = obs.shared(("half_window", w), lambda: half_window(tail, obs.key, obs.scaling))
 
@@ -113,9 +102,7 @@ class WindowScorer(Scorer):
 
     def _pooled(self, mass: Tensor) -> Tensor:
         """``[h, m]`` -> the same shape, pooled along the tokens."""
-        from torch.nn import functional
-
-        pool = functional.avg_pool1d if self.pooling == "average" else functional.max_pool1d
+        pool = torch.nn.functional.avg_pool1d if self.pooling == "average" else torch.nn.functional.max_pool1d
         return pool(mass, self.pool, stride=1, padding=self.pool // 2)
 
     @staticmethod

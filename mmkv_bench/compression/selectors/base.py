@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.context import Composed
+from mmkv_bench.compression.context import Composed
+from mmkv_bench.compression.lazy_torch import Tensor
 
 
 class Selector(ABC):

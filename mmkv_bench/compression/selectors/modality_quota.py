@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -42,8 +39,6 @@ class ModalityQuota(TopK):
             scores: float32 ``[Hkv, n]``, 0 or more.
             caps: int64 ``[Hkv]``, at most n; visual: bool ``[n]``; protected: bool ``[Hkv, n]``.
         """
-        import torch
-
         if bool((scores < 0).any()):
             raise UnsupportedError(
                 "modality quotas are shares of sums of scores, and this scorer gives negative ones; allowed: scorers of "
@@ -67,8 +62,6 @@ class ModalityQuota(TopK):
         order: Tensor | None = None,
         types: Tensor | None = None,
     ) -> Tensor:
-        import torch
-
         order = self.order(scores) if order is None else order
         if types is None or scores.shape[1] == 0:
             return super().select(scores, caps, protected, order)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Literal
 
+from mmkv_bench.compression.lazy_torch import Tensor
 from mmkv_bench.compression.selectors.recent_share import RecentShare
 from mmkv_bench.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-RANKINGS = ("value", "permutation")
 
 
 @dataclass(frozen=True)
@@ -29,12 +25,7 @@ class OneSet(RecentShare):
 
     recents: int = 1
     share: float = 0.0
-    ranking: str = "permutation"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.ranking not in RANKINGS:
-            raise ConfigError(f"ranking is {self.ranking!r}; allowed: {', '.join(RANKINGS)}")
+    ranking: Literal["value", "permutation"] = "permutation"
 
     @property
     def falls_short(self) -> bool:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.lazy_torch import Tensor
+from mmkv_bench.compression.parameters import check_share
 from mmkv_bench.compression.selectors.topk import TopK
-from mmkv_bench.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -28,8 +25,7 @@ class RecentShare(TopK):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.share <= 1:
-            raise ConfigError(f"share is {self.share}; allowed: a share of the budget, 0 <= share <= 1")
+        check_share(self, "share", "the budget")
 
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
         keep = super().protected(length, budget, types)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.selectors.recent_share import RecentShare
 from mmkv_bench.compression.selectors.topk import TopK
-from mmkv_bench.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from mmkv_bench.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -53,10 +51,6 @@ class TextRecents(RecentShare):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, allowed in (("follow", ("budget", "cap")), ("rule", ("strict", "union", "all_text"))):
-            value = getattr(self, name)
-            if value not in allowed:
-                raise ConfigError(f"{name} is {value!r}; {nearest(str(value), allowed)}")
         if self.margin < -1:
             raise ConfigError(f"margin is {self.margin}; allowed: 0 or more tokens, or -1 for none")
 
@@ -93,8 +87,6 @@ class TextRecents(RecentShare):
         order: Tensor | None = None,
         types: Tensor | None = None,
     ) -> Tensor:
-        import torch
-
         n, device = scores.shape[1], scores.device
         # text by itself has no priority over anything
         text = None if types is None or not bool((types > 0).any()) else (types == 0).to(device)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.observation import effective_window
+from mmkv_bench.compression.parameters import check_least, check_words
 from mmkv_bench.compression.selectors.base import Selector
-from mmkv_bench.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -30,17 +27,14 @@ class TopK(Selector):
     window: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("sinks", "recents", "window"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: 0 or more tokens")
+        check_words(self)
+        check_least(self, 0, "tokens", "sinks", "recents", "window")
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         """``protected_reduced``: sinks and recents together are more than C, so that not all of them stay."""
         return ("protected_reduced",) if self.sinks + self.recents > budget else ()
 
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
-        import torch
-
         keep = torch.zeros(length, dtype=torch.bool, device=None if types is None else types.device)
         recents = self.recents
         if self.window:
@@ -57,8 +51,6 @@ class TopK(Selector):
         order: Tensor | None = None,
         types: Tensor | None = None,
     ) -> Tensor:
-        import torch
-
         heads, candidates = scores.shape
         device = scores.device
         caps = caps.clamp_max(candidates)

@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
-from typing import TYPE_CHECKING, Protocol
 
 import torch
+from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedLayer
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mmkv_bench.compression.decoding.base import Start
+from mmkv_bench.compression.decoding.base import Start
 
 
-class HoldingPolicy(Protocol):
-    """Interface of the decode policy of a held layer (`Holding`)."""
-
-    @property
-    def hold(self) -> str: ...
-
-    @property
-    def slack(self) -> int: ...
-
-    def slot(self, entries: int, start: int) -> int: ...
-
-
-class HeldLayer(CompressedLayer):
+class EvictingLayer(CompressedLayer):
     """One layer of one sequence whose policy evicts after every answer token.
 
     Attributes:
         acts_from: logical index of the answer's first token.
     """
 
-    policy: HoldingPolicy
     acts_from: int
+    _slot: Callable[[int, int], int]
 
-    def begin(self, policy: HoldingPolicy, start: Start) -> None:
-        """Remember what every head holds when the answer begins."""
-        self.policy, self.acts_from = policy, start.acts_from
+    @classmethod
+    def of(cls, start: Start, room: int, slack: int, grows: bool, slot: Callable[[int, int], int]) -> EvictingLayer:
+        """Build the layer of a policy (`Holding`), which knows what every head holds when the answer begins.
+
+        Args:
+            room: slots for new tokens. slack, slot: the policy's. grows: a head keeps its share of the answer, too.
+        """
+        layer = cls.from_rows([(start.kept_key, start.kept_value, start.positions)], start.seen, room)
+        layer.acts_from, layer._slot = start.acts_from, slot
         kept = (start.index >= 0).sum(-1).tolist()
         appended = start.acts_from - start.seen  # the question, or the token that is fed again
-        self._before = [count + appended for count in kept]
-        self._start = [count + policy.slack for count in self._before]
-        self._ratio = [Fraction(count + start.context.refed + policy.slack, start.context.length) for count in kept]
-        self._evicted = [0] * len(kept)
+        layer._before = [count + appended for count in kept]
+        layer._start = [count + slack for count in layer._before]
+        layer._growth = [
+            Fraction((count + start.context.refed + slack) * grows, start.context.length) for count in kept
+        ]
+        layer._evicted = [0] * len(kept)
+        return layer
 
-    def held(self) -> list[int]:
+    def entry_counts(self) -> list[int]:
         """Current entries per head."""
         fed = self.seen - self.acts_from
         return [before + fed - gone for before, gone in zip(self._before, self._evicted, strict=True)]
@@ -60,16 +54,16 @@ class HeldLayer(CompressedLayer):
             self._evict(due)
 
     def _due(self, fed: int) -> list[bool]:
-        growth = self._ratio if self.policy.hold == "ratio" else [Fraction(0)] * len(self._ratio)
         return [
-            held >= start + share * fed + 1 for held, start, share in zip(self.held(), self._start, growth, strict=True)
+            count >= start + share * fed + 1
+            for count, start, share in zip(self.entry_counts(), self._start, self._growth, strict=True)
         ]
 
     def _evict(self, due: list[bool]) -> None:
         """Remove one entry from every head that is due."""
-        held = self.held()
+        counts = self.entry_counts()
         slots = [
-            self.stored - count + self.policy.slot(count, start) for count, start in zip(held, self._start, strict=True)
+            self.stored - count + self._slot(count, start) for count, start in zip(counts, self._start, strict=True)
         ]
         for head, is_due in enumerate(due):
             self._evicted[head] += is_due
@@ -81,7 +75,7 @@ class HeldLayer(CompressedLayer):
         assert places is not None, "a layer made of rows has positions"
         stays = (places >= 0) & (torch.arange(self.stored, device=self.device) != gone[..., None].to(self.device))
         # Right-align what stays: a stable sort puts it last, in its old order.
-        width = max(count - is_due for count, is_due in zip(held, due, strict=True))
+        width = max(count - is_due for count, is_due in zip(counts, due, strict=True))
         index = stays.int().sort(dim=-1, stable=True).indices[..., self.stored - width :]
         filled = stays.gather(2, index)
         positions = places.gather(2, index).masked_fill(~filled, -1)
@@ -89,4 +83,4 @@ class HeldLayer(CompressedLayer):
         right = width == self.stored
         self._move(index.where(filled, torch.arange(width, device=index.device)), right)
         places[:, :, :width] = positions
-        self.stored, self.ragged = width, bool(len(set(map(int.__sub__, held, due))) > 1)
+        self.stored, self.ragged = width, bool(len(set(map(int.__sub__, counts, due))) > 1)

@@ -1,0 +1,25 @@
+"""torch, imported when something of it is first used: commands that compute nothing read parts of methods as well."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+
+    class _Torch:
+        """Stand-in for the module; what was used once is an attribute from then on."""
+
+        def __getattr__(self, name: str) -> Any:
+            value = getattr(import_module("torch"), name)
+            setattr(self, name, value)
+            return value
+
+    torch = _Torch()
+    Tensor = Any
+    """For annotations; `torch.Tensor` is the class."""
+
+__all__ = ["Tensor", "torch"]
