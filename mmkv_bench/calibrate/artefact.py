@@ -208,15 +208,14 @@ def _short(path: Path) -> str:
 
 def _readable(value: Any, depth: int = 0) -> str:
     """Return JSON with one line per innermost list, so that a diff of two artefacts can be read."""
-    flat = not isinstance(value, dict | list) or not any(
-        isinstance(item, dict | list) for item in (value.values() if isinstance(value, dict) else value)
-    )
-    if flat and not isinstance(value, dict):
-        return json.dumps(value, ensure_ascii=False)
-    pad = " " * (depth + 1)
     if isinstance(value, dict):
-        lines = [
-            f"{pad}{json.dumps(key, ensure_ascii=False)}: {_readable(item, depth + 1)}" for key, item in value.items()
-        ]
-        return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}" if lines else "{}"
-    return "[\n" + ",\n".join(pad + _readable(item, depth + 1) for item in value) + "\n" + " " * depth + "]"
+        names = [f"{json.dumps(key, ensure_ascii=False)}: " for key in value]
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        names = [""] * len(value)
+    else:
+        return json.dumps(value, ensure_ascii=False)
+    items = value.values() if isinstance(value, dict) else value
+    pad = "\n" + " " * (depth + 1)
+    lines = [pad + name + _readable(item, depth + 1) for name, item in zip(names, items, strict=True)]
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    return first + ",".join(lines) + "\n" + " " * depth + last if lines else first + last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from mmkv_bench.models.load import LoadedModel
 
-SHOW_EVERY = 10.0  # seconds
+SHOW_EVERY = 10.0
+"""Seconds between two lines of progress."""
 
 
 def run(options: argparse.Namespace, questions: DatasetQuestions | None = None) -> Path:
@@ -60,12 +61,16 @@ def measured(options: argparse.Namespace, questions: DatasetQuestions | None = N
     settings: dict[str, Any] = {name: getattr(options, name) for name in measurement.options}
     values: list[Any] = []
     samples: list[str] = []
-    progress = _progress(options.samples)
+    started = shown = time.monotonic()
 
     def take(sample: Any) -> None:
+        nonlocal shown
         values.append(measurement.measure(loaded, sample, settings))
         samples.append(sample.sample_id)
-        progress(len(samples))
+        if time.monotonic() - shown > SHOW_EVERY:
+            shown = time.monotonic()
+            left = (shown - started) / len(samples) * (options.samples - len(samples))
+            print(f"{len(samples)}/{options.samples} samples, about {left:.0f} s left", flush=True)
 
     if questions is None:
         for sample in _samples(options, loaded):
@@ -110,20 +115,6 @@ def _identity(source: Any) -> dict[str, Any]:
         "model_revision": revision,
         "versions": versions | {"mmkv_bench": mmkv_bench.__version__},
     }
-
-
-def _progress(total: int) -> Callable[[int], None]:
-    """Return a function that prints progress and the remaining time every few seconds."""
-    started = shown = time.monotonic()
-
-    def tell(number: int) -> None:
-        nonlocal shown
-        if time.monotonic() - shown > SHOW_EVERY:
-            shown = time.monotonic()
-            left = (shown - started) / number * (total - number)
-            print(f"{number}/{total} samples, about {left:.0f} s left", flush=True)
-
-    return tell
 
 
 def _dataset(options: argparse.Namespace) -> str:

@@ -11,11 +11,12 @@ from fractions import Fraction
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from mmkv_bench.calibrate import sparsemm
 from mmkv_bench.calibrate.layers import read_layers, with_answer
-from mmkv_bench.calibrate.samples import CalibrationSample, answer_ids, encoded
+from mmkv_bench.calibrate.samples import DatasetQuestion, Page, answer_ids, encoded
 from mmkv_bench.compression.allocators.hybrid import Hybrid
 from mmkv_bench.compression.numerics.prefix import prefix_curves, prefix_ratios, scaled
 from mmkv_bench.compression.observation import Needs, Observation
@@ -32,7 +33,9 @@ QUANTILES = tuple(i / 20 for i in range(21))
 
 
 # ---------------------------------------------------------------- PrefixKV
-def prefix_shares(loaded: LoadedModel, sample: CalibrationSample, settings: Mapping[str, Any]) -> list[list[float]]:
+def prefix_shares(
+    loaded: LoadedModel, sample: DatasetQuestion | Page, settings: Mapping[str, Any]
+) -> list[list[float]]:
     """Measure the kept shares ``R_l`` of one sample (arXiv 2412.03409, section 3.3, algorithm 1).
 
     Returns:
@@ -65,7 +68,9 @@ def prefix_profile(measured: Sequence[list[list[float]]], settings: Mapping[str,
 
 
 # ---------------------------------------------------------------- HybridKV
-def head_sparsity(loaded: LoadedModel, sample: CalibrationSample, settings: Mapping[str, Any]) -> list[list[float]]:
+def head_sparsity(
+    loaded: LoadedModel, sample: DatasetQuestion | Page, settings: Mapping[str, Any]
+) -> list[list[float]]:
     """Measure S* of one sample as the method computes it (arXiv 2604.05887, equation 3): per layer one number per KV head."""
     if not 0 <= settings["quantile"] <= 1:
         raise CalibrationError(f"--quantile {settings['quantile']} is not a quantile; allowed: 0 to 1")
@@ -90,21 +95,13 @@ def sparsity_threshold(
         standard deviation over the samples.
     """
     heads = [[list(values) for values in zip(*layer, strict=True)] for layer in zip(*measured, strict=True)]
-    values = sorted(value for sample in measured for layer in sample for value in layer)
+    values = [value for sample in measured for layer in sample for value in layer]
     return {
-        "theta": quantile(values, settings["quantile"]),
+        "theta": float(np.quantile(values, settings["quantile"])),
         "sparsity": [[fmean(values) for values in layer] for layer in heads],
         "std": [[pstdev(values) for values in layer] for layer in heads],
-        "quantiles": {f"{q:.2f}": quantile(values, q) for q in QUANTILES},
+        "quantiles": {f"{q:.2f}": float(np.quantile(values, q)) for q in QUANTILES},
     }
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    """Return the q-quantile of sorted values, linearly between the two nearest."""
-    at = q * (len(values) - 1)
-    low = int(at)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (values[high] - values[low]) * (at - low)
 
 
 # ---------------------------------------------------------------- MM-ShiftKV
@@ -116,7 +113,7 @@ def moments(states: Tensor, length: int) -> tuple[list[float], float, float]:
 
 
 def state_moments(
-    loaded: LoadedModel, sample: CalibrationSample, settings: Mapping[str, Any]
+    loaded: LoadedModel, sample: DatasetQuestion | Page, settings: Mapping[str, Any]
 ) -> list[tuple[list[float], float, float]]:
     """Measure `moments` of every layer's query projection input, with the true answer fed behind the prompt."""
     prompt = encoded(loaded, sample)

@@ -55,31 +55,24 @@ def imported(method: str, files: Sequence[Path], family: ModelFacts) -> Imported
     for file in files:
         if file.name in contents:
             raise CalibrationError(f"two files are named {file.name}; give each budget's file once")
-        content = _bytes(file)
-        contents[file.name], digests[file.name] = _json(content, file.name), hashlib.sha256(content).hexdigest()
+        try:
+            if file.stat().st_size > LARGEST:
+                raise CalibrationError(f"{file.name} is larger than {LARGEST >> 20} MiB, which no released file is")
+            content = file.read_bytes()
+            contents[file.name] = json.loads(content, object_pairs_hook=_different_keys)
+        except OSError as error:
+            raise CalibrationError(f"{file} cannot be read ({error.strerror}); give a released JSON file") from error
+        except (ValueError, RecursionError) as error:
+            raise CalibrationError(f"{file.name} cannot be read as JSON ({error}); give the released file") from error
+        digests[file.name] = hashlib.sha256(content).hexdigest()
     data, oddities = _READERS[method](contents, family)
     return Imported(data, digests, [_UNNAMED, *oddities])
 
 
-def _bytes(file: Path) -> bytes:
-    try:
-        if file.stat().st_size > LARGEST:
-            raise CalibrationError(f"{file.name} is larger than {LARGEST >> 20} MiB, which no released file is")
-        return file.read_bytes()
-    except OSError as error:
-        raise CalibrationError(f"{file} cannot be read ({error.strerror}); give a released JSON file") from error
-
-
-def _json(content: bytes, name: str) -> Any:
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(dict(items)) != len(items):
-            raise ValueError("a key stands in it twice")
-        return dict(items)
-
-    try:
-        return json.loads(content, object_pairs_hook=pairs)
-    except (ValueError, RecursionError) as error:
-        raise CalibrationError(f"{name} cannot be read as JSON ({error}); give the released file") from error
+def _different_keys(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(items)) != len(items):
+        raise ValueError("a key stands in it twice")
+    return dict(items)
 
 
 def _numbers(values: Any, name: str, what: str, high: float = math.inf) -> list[float]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
@@ -19,26 +19,11 @@ if TYPE_CHECKING:
     from mmkv_bench.families.base import Box
     from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.models.load import LoadedModel
-    from mmkv_bench.tiny.layout import Document
 
 
 SPLITS = ("train", "dev")
 Cell = tuple[int, int, int]
 """Image, row and column of one glyph, from 0."""
-
-
-class CalibrationSample(Protocol):
-    """Interface of samples: a prompt and its true answer, "" where there is none."""
-
-    @property
-    def sample_id(self) -> str: ...
-    @property
-    def images(self) -> Sequence[Any]: ...
-    @property
-    def videos(self) -> Sequence[Any]: ...
-    @property
-    def answer(self) -> str: ...
-    def messages(self) -> list[dict[str, Any]]: ...
 
 
 @dataclass(frozen=True)
@@ -93,7 +78,7 @@ class Page:
         return [{"role": "user", "content": content}]
 
 
-def encoded(loaded: LoadedModel, sample: CalibrationSample) -> EncodedPrompt:
+def encoded(loaded: LoadedModel, sample: DatasetQuestion | Page) -> EncodedPrompt:
     """Return a sample's encoded prompt; errors as of `generation.encode.encode`."""
     from mmkv_bench.generation.encode import encode
 
@@ -108,7 +93,7 @@ def encoded(loaded: LoadedModel, sample: CalibrationSample) -> EncodedPrompt:
     )
 
 
-def answer_ids(loaded: LoadedModel, sample: CalibrationSample) -> list[int]:
+def answer_ids(loaded: LoadedModel, sample: DatasetQuestion | Page) -> list[int]:
     """Return token ids of the true answer.
 
     Raises:
@@ -140,23 +125,13 @@ def page(kind: str, size: str, split: str, index: int) -> Page:
     """Draw one page; it is the same on every machine."""
     document, turn, images = make_page(kind, size, split, index)
     repeats = FRAMES if kind.startswith("redundant_") else 1
-    keys = _key_cells(document)
-    sources = tuple(
-        tuple((keys[key][0] * repeats + frame, keys[key][1], keys[key][2] + offset) for frame in range(repeats))
-        for key, offset in turn.sources
-    )
+    sources = []
+    for key, offset in turn.sources:  # a key is the only upper-case letter of its kind in a document
+        first, row, column = (int(axis[0]) for axis in (document.grids == ord(key)).nonzero())
+        sources.append(tuple((first * repeats + frame, row, column + offset) for frame in range(repeats)))
     name = f"{kind}-{size}-{split}-{index:06d}"
     shown = [Image.fromarray(image) for image in images]
-    return Page(name, shown, turn.question, turn.answer, sources, document.grids.shape[1:])
-
-
-def _key_cells(document: Document) -> dict[str, Cell]:
-    """Return the cell of every key; a key is the only upper-case letter of its kind in a document."""
-    cells = {}
-    for key in document.entries:
-        page, row, column = (int(axis[0]) for axis in (document.grids == ord(key)).nonzero())
-        cells[key] = (page, row, column)
-    return cells
+    return Page(name, shown, turn.question, turn.answer, tuple(sources), document.grids.shape[1:])
 
 
 def visual_tokens(cells: Sequence[Cell], grid: tuple[int, int], boxes: Sequence[Box | None]) -> list[int]:
@@ -169,21 +144,13 @@ def visual_tokens(cells: Sequence[Cell], grid: tuple[int, int], boxes: Sequence[
         cells: of one answer character or several. grid: rows and columns of cells of every image.
         boxes: of every visual token, see `token_boxes`.
     """
-    numbers: set[int] = set()
-    for image, row, column in cells:
-        top, bottom = Fraction(row, grid[0]), Fraction(row + 1, grid[0])
-        left, right = Fraction(column, grid[1]), Fraction(column + 1, grid[1])
-        numbers |= {
-            number
-            for number, box in enumerate(boxes)
-            if box is not None
-            and box.image == image
-            and box.top < bottom
-            and box.bottom > top
-            and box.left < right
-            and box.right > left
-        }
-    return sorted(numbers)
+
+    def shows(box: Box, image: int, row: int, column: int) -> bool:
+        vertical = box.top < Fraction(row + 1, grid[0]) and box.bottom > Fraction(row, grid[0])
+        horizontal = box.left < Fraction(column + 1, grid[1]) and box.right > Fraction(column, grid[1])
+        return box.image == image and vertical and horizontal
+
+    return [number for number, box in enumerate(boxes) if box is not None and any(shows(box, *cell) for cell in cells)]
 
 
 def passages(tokenizer: Any, path: Path, tokens: int, count: int) -> list[Page]:

@@ -20,7 +20,7 @@ from mmkv_bench.report.formats import budget_words, interval, score
 from mmkv_bench.report.kept_maps import KeptTokens, kept_section, kept_tokens
 from mmkv_bench.report.prompts import Prompts
 from mmkv_bench.statistics.metric_kinds import lower_is_better
-from mmkv_bench.store.blocks import blocks
+from mmkv_bench.store.packing import blocks
 from mmkv_bench.tables.captions import line_label
 from mmkv_bench.tables.rows import AT_ONCE, BASELINE, Rows, context_key, with_limits
 from mmkv_bench.tables.score_table import ScoreTable

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.store.cell_rows import processor
+from mmkv_bench.store.rows import processor
 
 if TYPE_CHECKING:
     from mmkv_bench.models.load import LoadedModel

@@ -87,7 +87,7 @@ class Answers:
 
 
 def _some(cells: Sequence[Cell], counts: Mapping[str, int], at_once: int) -> Iterator[list[Cell]]:
-    from mmkv_bench.store.blocks import blocks
+    from mmkv_bench.store.packing import blocks
 
     by_name = {cell.cell: cell for cell in cells}
     for names in blocks(by_name, counts, at_once):

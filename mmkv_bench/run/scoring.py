@@ -92,7 +92,7 @@ def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iter
     """Cell, sample and status of answers and of scores, of some cells after the other where all are many."""
     from collections import Counter
 
-    from mmkv_bench.store.blocks import blocks
+    from mmkv_bench.store.packing import blocks
     from mmkv_bench.tables.agreement import SUMMED
 
     columns = ("cell", "sample_id", "status")

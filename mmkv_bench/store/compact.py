@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
+import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +17,11 @@ import pyarrow.compute as pc
 from mmkv_bench.errors import StoreError
 from mmkv_bench.secrecy import REDACTED
 from mmkv_bench.store import journal
-from mmkv_bench.store.blocks import regrouped
 from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.files import disk_errors, sync_folder, write_bytes
 from mmkv_bench.store.packing import DENSEST, LARGEST, QUICK, alike, arranged, is_packed, ordered, packed
 from mmkv_bench.store.packing import slim as slimmed
-from mmkv_bench.store.parts import newest
+from mmkv_bench.store.parts import column_of, is_in, newest, no_rows, places, runs, texts_of
 from mmkv_bench.store.schema import CELL_COLUMNS, SCHEMAS
 from mmkv_bench.store.score_files import is_batch
 from mmkv_bench.store.sealed import number_of_rows
@@ -173,7 +174,8 @@ class _Packing:
         kept, columns = [path for path in before if is_packed(path)], SCHEMAS[self._table].names
         parts = sorted(path for path in before if not is_packed(path))
         rows = (group for path in parts for group in self._groups(path))
-        with regrouped(self._store.root / self._table, SCHEMAS[self._table], rows, cells) as groups:
+        with tempfile.TemporaryFile(dir=self._store.root / self._table, prefix=".", suffix=".tmp") as file:
+            groups = RegroupedBlocks(file, SCHEMAS[self._table], rows, cells)
             yield lambda names: newest(
                 pa.concat_tables([self._store.read(self._table, lambda: kept, columns, set(names)), groups.of(names)])
             )
@@ -186,6 +188,86 @@ class _Packing:
                 f"{path} vanished while it was packed: is another program packing or removing files? No row of it is packed; "
                 "pack again when the other has ended."
             ) from None
+
+
+LOT = 256 << 20
+"""Bytes of rows that are sorted together; sorting takes as much again, and so may the last table that came."""
+BATCH = 1 << 10
+"""Rows after which a batch ends, with the cell that it is at."""
+
+
+class _Batch(NamedTuple):
+    """Rows in a temporary file: the places of their first and last cell, where and how long they are, their checksum."""
+
+    first: int
+    last: int
+    start: int
+    length: int
+    crc: int
+
+
+class RegroupedBlocks:
+    """The rows of `cells`, to be asked for in their order, some neighbours at a time: the rows of all of them fit into no memory.
+
+    Reading all files for every few cells would be more than linear in rows, so each is read once: rows wait in memory, and some
+    hundred megabytes at a time they are sorted by cell and go to a file without a name, which is gone with the process however
+    that ends. A block of cells is then a few batches of each such lot.
+
+    Args:
+        file: without a name, where there is room for all rows, some two and a half times what they take as parts and many times
+            what packed ones do.
+        rows: as they come, of any cells and in any number of tables of this schema.
+
+    Raises:
+        OSError: the disk is full or refuses.
+    """
+
+    def __init__(self, file: IO[bytes], schema: pa.Schema, rows: Iterable[pa.Table], cells: Sequence[str]) -> None:
+        self._file, self._schema, self._cells = file, schema, texts_of(list(cells))
+        self._place = {cell: place for place, cell in enumerate(cells)}
+        self._batches: list[_Batch] = []
+        waiting: list[pa.Table] = []
+        for table in rows:
+            waiting.append(table)
+            if sum(part.nbytes for part in waiting) >= LOT:
+                self._write(waiting)
+        self._write(waiting)
+        file.flush()
+
+    def of(self, cells: Sequence[str]) -> pa.Table:
+        """The rows of these cells, neighbours in the order; those of a cell in the order in which they came.
+
+        Raises StoreError where the disk gives back other bytes than it was given.
+        """
+        first, last = self._place[cells[0]], self._place[cells[-1]]
+        assert last - first == len(cells) - 1, "cells that stand together"
+        batches = [self._read(batch) for batch in self._batches if batch.first <= last and batch.last >= first]
+        rows = pa.concat_tables([no_rows(self._schema), *batches])
+        return rows.filter(is_in(rows["cell"], texts_of(list(cells))))
+
+    def _write(self, waiting: list[pa.Table]) -> None:
+        """Write a lot, and leave nothing waiting."""
+        # In one piece: whoever takes rows of many copies all of them every time.
+        lot = pa.concat_tables([no_rows(self._schema), *waiting]).combine_chunks()
+        waiting.clear()
+        place = places(lot["cell"], self._cells)
+        order = np.argsort(place, kind="stable")
+        order = order[np.count_nonzero(place < 0) :]  # others' rows
+        for start, end in runs(place[order], BATCH) if len(order) else ():
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, self._schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+                writer.write_table(lot.take(column_of(order[start:end])))
+            data = memoryview(sink.getvalue())
+            first, last = (int(place[order[row]]) for row in (start, end - 1))
+            self._batches.append(_Batch(first, last, self._file.tell(), len(data), zlib.crc32(data)))
+            self._file.write(data)
+
+    def _read(self, batch: _Batch) -> pa.Table:
+        self._file.seek(batch.start)
+        data = self._file.read(batch.length)
+        if zlib.crc32(data) != batch.crc:
+            raise StoreError("A temporary file failed its checksum. The store is unchanged; check the disk.")
+        return pa.ipc.open_stream(data).read_all()
 
 
 def _replace(folder: Path, before: list[Path], files: Iterable[bytes]) -> None:

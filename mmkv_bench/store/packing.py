@@ -5,15 +5,49 @@ what `schema.SLIM` lists.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mmkv_bench.store.sealed import sealed
+from mmkv_bench.store.parts import codes_of, readable
+from mmkv_bench.store.sealed import opened, sealed
+
+
+def counted(path: Path) -> dict[str, int]:
+    """Cell -> how many rows of it a file holds. Raises FileNotFoundError, StoreError."""
+    counts: dict[str, int] = {}
+    with readable(path), opened(path, ["cell"]) as (file, _):
+        for group in range(file.num_row_groups):
+            for codes in file.read_row_group(group, ["cell"])["cell"].chunks:
+                in_chunk = np.bincount(codes_of(codes), minlength=len(codes.dictionary)).tolist()
+                for name, count in zip(codes.dictionary.to_pylist(), in_chunk, strict=True):
+                    counts[name] = counts.get(name, 0) + count
+    return {name: count for name, count in counts.items() if count}
+
+
+Name = TypeVar("Name", str, int)
+
+
+def blocks(names: Iterable[Name], counts: Mapping[Name, int], at_once: int) -> Iterator[list[Name]]:
+    """The cells, or what else is named, in their order: as many at a time as have `at_once` rows together by `counts`, or one
+    that has more."""
+    block: list[Name] = []
+    waiting = 0
+    for name in names:
+        rows = counts.get(name, 0)
+        if block and waiting + rows > at_once:
+            yield block
+            block, waiting = [], 0
+        block.append(name)
+        waiting += rows
+    if block:
+        yield block
+
 
 SHARE, AT_LEAST = 10, 3  # digests of one row in ten, and of three per cell
 TIMES = ("encode_s", "vision_s", "prefill_s", "compress_s", "decode_s", "ttft_s", "tpot_s")
@@ -23,18 +57,16 @@ ALWAYS = ("forced_kl", "forced_agree", "reference_nll", "fork_group")
 
 def slim(rows: pa.Table) -> pa.Table:
     """`rows` of the table responses, one per cell and sample, all columns, without what `schema.SLIM` lists."""
-    group = pc.equal(rows["measured"], "group")
-    for name in OF_GROUPS:
-        rows = _without(rows, name, group)
-    for name in ALWAYS:
-        rows = _without(rows, name, pa.array(np.ones(rows.num_rows, bool)))
+    everywhere = pa.array(np.ones(rows.num_rows, bool))
     cells, samples = (rows[name].combine_chunks().dictionary_encode() for name in ("cell", "sample_id"))
-    rows = _without(rows, "kept_digest", pa.array(~chosen(cells, samples)))
+    dropped = dict.fromkeys(OF_GROUPS, pc.equal(rows["measured"], "group")) | dict.fromkeys(ALWAYS, everywhere)
+    for name, where in (dropped | {"kept_digest": pa.array(~chosen(cells, samples))}).items():
+        rows = _with(rows, name, pc.if_else(where, pa.scalar(None, rows.schema.field(name).type), rows[name]))
     newest = np.full(len(cells.dictionary), np.iinfo(np.int64).min)
     of_cell = cells.indices.to_numpy()
     np.maximum.at(newest, of_cell, rows["committed_at"].cast(pa.int64()).to_numpy())
     rows = _with(rows, "committed_at", pa.array(newest[of_cell]))
-    return _with(rows, "slim", pa.array(np.ones(rows.num_rows, bool)))
+    return _with(rows, "slim", everywhere)
 
 
 def chosen(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> np.ndarray:
@@ -57,10 +89,6 @@ def _hashes(names: pa.DictionaryArray) -> np.ndarray:
     """uint64 of each name in the dictionary."""
     first = [hashlib.sha256(name.encode()).digest()[:8] for name in names.dictionary.to_pylist()]
     return np.frombuffer(b"".join(first), dtype="<u8")
-
-
-def _without(rows: pa.Table, name: str, where: pa.Array | pa.ChunkedArray) -> pa.Table:
-    return _with(rows, name, pc.if_else(where, pa.scalar(None, rows.schema.field(name).type), rows[name]))
 
 
 def _with(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:

@@ -325,5 +325,3 @@ def _network(shown: str) -> Iterator[None]:
             f"{shown}: {why} ({type(problem).__name__}); check the address and the network, and {_AGAIN}"
         ) from None
 
-
-LARGEST_MANIFEST = 16 << 20

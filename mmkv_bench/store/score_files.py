@@ -29,9 +29,8 @@ import pyarrow.parquet as pq
 from mmkv_bench.errors import StoreError
 from mmkv_bench.file_state import State, state_of
 from mmkv_bench.store import parts
-from mmkv_bench.store.blocks import blocks
 from mmkv_bench.store.files import Staged, sync_folder
-from mmkv_bench.store.packing import is_packed
+from mmkv_bench.store.packing import blocks, is_packed
 from mmkv_bench.store.rows import safe_name
 from mmkv_bench.store.schema import SCHEMAS
 from mmkv_bench.store.sealed import opened, write_sealed

@@ -25,10 +25,8 @@ import pyarrow.compute as pc
 
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.store import journal, parts, scores
-from mmkv_bench.store.blocks import counted
-from mmkv_bench.store.cell_rows import refuse_malformed, refuse_other, shown
 from mmkv_bench.store.files import disk_errors, write_whole
-from mmkv_bench.store.folder import StoreFolder, known_columns
+from mmkv_bench.store.folder import StoreFolder, Writer, known_columns
 from mmkv_bench.store.measurements import (
     file_of_pass,
     file_of_sample,
@@ -38,9 +36,18 @@ from mmkv_bench.store.measurements import (
     samples_of,
     stamped_diagnostics,
 )
-from mmkv_bench.store.rows import check, digest_of_row, refuse_rewritten, safe_name, to_table
+from mmkv_bench.store.packing import counted
+from mmkv_bench.store.rows import (
+    check,
+    digest_of_row,
+    refuse_malformed,
+    refuse_other,
+    refuse_rewritten,
+    safe_name,
+    shown,
+    to_table,
+)
 from mmkv_bench.store.schema import FAILURES, RESPONSES, SCHEMA_VERSION, SCHEMAS
-from mmkv_bench.store.writer import Writer
 
 
 class Store(StoreFolder):

@@ -17,8 +17,8 @@ import numpy as np
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.medians import Medians, medians
-from mmkv_bench.store.cell_rows import processor
 from mmkv_bench.store.measurements import load_warning
+from mmkv_bench.store.rows import processor
 from mmkv_bench.store.schema import STATUSES
 from mmkv_bench.tables.cost_names import KNOWN, Cost
 from mmkv_bench.tables.cost_rows import CostRows, answer_costs, pass_costs

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.statistics.metric_kinds import FIDELITY
-from mmkv_bench.store.cell_rows import processor
+from mmkv_bench.store.rows import processor
 from mmkv_bench.store.study import PrimaryEndpoint, primary_of
 from mmkv_bench.tables import audit
 from mmkv_bench.tables.agreement import agreeing
@@ -118,7 +118,7 @@ class ReadOnce:
 
     def blocks(self, cells: Sequence[str]) -> Iterator[pa.Table]:
         """The answers of these cells as `responses` of a small store has them, some cells after the other."""
-        from mmkv_bench.store.blocks import blocks
+        from mmkv_bench.store.packing import blocks
 
         for own in blocks(cells, self.store.counts("responses"), AT_ONCE):
             yield self.store.responses(own, (*RESPONSE_COLUMNS, audit.CHOSEN), coded=True)

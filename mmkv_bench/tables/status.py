@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.protocols import DEFAULT
-from mmkv_bench.store.cell_rows import refuse_malformed
 from mmkv_bench.store.index import remembered
 from mmkv_bench.store.parts import column_of, numbers_of, places, texts_in, texts_of
 from mmkv_bench.store.response import STATUSES
+from mmkv_bench.store.rows import refuse_malformed
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.study import planned_cells
 from mmkv_bench.store.tally import Tally, tally

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import tempfile
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +21,8 @@ from crash_points import die_before
 from store_examples import cell, failed, metric_row, response, sample_score, write_scores
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store import blocks, compact
-from mmkv_bench.store.blocks import RegroupedBlocks
-from mmkv_bench.store.compact import pack
+from mmkv_bench.store import compact
+from mmkv_bench.store.compact import RegroupedBlocks, pack
 from mmkv_bench.store.packing import chosen, packed
 from mmkv_bench.store.schema import SLIM
 from mmkv_bench.store.store import Store
@@ -119,8 +119,8 @@ def test_a_large_store_is_packed_some_cells_at_a_time(tmp_path, monkeypatch, sli
     monkeypatch.setattr(Store, "read_by_group", grouping)
     monkeypatch.setattr(compact, "AT_ONCE", 10)
     monkeypatch.setattr(compact, "IN_MEMORY", 1)
-    monkeypatch.setattr(blocks, "LOT", lot)
-    monkeypatch.setattr(blocks, "BATCH", 8)
+    monkeypatch.setattr(compact, "LOT", lot)
+    monkeypatch.setattr(compact, "BATCH", 8)
     pack(store, slim)
     assert read[0] == ["c7", "c6"] and [name for own in read for name in own] == [*names[7::-1], "c8"], (
         "alike, unknown last"
@@ -140,22 +140,24 @@ def test_a_large_store_is_packed_some_cells_at_a_time(tmp_path, monkeypatch, sli
 def test_regrouped_rows_are_those_of_the_cells_in_the_order_in_which_they_came(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     for lot, batch in ((1, 1), (600, 5), (1 << 20, 5), (1 << 20, 1 << 20)):
-        monkeypatch.setattr(blocks, "LOT", lot)
-        monkeypatch.setattr(blocks, "BATCH", batch)
+        monkeypatch.setattr(compact, "LOT", lot)
+        monkeypatch.setattr(compact, "BATCH", batch)
         cells = rng.integers(0, 9, 60)
         rows = pa.table({"cell": [f"c{cell}" for cell in cells], "n": range(60), "l": [[cell] * 3 for cell in cells]})
         wanted = [f"c{cell}" for cell in rng.permutation(9)[:7]] + ["c9"]
         tables = [rows.slice(start, 20) for start in (0, 20, 40)]
-        with blocks.regrouped(tmp_path, rows.schema, tables, wanted) as found:
+        with tempfile.TemporaryFile(dir=tmp_path) as file:
+            found = RegroupedBlocks(file, rows.schema, tables, wanted)
             for start, end in ((0, 3), (3, 4), (2, 7), (7, 8), (0, 8)):
                 own = found.of(wanted[start:end])
                 for name in wanted[start:end]:
                     assert own.filter(pc.equal(own["cell"], name)).equals(rows.filter(pc.equal(rows["cell"], name)))
                 assert set(own["cell"].to_pylist()) <= set(wanted[start:end])
         assert not list(tmp_path.iterdir()), "nothing is left"
-    with blocks.regrouped(tmp_path, rows.schema, [rows], wanted) as found:
-        found._file.seek(1000)
-        found._file.write(b"?")
+    with tempfile.TemporaryFile(dir=tmp_path) as file:
+        found = RegroupedBlocks(file, rows.schema, [rows], wanted)
+        file.seek(1000)
+        file.write(b"?")
         with pytest.raises(StoreError, match="failed its checksum"):
             found.of(wanted)
 

@@ -11,7 +11,7 @@ from crash_points import die_before
 from store_examples import cell, complete, failed, metric_row, plain, sample_score, write_scores
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store.cell_rows import redact
+from mmkv_bench.store.rows import redact
 from mmkv_bench.store.store import Store
 from tests.each import each
 
