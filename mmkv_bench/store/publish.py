@@ -324,4 +324,3 @@ def _network(shown: str) -> Iterator[None]:
         raise StoreError(
             f"{shown}: {why} ({type(problem).__name__}); check the address and the network, and {_AGAIN}"
         ) from None
-
