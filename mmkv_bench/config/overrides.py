@@ -9,12 +9,13 @@ none), `methods.<method>.args.<argument>` of methods that run code from outside,
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import unavailable
-from mmkv_bench.config.schema import LIST_GROUPS, accepts, allowed, groups, options
+from mmkv_bench.config.schema import LIST_GROUPS, SCHEMAS, accepts, allowed, groups, options
 from mmkv_bench.errors import SIMILAR, ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -203,16 +204,25 @@ def _look_up(path: Sequence[str], reference: Mapping[str, Any], text: str) -> An
         if key not in node:
             if where in ("methods", "datasets"):
                 raise ConfigError(_not_chosen(text, where.removesuffix("s"), key, tuple(node)))
-            known = node if where else {*node, *groups()}
-            said = nearest(key, known)
-            if (
-                not where and len(path) > 1 and not said.startswith(SIMILAR)
-            ):  # it may be `snapkv.window`, see `shorthand`
-                names = nearest(key, [name for group in LIST_GROUPS for name in options(group)])
-                said = names if names.startswith(SIMILAR) else said
-            raise ConfigError(f"{text}: unknown key {key!r}{' in ' + where if where else ''}; {said}")
+            inside = f" in {where}" if where else ""
+            hint = nearest(key, node) if where else _nearest_key(key, len(path) > 1, reference)
+            raise ConfigError(f"{text}: unknown key {key!r}{inside}; {hint}")
         node = node[key]
     return node
+
+
+def _nearest_key(key: str, has_more: bool, reference: Mapping[str, Any]) -> str:
+    """The clause about a first word that is no key: a near key, one of a group (`logger.project`), or, of a word with more
+    behind it (`snapkv.window`), a method or dataset."""
+    inner = {leaf: f"{group}.{leaf}" for group in SCHEMAS if group for leaf in reference.get(group) or ()}
+    spelled = difflib.get_close_matches(key, [*reference, *inner], n=1, cutoff=0.8)
+    if spelled and spelled[0] not in reference:
+        return f"{SIMILAR} {inner[spelled[0]]!r}?"
+    hint = nearest(key, {*reference, *groups()})
+    if has_more and not hint.startswith(SIMILAR):
+        names = nearest(key, [name for group in LIST_GROUPS for name in options(group)])
+        return names if names.startswith(SIMILAR) else hint
+    return hint
 
 
 def _not_chosen(text: str, group: str, name: str, chosen: tuple[str, ...]) -> str:

@@ -18,28 +18,15 @@ from mmkv_bench.protocols import DEFAULT as PROTOCOL
 from mmkv_bench.protocols import NAMES as PROTOCOLS
 
 READINGS = ("paper", "released")
-PAGE_SIZES = ("small", "large")
-STAGES = ("both", "generate", "score")
-BASELINES = ("full", "none")
 SWITCH = ("on", "off")
 CHANGED = "changed"
 RETRIES = ("oom", "timeout", "nan", "error", CHANGED)
-DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
-DECODES = ("eager", "compiled")
 QUALITY, EFFICIENCY = "quality", "efficiency"
 SCENARIOS = (QUALITY, EFFICIENCY)
-PROMPTS = ("text", "image", "video")
 ONE_BY_ONE, TOGETHER = BATCH_PREFILLS = ("one_by_one", "together")
 MAX = "max"
 SHORTEST = 16
 """Tokens of the shortest prompt that scenario=efficiency makes."""
-LOGGERS = ("none", "wandb")
-LOGGER_MODES = ("offline", "online")
-DATA_SOURCES = ("upstream", "fixture")
-JUDGES = ("none", "openai", "local")
-RUNTIMES = ("pyxis", "apptainer")
 
 LIST_GROUPS = ("method", "dataset")
 """Config groups of which a run may choose several; their files live under `methods.<name>`, `datasets.<name>`."""
@@ -52,7 +39,7 @@ PACKAGE_SCHEME = "pkg://"
 
 def _key(default: Any, help: str, allowed: str | tuple[str, ...] = "") -> Any:
     """A documented field. `allowed` is the tuple of allowed words, or a phrase."""
-    metadata = {"help": help, "allowed": allowed}
+    metadata = {"help": help, "allowed": "true or false" if isinstance(default, bool) else allowed}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -65,9 +52,11 @@ class Model:
     name: str = _key("tiny", "name shown in tables")
     path: str | None = _key(None, "local folder, hub id, or pkg://package/folder", "a folder or hub id")
     revision: str | None = _key(None, "hub revision (branch, tag or commit)")
-    dtype: str = _key("auto", "weights and cache dtype; auto = the checkpoint's", DTYPES)
-    attention: str = _key("sdpa", "attention implementation that is wrapped", ATTENTIONS)
-    device: str = _key("auto", "where it runs; auto = cuda when there is one", DEVICES)
+    dtype: str = _key(
+        "auto", "weights and cache dtype; auto = the checkpoint's", ("auto", "float32", "bfloat16", "float16")
+    )
+    attention: str = _key("sdpa", "attention implementation that is wrapped", ("sdpa", "eager", "flash_attention_2"))
+    device: str = _key("auto", "where it runs; auto = cuda when there is one", ("auto", "cpu", "cuda"))
     threads: int | None = _key(
         None,
         "CPU threads; null = OMP_NUM_THREADS, or all cores, or one for a model that gains nothing",
@@ -101,7 +90,7 @@ class Model:
 class Data:
     """Origin of datasets. A dataset's own `dataset_path` goes before it."""
 
-    source: str = _key("upstream", "the task's own data, or small data of our making", DATA_SOURCES)
+    source: str = _key("upstream", "the task's own data, or small data of our making", ("upstream", "fixture"))
     root: str | None = _key(
         None, "folder with <root>/<dataset name>/ in the upstream schema instead of the hub", "a folder"
     )
@@ -111,7 +100,7 @@ class Data:
 class Judge:
     """The model that scorers ask, in the score stage only."""
 
-    kind: str = _key("none", "none, or an endpoint that speaks OpenAI's chat completions", JUDGES)
+    kind: str = _key("none", "none, or an endpoint that speaks OpenAI's chat completions", ("none", "openai", "local"))
     model: str | None = _key(None, "model id the endpoint knows")
     url: str | None = _key(None, "base url, for example http://127.0.0.1:8000/v1")
     key_env: str | None = _key(None, "environment variable that holds the key; null sends none", "a variable's name")
@@ -147,12 +136,12 @@ class Gate:
 class Logger:
     """Tracker of running means and the final table, besides the rows."""
 
-    kind: str = _key("none", "none or wandb", LOGGERS)
-    mode: str = _key("offline", "wandb mode; online checks first that the server answers", LOGGER_MODES)
+    kind: str = _key("none", "none or wandb", ("none", "wandb"))
+    mode: str = _key("offline", "wandb mode; online checks first that the server answers", ("offline", "online"))
     project: str = _key("mmkv-bench", "wandb project")
     entity: str | None = _key(None, "wandb entity")
     name: str | None = _key(None, "wandb run name")
-    cells: bool = _key(False, "also one wandb run per cell at the end, to filter and draw by", ("true", "false"))
+    cells: bool = _key(False, "also one wandb run per cell at the end, to filter and draw by")
 
 
 @dataclass(frozen=True)
@@ -161,7 +150,7 @@ class Slurm:
 
     modules: tuple[str, ...] = _key((), "environment modules that each job loads; a name or a list", "names")
     container: str | None = _key(None, "image that jobs run in", "a file or a registry's name, as its runtime takes it")
-    runtime: str = _key("pyxis", "what runs the image", RUNTIMES)
+    runtime: str = _key("pyxis", "what runs the image", ("pyxis", "apptainer"))
     mounts: tuple[str, ...] = _key((), "folders that the image sees; a value or a list", "/folder or /folder:/inside")
     python: str | None = _key(None, "Python of the jobs; null = this one, and `python` inside an image", "a program")
     srun: tuple[str, ...] = _key((), "further flags of srun; a value or a list", "--flag=value")
@@ -173,7 +162,7 @@ class Slurm:
         "hours up to which a job takes several datasets, by the rate of stored rows; 0: one dataset a job",
         "a number >= 0",
     )
-    wait: bool = _key(True, "wait for the jobs, then score and print; false ends after sbatch", ("true", "false"))
+    wait: bool = _key(True, "wait for the jobs, then score and print; false ends after sbatch")
 
 
 @dataclass(frozen=True)
@@ -245,14 +234,14 @@ class RunConfig:
         (PROTOCOL,), "which tokens the compressed cache answers for; a value or a list", PROTOCOLS
     )
     reading: tuple[str, ...] = _key(("paper",), "a paper's text or its released code; a value or a list", READINGS)
-    page_size: str = _key("small", "pages of 16x16 (small) or 24x24 (large) cells", PAGE_SIZES)
+    page_size: str = _key("small", "pages of 16x16 (small) or 24x24 (large) cells", ("small", "large"))
     limit: int | None = _key(None, "first N samples of each dataset; null = all", "a whole number >= 1 or null")
     samples: tuple[str, ...] | None = _key(
         None, "answer these samples alone, whatever the limit; null = all of the limit", "ids of samples, a list or one"
     )
-    baseline: str = _key("full", "add the full cache to every run, for paired differences", BASELINES)
+    baseline: str = _key("full", "add the full cache to every run, for paired differences", ("full", "none"))
     sharing: str = _key("on", "share one prefill among all cells; off runs every cell by itself", SWITCH)
-    decode: str = _key("eager", "run the model's decode step as it is, or compiled as one graph", DECODES)
+    decode: str = _key("eager", "run the model's decode step as it is, or compiled as one graph", ("eager", "compiled"))
     scenario: str = _key(
         QUALITY,
         "quality: answers to datasets and their scores; efficiency: times, bytes and memory of every cell",
@@ -262,7 +251,9 @@ class RunConfig:
         (2048, 8192, 32768), "efficiency: tokens of the prompts; a value or a list", f"whole numbers >= {SHORTEST}"
     )
     prompts: tuple[str, ...] = _key(
-        ("text",), "efficiency: what fills them: text, or as many visual tokens as fit; a value or a list", PROMPTS
+        ("text",),
+        "efficiency: what fills them: text, or as many visual tokens as fit; a value or a list",
+        ("text", "image", "video"),
     )
     profiles: str | None = _key(
         None,
@@ -283,15 +274,13 @@ class RunConfig:
     new_tokens: int = _key(64, "efficiency: tokens of every answer, never fewer", "a whole number >= 3")
     repeats: int = _key(5, "efficiency: timed passes of every cell and length", "a whole number >= 1")
     order_seed: int = _key(0, "efficiency: seed of the order in which they run", "a whole number >= 0")
-    stage: str = _key("both", "generate answers, score stored answers, or both", STAGES)
+    stage: str = _key("both", "generate answers, score stored answers, or both", ("both", "generate", "score"))
     shard: str = _key("0/1", "the part of each dataset this process takes, by cluster", "i/n with 0 <= i < n")
     only: tuple[str, ...] | None = _key(
         None, "those datasets of the run that this process takes; a name or a list, null = all", "names"
     )
     shards: int = _key(1, "sweep with launcher=slurm: jobs that share each dataset, by cluster", "a whole number >= 1")
-    dry: bool = _key(
-        False, "sweep with launcher=slurm: print the scripts and the plan, submit nothing", ("true", "false")
-    )
+    dry: bool = _key(False, "sweep with launcher=slurm: print the scripts and the plan, submit nothing")
     out: str = _key("runs/default", "folder of the result rows", "a folder name")
     primary: str | None = _key(
         None,
@@ -314,7 +303,7 @@ class RunConfig:
     fork_memory: int | str | None = _key(
         None, "memory cap of the forks' caches; null = none", "bytes, 512MiB, 2GiB, or null"
     )
-    json: bool = _key(False, "end stdout with one JSON document (same as --json)", ("true", "false"))
+    json: bool = _key(False, "end stdout with one JSON document (same as --json)")
     folders: tuple[str, ...] = ()
     resolved: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -349,7 +338,7 @@ class RunConfig:
         return replace(self, **values, resolved={**self.resolved, **plain})
 
 
-_SCHEMAS = {"": RunConfig, "model": Model, "logger": Logger, "data": Data, "judge": Judge, "gate": Gate, "slurm": Slurm}
+SCHEMAS = {"": RunConfig, "model": Model, "logger": Logger, "data": Data, "judge": Judge, "gate": Gate, "slurm": Slurm}
 
 
 def keys(schema: type = RunConfig) -> dict[str, tuple[str, str | tuple[str, ...]]]:
@@ -357,17 +346,27 @@ def keys(schema: type = RunConfig) -> dict[str, tuple[str, str | tuple[str, ...]
     return {f.name: (f.metadata["help"], f.metadata["allowed"]) for f in fields(schema) if "help" in f.metadata}
 
 
+def words() -> dict[str, tuple[str, ...]]:
+    """Key -> its allowed words, of all keys that have such."""
+    found = {}
+    for group, schema in SCHEMAS.items():
+        for name, (_, what) in keys(schema).items():
+            if isinstance(what, tuple):
+                found[f"{group}.{name}" if group else name] = what
+    return found
+
+
 def allowed(key: str) -> str:
     """Allowed values of a key, as words of a message: `allowed("model.dtype")`."""
     group, _, name = key.rpartition(".")
-    what = keys(_SCHEMAS[group])[name][1]
+    what = keys(SCHEMAS[group])[name][1]
     return what if isinstance(what, str) else ", ".join(what)
 
 
 def accepts(key: str, value: Any) -> bool:
     """Tell whether a value is of the type its field declares; keys outside the schema and of further types accept everything."""
     group, _, name = key.rpartition(".")
-    kinds = scalars(get_type_hints(_SCHEMAS[group]).get(name, Any)) if group in _SCHEMAS else None
+    kinds = scalars(get_type_hints(SCHEMAS[group]).get(name, Any)) if group in SCHEMAS else None
     if kinds is None or str in kinds:
         return (
             kinds is None

@@ -141,32 +141,12 @@ def bytes_of(value: Any, key: str = "fork_memory") -> int | None:
 
 
 def _words(config: RunConfig) -> None:
-    single = {
-        "page_size": schema.PAGE_SIZES,
-        "scenario": schema.SCENARIOS,
-        "stage": schema.STAGES,
-        "baseline": schema.BASELINES,
-        "sharing": schema.SWITCH,
-        "fidelity": schema.SWITCH,
-        "decode": schema.DECODES,
-        "batch_prefill": schema.BATCH_PREFILLS,
-        "data.source": schema.DATA_SOURCES,
-        "judge.kind": schema.JUDGES,
-        "model.dtype": schema.DTYPES,
-        "model.device": schema.DEVICES,
-        "model.attention": schema.ATTENTIONS,
-        "logger.kind": schema.LOGGERS,
-        "logger.mode": schema.LOGGER_MODES,
-        "slurm.runtime": schema.RUNTIMES,
-    }
-    several = {"protocol": schema.PROTOCOLS, "reading": schema.READINGS, "prompts": schema.PROMPTS}
-    for key, words in single.items():
-        _one_of(key, attrgetter(key)(config), words)
-    for key, words in several.items():
-        for value in _values(key, getattr(config, key)):
-            _one_of(key, value, words)
-    for value in config.retry:
-        _one_of("retry", value, schema.RETRIES)
+    for key, words in schema.words().items():
+        value = attrgetter(key)(config)
+        for one in value if isinstance(value, tuple) else [value]:
+            _one_of(key, one, words)
+        if key != "retry":
+            _values(key, value)
     if config.samples is not None:
         named = list(config.samples)
         if not named or not all(isinstance(name, str) and name for name in named):
