@@ -134,6 +134,7 @@ class CellAnswers:
     """Answers of a cell to some samples, each list in their order; status None where it has no row.
 
     differs: the token at which an answer first leaves that of `full`, -1 where it never does; None where nothing is compared.
+    markup: the answers, with what follows their first difference from full's marked; a failed one says how it ended.
     """
 
     status: list[str | None]
@@ -142,21 +143,8 @@ class CellAnswers:
     fallback: list[str]
     resident: list[int | None]
     differs: list[int | None]
+    markup: list[Markup]
     scores: dict[str, list[float | None]]
-
-    def markup(self, place: int, full: CellAnswers | None) -> Markup:
-        """An answer, with what follows its first difference from full's marked; a failed one says how it ended."""
-        status, answer = self.status[place], self.answer[place] or ""
-        if status is None:
-            return Markup('<span class="quiet">no row</span>')
-        if status != "ok":
-            return Markup('<span class="bad" title="{}">{}</span>').format(self.error[place] or "", status)
-        other = None if full is None else full.answer[place]
-        if other is None or other == answer:
-            return Markup('<span class="answer">{}</span>').format(answer)
-        same = left_at(answer, other) or 0
-        marked = Markup('<mark title="full: {}">{}</mark>').format(other, answer[same:] or "∅")
-        return Markup('<span class="answer">{}{}</span>').format(answer[:same], marked)
 
     def leaves(self, place: int) -> str:
         """Where an answer leaves that of full: `token 4`, `never`, or "" where nothing is compared."""
@@ -172,11 +160,27 @@ def cell_answers(
     rows = answers.table.select(names).take(pa_places(answers.of_samples(cell, samples)))
     status, error, answer, fallback, resident = (rows[name].to_pylist() for name in names[:5])
     differs: list[int | None] = [None] * len(samples)
+    full_answers: list[str | None] = [None] * len(samples)
     if full is not None and full != cell:
-        others = answers.table["token_ids"].take(pa_places(answers.of_samples(full, samples)))
-        differs = first_difference(rows["token_ids"].combine_chunks(), others.combine_chunks())
+        others = answers.table.select(["token_ids", "answer"]).take(pa_places(answers.of_samples(full, samples)))
+        differs = first_difference(rows["token_ids"].combine_chunks(), others["token_ids"].combine_chunks())
+        full_answers = others["answer"].to_pylist()
     fallbacks = ["; ".join(reasons or ()) for reasons in fallback]
-    return CellAnswers(status, error, answer, fallbacks, resident, differs, scores.of(cell, samples))
+    markup = list(map(_markup, status, error, answer, full_answers))
+    return CellAnswers(status, error, answer, fallbacks, resident, differs, markup, scores.of(cell, samples))
+
+
+def _markup(status: str | None, error: str | None, answer: str | None, full: str | None) -> Markup:
+    if status is None:
+        return Markup('<span class="quiet">no row</span>')
+    if status != "ok":
+        return Markup('<span class="bad" title="{}">{}</span>').format(error or "", status)
+    answer = answer or ""
+    if full is None or full == answer:
+        return Markup('<span class="answer">{}</span>').format(answer)
+    same = left_at(answer, full) or 0
+    marked = Markup('<mark title="full: {}">{}</mark>').format(full, answer[same:] or "∅")
+    return Markup('<span class="answer">{}{}</span>').format(answer[:same], marked)
 
 
 def pa_places(places: Sequence[int | None]) -> pa.Array:

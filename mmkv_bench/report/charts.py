@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.report.formats import byte_words, number, rank_words
@@ -162,38 +161,20 @@ def rank_intervals(ranks: FamilyRanks) -> Figure:
     )
 
 
-Heads = Sequence[Sequence[float | int | None]]
-"""A number per layer and KV head."""
-
-
-def by_head(kinds: Mapping[str, Heads], words: str, form: str = "{}") -> dict[str, Any]:
-    """A heat map of numbers per layer and KV head, as JSON values; with buttons where there are several kinds of numbers.
+def by_head(layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), digits: int = 0) -> Figure:
+    """A heat map by layer and KV head without its numbers, which pages hand in: a report has one for each of thousands of cells.
 
     Args:
-        kinds: word on its button -> the numbers; words: what they count; form: of the numbers in the fields.
+        words: what the numbers count; kinds: words on the buttons, of which each shows other numbers; digits: of the numbers
+            in the fields.
     """
-    first = next(iter(kinds.values()))
-    layers, heads = len(first), len(first[0])
-    chart = _by_head(layers, heads, words, tuple(kinds))
-    traces = []
-    for trace, values in zip(chart["data"], kinds.values(), strict=True):
-        fields: dict[str, Any] = {"z": values}
-        if layers * heads <= MANY_NUMBERS:
-            fields["text"] = [["" if value is None else form.format(value) for value in layer] for layer in values]
-        traces.append(trace | fields)
-    return chart | {"data": traces}
-
-
-@cache
-def _by_head(layers: int, heads: int, words: str, kinds: tuple[str, ...]) -> dict[str, Any]:
-    """The chart without its numbers: a report has one for each of thousands of cells."""
     trace = {
         "type": "heatmap",
         "coloraxis": "coloraxis",
         "xgap": 1,
         "ygap": 1,
         "hovertemplate": f"layer %{{y}}, KV head %{{x}}: %{{z}} {words}<extra></extra>",
-        "texttemplate": "%{text}" if layers * heads <= MANY_NUMBERS else None,
+        "texttemplate": f"%{{z:.{digits}f}}" if layers * heads <= MANY_NUMBERS else None,
     }
     places = range(len(kinds))
     buttons = [
@@ -201,18 +182,16 @@ def _by_head(layers: int, heads: int, words: str, kinds: tuple[str, ...]) -> dic
         for place, kind in enumerate(kinds)
     ]
     menu = {"type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
-    colours = {"colorscale": "Cividis", "colorbar": {"title": {"text": words}}}
-    layout: dict[str, Any] = {"height": min(900, 120 + 26 * layers), "coloraxis": colours}
-    if len(kinds) > 1:
-        layout |= {"updatemenus": [menu | {"buttons": buttons}], "margin": {"l": 60, "r": 20, "t": 50, "b": 50}}
-    figure = _figure(
+    return _figure(
         [trace | {"visible": place == 0} for place in places],
+        height=min(900, 120 + 26 * layers),
+        coloraxis={"colorscale": "Cividis", "colorbar": {"title": {"text": words}}},
+        updatemenus=[menu | {"buttons": buttons}] if len(kinds) > 1 else [],
+        margin={"l": 60, "r": 20, "t": 50 if len(kinds) > 1 else 20, "b": 50},
         xaxis=AXIS | {"title_text": "KV head", "dtick": 4 if heads > 20 else 1, "showgrid": False},
         yaxis=AXIS
         | {"title_text": "layer", "autorange": "reversed", "dtick": 4 if layers > 40 else 1, "showgrid": False},
-        **layout,
     )
-    return plain(figure)
 
 
 def over_image(image: str, edges: tuple[Sequence[float], Sequence[float]]) -> Figure:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
@@ -13,22 +15,35 @@ if TYPE_CHECKING:
 
 Field = tuple[str, Any]
 """A text, or markup, and the key that sorts it; None comes first."""
+_LINK = (
+    "function (name, type) { return type !== 'display' ? name : "
+    "`<a href=\"%s${name}.html\">${name.split('-')[1].slice(0, 12)}</a>`; }"
+)
 _OF_NOTEBOOKS = ("dt_url", "connected", "display_logo_when_loading")
 
 
 def text_field(text: str | None, markup: str | None = None) -> Field:
     """A field that sorts as people do: `m2` before `m10`. markup: shown in the text's place."""
-    words = [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", text or "")]
-    return (text or "") if markup is None else markup, words
+    return (text or "") if markup is None else markup, _order(text or "")
 
 
-def datatable(name: str, columns: Mapping[str, Sequence[Field]], filtered: Collection[str] = ()) -> Markup:
+@lru_cache(1 << 16)
+def _order(text: str) -> tuple[Any, ...]:
+    return tuple((part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", text))
+
+
+def datatable(
+    name: str, columns: Mapping[str, Sequence[Field]], filtered: Collection[str] = (), link: str = ""
+) -> Markup:
     """The table with its data. name: its id; columns: header -> a field for each line; filtered: headers with a list of values to
-    choose from."""
+    choose from; link: folder of the pages that the first column names, which becomes links."""
     import pandas as pd
+    from itables import JavascriptFunction
     from itables.javascript import get_itable_arguments, html_table_from_template
 
     frame = pd.DataFrame({str(escape(header)): _ranked(fields) for header, fields in columns.items()})
+    if link:
+        frame[frame.columns[0]] = frame[frame.columns[0]].astype(str)
     pages = {"bottomStart": "pageLength", "bottomEnd": "paging"} if len(frame) > 50 else {}
     lists = [place for place, header in enumerate(columns) if header in filtered]
     arguments = get_itable_arguments(
@@ -42,6 +57,7 @@ def datatable(name: str, columns: Mapping[str, Sequence[Field]], filtered: Colle
         columnControl=["order"],
         columnDefs=[
             {"targets": "_all", "type": "num", "className": "dt-left"},
+            *([{"targets": 0, "type": "string", "render": JavascriptFunction(_LINK % link)}] if link else []),
             {"targets": lists, "columnControl": ["order", ["searchList"]]},
         ],
         ordering={"indicators": False, "handler": False},
@@ -51,6 +67,7 @@ def datatable(name: str, columns: Mapping[str, Sequence[Field]], filtered: Colle
         stateSave=True,
         stateDuration=-1,  # as long as the tab is open: filters are there when a reader comes back
     )
+    arguments["data_json"] = json.dumps(json.loads(arguments["data_json"]), separators=(",", ":"), ensure_ascii=False)
     plain: dict[str, Any] = {key: value for key, value in arguments.items() if key not in _OF_NOTEBOOKS}
     return Markup(html_table_from_template(name, "", False, False, plain))  # type: ignore[arg-type]  # noqa: S704
 

@@ -6,12 +6,14 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import __version__
 from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.report.charts import by_head
 from mmkv_bench.report.formats import score
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class Folder:
         self.root = root
         self.bytes: dict[str, int] = {}
         self.files = 0
+        self._heads: set[str] = set()
         self._templates = Environment(
             loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, undefined=StrictUndefined
         )
@@ -90,12 +93,22 @@ class Folder:
         text = self._templates.get_template(template).render(root=root, page=f"{name}.html", **values)
         self.write(f"{name}.html", text.encode())
 
-    def figure(self, name: str, figure: Figure, header: list[str], rows: list[Any]) -> None:
-        """Write `figures/<name>.js`: a chart that several pages show, and its numbers as a table."""
+    def figure(self, name: str, figure: Figure | None, header: Sequence[str] = (), rows: Sequence[Any] = ()) -> None:
+        """Write `figures/<name>.js`: a chart that several pages show, and its numbers as a table; None: the table alone."""
         macros: Any = self._templates.get_template("macros.html").module
-        numbers = f"<details><summary>as numbers</summary>{macros.plain(header, rows)}</details>"
-        value = f'{{"figure":{figure.to_json()},"numbers":{json.dumps(numbers)}}}'
+        numbers = str(macros.plain(header, rows)) if header else ""
+        if figure is not None and header:
+            numbers = f"<details><summary>as numbers</summary>{numbers}</details>"
+        value = f'{{"figure":{"null" if figure is None else figure.to_json()},"numbers":{json.dumps(numbers)}}}'
         self.write(f"figures/{name}.js", f"mmkv.put({json.dumps(name)},{value});\n".encode())
+
+    def heads(self, layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), digits: int = 0) -> str:
+        """The name of the heat map of this shape (see `by_head`), which is written once."""
+        name = f"heads-{layers}-{heads}-{len(kinds)}-{digits}"
+        if name not in self._heads:
+            self._heads.add(name)
+            self.figure(name, by_head(layers, heads, words, kinds, digits))
+        return name
 
     def json(self, name: str, value: Any) -> None:
         """Write a value as a file that a browser shows."""

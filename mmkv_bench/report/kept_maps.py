@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.report.answers import pa_places
-from mmkv_bench.report.charts import by_head, over_image, plain
+from mmkv_bench.report.charts import over_image, plain
 from mmkv_bench.report.formats import numbers
 from mmkv_bench.store.kept_entries import digest, unpacked
 
 if TYPE_CHECKING:
     from mmkv_bench.report.answers import AnswerTable
+    from mmkv_bench.report.folder import Folder
 
 WIDTH = 6
 """Numbers of each visual token in the column `visual`: place in the prompt, image, top, bottom, left, right."""
@@ -79,19 +80,24 @@ def kept_tokens(
 
 
 def kept_section(
-    kept: Mapping[int, KeptTokens], visual: Sequence[float], images: Sequence[tuple[str, float]], group: Sequence[Any]
+    kept: Mapping[int, KeptTokens],
+    visual: Sequence[float],
+    images: Sequence[tuple[str, float]],
+    group: Sequence[Any],
+    folder: Folder,
 ) -> dict[str, Any]:
     """Maps of a sample as its page shows them.
 
     Args:
         visual: places of the visual tokens, as the table `prompts` has them; images: addresses and ratios of width to height.
         group: the cells of the page, by number; each has a `label` and a `budget`.
+        folder: that the heat map by layer and head is written to.
     """
     boxes = np.reshape(visual, (-1, WIDTH))[:, 1:].round(5)
     grids = [_grid(boxes, image) for image in range(len(images))]
     budgets = list(dict.fromkeys(group[number].budget for number in kept if group[number].budget))
     layers, heads = np.shape(next(iter(kept.values())).visual)
-    cells = []
+    figure, cells = folder.heads(layers, heads, "visual tokens"), []
     for number, tokens in kept.items():
         count, total = (int(np.sum(counts)) for counts in (tokens.visual, tokens.entries))
         shared = f"b{budgets.index(group[number].budget)} " if group[number].budget else ""
@@ -105,7 +111,7 @@ def kept_section(
                 "panels": f"{shared}{number}",
                 "label": group[number].words,
                 "words": f"{count} of its {total} entries are visual tokens. {PROOF[tokens.proven]}",
-                "figure": by_head({"visual tokens": tokens.visual}, "visual tokens"),
+                "figure": (figure, [tokens.visual]),
                 "numbers": (["layer", *(f"head {head}: visual of all" for head in range(heads))], rows),
             }
         )

@@ -12,19 +12,17 @@ from markupsafe import Markup
 
 from mmkv_bench.report import cells as cell_rows
 from mmkv_bench.report.answers import COLUMNS, AnswerTable, CellAnswers, SampleScores, cell_answers, first_samples
-from mmkv_bench.report.charts import Heads, by_head
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.datatable import Field, datatable, text_field
 from mmkv_bench.report.folder import Folder
 from mmkv_bench.report.formats import budget_words, interval, score
-from mmkv_bench.report.kept_maps import KeptTokens, kept_section, kept_tokens
+from mmkv_bench.report.kept_maps import kept_section, kept_tokens
 from mmkv_bench.report.prompts import Prompts
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.packing import blocks
 from mmkv_bench.tables.captions import line_label
 from mmkv_bench.tables.rows import AT_ONCE, BASELINE, Rows, context_key, with_limits
 from mmkv_bench.tables.score_table import ScoreTable
-from mmkv_bench.tables.score_text import SHORT
 
 
 @dataclass(frozen=True)
@@ -110,6 +108,9 @@ class StorePages:
         store = Store(self.root)
         prompts = Prompts(folder, {row["prompt_hash"]: row for row in store.prompts().to_pylist()})
         configs, metric_rows = self._configs(folder), cell_rows.scores(self.metrics)
+        alike = [name for name, value in next(iter(self._described.values())).items() if self._alike(name, value)]
+        shared = f"store-{self.number}"
+        folder.figure(shared, None, ["column", "value"], self._provenance(self.cells["cell"][0], alike))
         config_of = dict(zip(self.cells["cell"], self.cells["config"], strict=True))
         cut: dict[str, int] = {}
         for block in self._blocks(store.counts("responses")):
@@ -121,6 +122,7 @@ class StorePages:
                 for place, one in enumerate(group.cells):
                     page = self._cell_page(one, group, commands, configs[config_of[one.cell]])
                     account = answers.account(one.cell)
+                    varying = [name for name in self._described[one.cell] if name not in alike]
                     folder.page(
                         f"cells/{one.name}",
                         "cell.html",
@@ -129,12 +131,23 @@ class StorePages:
                         samples=0 if not any(shown.answers[place].status) else len(shown.samples),
                         scores=list(map(_score_row, metric_rows.get(one.cell, []))),
                         audit=" ".join(cell_rows.audit_sentences(account["counted"])),
-                        heads=_heads(account["kept"]),
+                        kept=_heads(account["kept"], folder),
+                        shared=shared,
+                        provenance=[("cell", one.cell), *self._provenance(one.cell, varying)],
                     )
                 self._sample_pages(folder, answers, prompts, group, shown)
                 if shown.total > len(shown.samples):
                     cut[group.dataset] = shown.total
         return _left_out(cut, most)
+
+    def _alike(self, name: str, value: Any) -> bool:
+        """All cells have this value in a column."""
+        return all(row.get(name) == value for row in self._described.values())
+
+    def _provenance(self, cell: str, names: Sequence[str]) -> list[tuple[str, str]]:
+        """Columns of a cell with their values; truth values as JSON has them."""
+        row = self._described[cell]
+        return [(name, str(row[name]).lower() if isinstance(row[name], bool) else str(row[name])) for name in names]
 
     def _shown(self, answers: AnswerTable, group: CellGroup, most: int) -> GroupAnswers:
         """The answers of a group to the samples that its pages show."""
@@ -206,7 +219,6 @@ class StorePages:
             "config": name,
             "command": commands.of(row, number, content),
             "seeds": [(other.seed, other.name) for other in alike if one.seed is not None and other != one],
-            "provenance": [(key, _text(value)) for key, value in ({"cell": one.cell} | row).items()],
         }
 
     def _sample_pages(
@@ -239,14 +251,10 @@ class StorePages:
                 count=len(shown.samples),
                 prompt=prompt,
                 table=_answers_table(group, shown, place),
-                kept=_kept(kept[place], visual[place], images, group),
+                kept=kept_section(kept[place], visual[place] or [], images, group.cells, folder)
+                if kept[place]
+                else None,
             )
-
-
-def _kept(
-    kept: Mapping[int, KeptTokens], visual: list[float] | None, images: Sequence[tuple[str, float]], group: CellGroup
-) -> dict[str, Any] | None:
-    return kept_section(kept, visual, images, group.cells) if kept and visual else None
 
 
 def _left_out(cut: Mapping[str, int], most: int) -> list[str]:
@@ -260,11 +268,6 @@ def _left_out(cut: Mapping[str, int], most: int) -> list[str]:
     ]
 
 
-def _text(value: Any) -> str:
-    """A value of a row; truth values as JSON has them."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _score_row(row: Mapping[str, Any]) -> list[Any]:
     """A row of `metrics` as the page of its cell shows it."""
     gap = row["difference"], interval(row["difference_low"], row["difference_high"])
@@ -274,29 +277,27 @@ def _score_row(row: Mapping[str, Any]) -> list[Any]:
     return [row["metric"], *numbers, *("" if one is None else one for one in (*gap, upstream))]
 
 
-def _heads(kept: Sequence[Heads] | None) -> dict[str, Any] | None:
-    """The chart of mean, least and most entries by layer and KV head; None where rows do not tell them."""
+def _heads(kept: Sequence[Any] | None, folder: Folder) -> tuple[str, Sequence[Any]] | None:
+    """The chart of mean, least and most entries by layer and KV head, and its numbers; None where rows do not tell them."""
     if kept is None:
         return None
-    form = "{:.0f}" if all((value or 0) >= 100 for layer in kept[0] for value in layer) else "{:.1f}"
-    return by_head(dict(zip(("mean over answers", "least", "most"), kept, strict=True)), "entries", form)
+    digits = 0 if all((value or 0) >= 100 for layer in kept[0] for value in layer) else 1
+    kinds = ("mean over answers", "least", "most")
+    return folder.heads(len(kept[0]), len(kept[0][0]), "entries", kinds, digits), kept
 
 
 def _compared(shown: GroupAnswers) -> dict[str, Any]:
     """The answers of all cells for the comparison of two: each text once."""
     texts: dict[str, int] = {}
-    cells = []
-    for one in shown.answers:
-        places = range(len(shown.samples))
-        markup = [str(one.markup(place, shown.full)) for place in places]
-        cells.append(
-            {
-                "texts": [texts.setdefault(text, len(texts)) for text in markup],
-                "failed": [int(status not in (None, "ok")) for status in one.status],
-                "leaves": [f"leaves full: {one.leaves(place)}" if one.leaves(place) else "" for place in places],
-                "values": {metric: one.scores[metric] for metric in shown.metrics if metric in one.scores},
-            }
-        )
+    cells = [
+        {
+            "texts": [texts.setdefault(text, len(texts)) for text in one.markup],
+            "failed": [int(status not in (None, "ok")) for status in one.status],
+            "leaves": one.differs,
+            "values": {metric: one.scores[metric] for metric in shown.metrics if metric in one.scores},
+        }
+        for one in shown.answers
+    ]
     worse = [metric for metric in shown.metrics if lower_is_better(metric)]
     return {"cells": cells, "texts": list(texts), "less_is_better": worse}
 
@@ -309,13 +310,12 @@ def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
             continue
         is_full, resident = one.cell == group.full, answers.resident[place]
         words = one.label + ("" if one.seed is None else f", seed {one.seed}")
-        link = Markup('<a href="../cells/{}.html">{}</a>').format(one.name, one.cell[:SHORT])
         differs = answers.differs[place]
         fields: dict[str, Field] = {
-            "cell": text_field(one.cell, link),
+            "cell": text_field(one.name),
             "method": text_field(words),
             "budget": text_field(one.budget or "-"),
-            "answer": text_field(answers.answer[place], answers.markup(place, shown.full)),
+            "answer": text_field(answers.answer[place], answers.markup[place]),
         }
         for metric in shown.metrics:
             value = (answers.scores.get(metric) or [None] * (place + 1))[place]
@@ -330,7 +330,7 @@ def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
             columns.setdefault(header, []).append(field)
     if not any(text for text, _ in columns.get("remarks", ())):
         columns.pop("remarks", None)
-    return datatable("answers", columns, ("method", "budget", "against full"))
+    return datatable("answers", columns, ("method", "budget", "against full"), link="../cells/")
 
 
 def _mark(value: float | None) -> str:

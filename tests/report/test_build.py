@@ -78,9 +78,14 @@ def rows(page: Path) -> list[dict[str, str]]:
     }
     header = re.findall(r"<th>(.*?)</th>", options["table_html"])
     renders = [column["render"] for column in options["columnDefs"] if "render" in column]
-    texts = [json.loads(re.search(r"categories = (.*?); return type", render)[1]) for render in renders]
+    listed = [re.search(r"categories = (.*?); return type", render) for render in renders]
+    texts = [json.loads(match[1]) for match in listed if match]
+    texts = [None] * (len(header) - len(texts)) + texts  # names of pages, which the browser makes links
     return [
-        {name: unescape(text[at - 1]) for name, text, at in zip(header, texts, line, strict=True)}
+        {
+            name: at if text is None else unescape(text[at - 1])
+            for name, text, at in zip(header, texts, line, strict=True)
+        }
         for line in json.loads(options["data_json"])
     ]
 
@@ -109,11 +114,14 @@ def test_the_report_shows_what_the_tables_say(tmp_path: Path, capsys) -> None:
     curves = [figure(out, f"{number}-budget")["figure"] for number in range(len(tables))]
     for table, curve in zip(tables, curves, strict=True):
         points = {
-            (trace["name"], float(x)): y for trace in curve["data"] for x, y in zip(trace["x"], trace["y"], strict=True)
+            (trace["name"], float(x)): (y, y - trace["error_y"]["arrayminus"][at], y + trace["error_y"]["array"][at])
+            for trace in curve["data"]
+            if "error_y" in trace
+            for at, (x, y) in enumerate(zip(trace["x"], trace["y"], strict=True))
         }
         for (label, budget), entry in table.entries.items():
             if budget and entry.value is not None:
-                assert points[label, float(budget)] == pytest.approx(entry.value, rel=1e-5)
+                assert points[label, float(budget)] == pytest.approx((entry.value, entry.low, entry.high), rel=1e-5)
     files = [path for path in out.rglob("*") if path.is_file() and path.name != "report.json"]
     assert f"{sum(path.stat().st_size for path in files) / 1e6:.1f} MB in {len(files)} files" in printed
     load_nothing_from_elsewhere(out)
@@ -143,6 +151,14 @@ def test_ranks_over_tasks_are_proven_at_each_tasks_share_as_the_command_prints_t
         assert ranks.ends == [[[1, 2]] * len(own)] * 2 and ranks.means == [[1, 2], [1, 2]]
         (ranks,) = tables_of_ranks(own)
         assert [row[-1] for row in ranks.grids[0].rows] == ["1.0-2.0"] * 2
+    build_report([root], tmp_path / "report", 2)
+    shown = figure(tmp_path / "report", "ranks-0-0")
+    *_, mean = shown["figure"]["data"]
+    assert mean["x"] == [1.5, 1.5] and mean["error_x"]["array"] == [0.5, 0.5]
+    lines = re.findall(r"<td>(.*?)</td>", shown["numbers"])
+    assert lines == ["a", "1.0-2.0", *["1-2"] * 3, "b", "1.0-2.0", *["1-2"] * 3]
+    alone = figure(tmp_path / "report", "ranks-1-0")  # of the one task whose metric is anls
+    assert re.findall(r"<td>(.*?)</td>", alone["numbers"]) == ["a", "1.0", "1", "b", "2.0", "2"]
 
 
 def load_nothing_from_elsewhere(report: Path) -> None:
@@ -222,11 +238,20 @@ def test_cells_and_samples_show_their_rows(tmp_path: Path) -> None:
         and "<td>config</td>" not in text
     )
     (heads,) = inline(page)
-    assert [trace["z"] for trace in heads["data"]] == [
+    assert heads == [
         [[61, 67], [60.5, 67.5]],
         [[60, 64], [60, 66]],
         [[64, 68], [62, 68]],
     ]
+    chart = figure(out, "heads-2-2-3-1")["figure"]
+    assert [button["label"] for button in chart["layout"]["updatemenus"][0]["buttons"]] == [
+        "mean over answers",
+        "least",
+        "most",
+    ]
+    assert 'data-root="../"' in text and 'data-figure="heads-2-2-3-1"' in text
+    alike = figure(out, "store-0")["numbers"]
+    assert "<td>model</td><td>tiny</td>" in alike and "budget_entries" not in alike and "<td>model</td>" not in text
     assert "5 answers: 4 ok, 1 oom." in text
     assert "<tr><td>exact_match</td><td>-</td>" in text  # an answer failed
     assert 'href="../samples/0-0.html#b=1"' in text and "its samples (4)" in text
@@ -236,7 +261,7 @@ def test_cells_and_samples_show_their_rows(tmp_path: Path) -> None:
     assert [place.name for place in sorted((out / "cells").iterdir())] == sorted([f"0-{full}.html", f"0-{cell}.html"])
     told = answers["cells"][1]
     assert told["failed"] == [0, 0, 1, 0] and told["values"] == {"exact_match": [1, 0, None, 0]}
-    assert told["leaves"] == ["leaves full: token 3"] * 2 + [""] + ["leaves full: token 3"]
+    assert told["leaves"] == [2, 2, None, 2]
     one, other = rows(out / "samples" / "0-0-1.html")
     assert (one["method"], one["answer"], one["leaves full"]) == ("full", '<span class="answer">abc</span>', "")
     assert other["answer"] == '<span class="answer">ab<mark title="full: abc">d</mark></span>'
@@ -279,7 +304,7 @@ def test_maps_say_which_visual_tokens_each_cell_kept(tmp_path: Path) -> None:
     assert kept["figures"][0]["data"][0]["y"] == [0, 0.5, 1] and kept["figures"][0]["data"][0]["x"] == [0, 1]
     assert kept["places"] == [[[[0]], [[1]]]]
     assert "4 of its 6 entries are visual tokens. The digest in its row proves the choice." in text
-    assert [chart["data"][0]["z"] for chart in inline(page)[:1]] == [[[2, 1], [1, 0]]]
+    assert inline(page)[0] == [[[2, 1], [1, 0]]]
     assert [[base64.b64decode(head)[0] for head in layer] for layer in kept["bits"]["1"]] == [
         [0b011 << 5, 0b100 << 5],
         [0b010 << 5, 0],

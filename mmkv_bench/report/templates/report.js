@@ -21,7 +21,7 @@ function load(name) {
   return new Promise((resolve, reject) => {
     if (name in figures) return resolve(figures[name]);
     const script = document.createElement("script");
-    script.src = `figures/${name}.js`;
+    script.src = `${document.documentElement.dataset.root}figures/${name}.js`;
     script.onload = () => resolve(figures[name]);
     script.onerror = () => reject(new Error(`figures/${name}.js is not beside this page: the report was not copied whole`));
     document.head.append(script);
@@ -33,9 +33,10 @@ async function draw() {
   for (const node of document.querySelectorAll(".chart:not([data-drawn])")) {
     if (!visible(node)) continue;
     node.dataset.drawn = "";
-    const shared = node.dataset.figure ? await load(node.dataset.figure) : null;
-    const { figure, numbers } = shared ?? { figure: JSON.parse(node.textContent) };
-    await Plotly.newPlot(node, figure.data, figure.layout, CONFIG);
+    const { figure, numbers } = await load(node.dataset.figure);
+    const values = node.textContent && JSON.parse(node.textContent);  // of this page, for a heat map that many share
+    const data = figure?.data.map((trace, k) => (values ? { ...trace, z: values[k] } : trace));
+    if (figure) await Plotly.newPlot(node, data, structuredClone(figure.layout), CONFIG);
     if (numbers) node.insertAdjacentHTML("afterend", numbers);
   }
 }
@@ -50,7 +51,8 @@ function compare(answers) {
     differ: (i) => a.texts[i] !== b.texts[i], failed: (i) => a.failed[i] || b.failed[i] };
   const marks = new Map([[null, "–"], [1, '<b class="good">✓ 1.000</b>'], [0, '<b class="bad">✗ 0.000</b>']]);
   const score = (cell, i) => marks.get(value(cell, i)) ?? value(cell, i).toFixed(3);
-  const words = (cell, i) => `${answers.texts[cell.texts[i]]}<div>${score(cell, i)} <span class="quiet">${cell.leaves[i]}</span></div>`;
+  const words = (cell, i) => `${answers.texts[cell.texts[i]]}<div>${score(cell, i)} <span class="quiet">${leaves(cell, i)}</span></div>`;
+  const leaves = (cell, i) => (cell.leaves[i] === null ? "" : `leaves full: ${cell.leaves[i] < 0 ? "never" : `token ${cell.leaves[i] + 1}`}`);
   const rows = [...document.querySelectorAll("#samples tbody tr")];
   rows.forEach((row, i) => {
     row.hidden = !tests[$("which").value](i);
