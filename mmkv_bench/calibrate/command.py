@@ -69,8 +69,8 @@ def measured(options: argparse.Namespace, questions: DatasetQuestions | None = N
         samples.append(sample.sample_id)
         if time.monotonic() - shown > SHOW_EVERY:
             shown = time.monotonic()
-            left = (shown - started) / len(samples) * (options.samples - len(samples))
-            print(f"{len(samples)}/{options.samples} samples, about {left:.0f} s left", flush=True)
+            remaining = (shown - started) / len(samples) * (options.samples - len(samples))
+            print(f"{len(samples)}/{options.samples} samples, about {remaining:.0f} s left", flush=True)
 
     if questions is None:
         for sample in _samples(options, loaded):

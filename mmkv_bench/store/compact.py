@@ -171,13 +171,15 @@ class _Packing:
         if self._table != "responses":
             yield self.rows
             return
-        kept, columns = [path for path in before if is_packed(path)], SCHEMAS[self._table].names
+        packed_files, columns = [path for path in before if is_packed(path)], SCHEMAS[self._table].names
         parts = sorted(path for path in before if not is_packed(path))
         rows = (group for path in parts for group in self._groups(path))
         with tempfile.TemporaryFile(dir=self._store.root / self._table, prefix=".", suffix=".tmp") as file:
             groups = RegroupedBlocks(file, SCHEMAS[self._table], rows, cells)
             yield lambda names: newest(
-                pa.concat_tables([self._store.read(self._table, lambda: kept, columns, set(names)), groups.of(names)])
+                pa.concat_tables(
+                    [self._store.read(self._table, lambda: packed_files, columns, set(names)), groups.of(names)]
+                )
             )
 
     def _groups(self, path: Path) -> Iterator[pa.Table]:

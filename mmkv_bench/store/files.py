@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 from mmkv_bench.errors import ConfigError, StoreError
 
@@ -32,10 +32,10 @@ def sync_folder(folder: Path) -> None:
         os.close(file)
 
 
-def locked(file: int) -> bool | None:
-    """Try to take the exclusive flock of an open file: True where this process holds it now, None where there are no locks."""
+def locked(file: int, kind: int = fcntl.LOCK_EX) -> bool | None:
+    """Try to take the flock of an open file: True where this process holds it now, None where there are no locks."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as problem:
@@ -109,6 +109,12 @@ class Staged:
         assert self._hidden is not None, "a file is placed once, and not after it was dropped"
         return self._hidden
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drop()
+
     def place(self) -> None:
         os.replace(self.hidden, self.final)
         self._hidden = None
@@ -132,11 +138,8 @@ class Staged:
 
 def write_whole(final: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write `final` so that readers see the old content or the new one, also after a crash. Raises OSError."""
-    staged = Staged(final, write)
-    try:
+    with Staged(final, write) as staged:
         staged.place()
-    finally:
-        staged.drop()
 
 
 def write_bytes(final: Path, data: bytes) -> None:

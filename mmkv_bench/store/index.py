@@ -19,7 +19,7 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.file_state import State
 from mmkv_bench.store import score_files
 from mmkv_bench.store.files import write_bytes
-from mmkv_bench.store.folder import StoreFolder
+from mmkv_bench.store.folder import RETRIES, StoreFolder
 from mmkv_bench.store.parts import no_rows, of_columns
 from mmkv_bench.store.sealed import Damaged, opened, sealed
 
@@ -28,7 +28,6 @@ _META, _VERSION = b"mmkv_index", 2
 WORTH = 64
 """Files of a folder below which nothing is kept, unless they are large."""
 LARGE = 4 << 20
-_RETRIES = 20
 
 
 class Indexed:
@@ -58,7 +57,7 @@ def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa
     """
     index = root / FOLDER / f"{table}.parquet"
     known, old = _opened(index, schema)
-    for _ in range(_RETRIES):
+    for _ in range(RETRIES):
         states = {}
         for path in score_files.table_files(root, table):
             with suppress(FileNotFoundError):
@@ -86,7 +85,7 @@ def remembered(store: StoreFolder, table: str, columns: Sequence[str]) -> pa.Tab
         return current.of({path.name for path in list_files()}).select(columns)
 
     schema = of_columns(table, columns, coded=True)
-    for _ in range(_RETRIES):
+    for _ in range(RETRIES):
         current = indexed(store.root, table, schema, lambda path: store.read_file(table, path, columns, coded=True))
         try:
             return score_files.current_rows(store.root, table, columns, None, read)

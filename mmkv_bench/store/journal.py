@@ -21,7 +21,7 @@ from typing import Any
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.digests import canonical_json, checksum
-from mmkv_bench.store.files import NO_LOCKS, locked, new_locked, sync_folder
+from mmkv_bench.store.files import locked, new_locked, sync_folder
 
 SILENT_S = 900.0
 """Where there are no locks, seconds without a commit after which `pack` takes a journal over."""
@@ -169,13 +169,6 @@ def in_use(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError as problem:
-        if problem.errno in NO_LOCKS:
-            return False
-        raise
+        return locked(file, fcntl.LOCK_SH) is False
     finally:
         os.close(file)
-    return False

@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.digests import canonical_json, checksum
-from mmkv_bench.store.parts import column_of, keys, newest, numbers_of
+from mmkv_bench.store.parts import column_of, keys, numbers_of
 from mmkv_bench.store.rows import safe_name
 from mmkv_bench.store.schema import SCHEMAS
 
 _PASS = ("cell", "prompt_tokens", "batch", "batch_prefill", "repeat")
-_MEASUREMENT = ("measurement", "sample_id")
+MEASUREMENT = ("measurement", "sample_id")
 """Rows that agree in these are written together, and newer ones replace them."""
-_PROMPT = ("prompt_hash", "sample_id", "dataset", "model_fingerprint")
+PROMPT = ("prompt_hash", "sample_id", "dataset", "model_fingerprint")
 
 
 def file_of_pass(root: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -45,7 +45,7 @@ def file_of_pass(root: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 def newest_passes(rows: pa.Table) -> pa.Table:
     """The rows of each pass that were committed last, sorted by pass."""
-    rows = _committed_last(rows, _PASS)
+    rows = committed_last(rows, _PASS)
     return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in _PASS])) if rows.num_rows else rows
 
 
@@ -101,26 +101,16 @@ def file_of_sample(root: Path, rows: pa.Table) -> Path:
     return root / "diagnostics" / f"{safe_name('measurement', f'{names[0]}.{digest}')}.parquet"
 
 
-def newest_diagnostics(rows: pa.Table) -> pa.Table:
-    """The rows of each measurement and sample that were committed last."""
-    return _committed_last(rows, _MEASUREMENT)
-
-
 def samples_of(rows: pa.Table, measurements: Collection[str]) -> dict[str, set[str]]:
     """Measurement -> the samples that have rows of it. rows: the columns measurement and sample_id."""
     samples: dict[str, set[str]] = {name: set() for name in measurements}
     rows = rows.filter(pc.is_in(rows["measurement"], value_set=pa.array(sorted(samples), pa.string())))
-    for pair in rows.group_by(list(_MEASUREMENT)).aggregate([]).to_pylist():
+    for pair in rows.group_by(list(MEASUREMENT)).aggregate([]).to_pylist():
         samples[pair["measurement"]].add(pair["sample_id"])
     return samples
 
 
-def newest_prompts(rows: pa.Table) -> pa.Table:
-    """One row per prompt, sample and model, the one committed last: a sample that was asked again has several."""
-    return newest(rows, _PROMPT)
-
-
-def _committed_last(rows: pa.Table, unit: Sequence[str]) -> pa.Table:
+def committed_last(rows: pa.Table, unit: Sequence[str]) -> pa.Table:
     """All rows of each unit that have its newest commit time."""
     _, places = np.unique(keys(rows, unit), return_inverse=True)
     when = numbers_of(rows["committed_at"].cast(pa.int64()))

@@ -18,7 +18,6 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.store.schema import SCHEMA_VERSION, SCHEMAS
 from mmkv_bench.store.sealed import KEY, Damaged, opened, sealed, write_sealed
 
-_RETRIES = 20
 ROW_GROUP = 1 << 13  # rows of a part above which it has several row groups, each of about so many
 CODED = pa.dictionary(pa.int32(), pa.string())
 GROUPS_HELD = 1 << 18  # cells of a file's row groups that are remembered
@@ -47,37 +46,6 @@ def runs(codes: np.ndarray, rows: int) -> list[tuple[int, int]]:
     ends = np.append(np.flatnonzero(np.diff(codes)) + 1, len(codes))
     cuts = ends[np.searchsorted(ends, np.arange(rows, len(codes), rows))]
     return list(pairwise(np.unique([0, *cuts.tolist(), len(codes)]).tolist()))
-
-
-def load(
-    table: str,
-    list_files: Callable[[], list[Path]],
-    columns: Sequence[str],
-    cells: Collection[str] | None = None,
-    unchecked: set[Path] | None = None,
-    coded: bool = False,
-    metrics: Collection[str] | None = None,
-) -> pa.Table:
-    """Read some columns of all files that `list_files` gives, in the order of their names.
-
-    File by file: as quick as a pyarrow dataset, whose import alone (it brings pandas) costs more than most reads.
-
-    Args:
-        cells, metrics: only rows of these, where given.
-        unchecked: files without a digest, which are older, are added to it.
-        coded: texts as dictionaries, as they stand in the files: each once, and not once per row.
-
-    Raises:
-        StoreError: a damaged or unreadable file, or one of another schema version; names it.
-    """
-    schema = of_columns(table, columns, coded)
-    for _ in range(_RETRIES):
-        try:
-            tables = [read_file(path, schema, cells, unchecked, metrics) for path in sorted(list_files())]
-        except FileNotFoundError:
-            continue  # a cell's scores were being replaced between the listing and the reading
-        return pa.concat_tables([no_rows(schema), *tables])
-    raise StoreError(f"{table}: files keep vanishing while they are read; is another program removing them?")
 
 
 def of_columns(table: str, columns: Sequence[str], coded: bool = False) -> pa.Schema:
@@ -156,8 +124,11 @@ def read_file(
     unchecked: set[Path] | None,
     metrics: Collection[str] | None = None,
 ) -> pa.Table:
-    """The rows of one file, as `load`; FileNotFoundError where it is gone. Row groups without a row of `cells` and `metrics` are
-    not decoded."""
+    """The rows of one file; FileNotFoundError where it is gone. Row groups without a row of `cells` and `metrics` are not
+    decoded. A file without a digest, which is older, is added to `unchecked`.
+
+    Raises StoreError: a damaged or unreadable file, or one of another schema version; names it.
+    """
     wanted = {name: texts for name, texts in (("cell", cells), ("metric", metrics)) if texts is not None}
     codes = sorted({*wanted, *(field.name for field in schema if field.type == CODED)})
     with readable(path), opened(path, codes) as (file, checked):
@@ -169,7 +140,7 @@ def read_file(
 
 
 def read_by_group(path: Path, schema: pa.Schema, unchecked: set[Path] | None) -> Iterator[pa.Table]:
-    """The rows of one file, as `load`, one row group after the other; FileNotFoundError where it is gone."""
+    """The rows of one file, one row group after the other; FileNotFoundError where it is gone."""
     with readable(path), opened(path) as (file, checked):
         if not checked and unchecked is not None:
             unchecked.add(path)
@@ -196,39 +167,31 @@ def _as(path: Path, rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def _chosen_rows(path: Path, file: pq.ParquetFile, names: list[str], wanted: Mapping[str, Collection[str]]) -> pa.Table:
     """The rows that have a wanted text in each of some columns, one row group after the other: cells that were scored together
-    may lie in all groups of a file that fits into no memory."""
+    may lie in all groups of a file that fits into no memory.
+
+    The cells of groups are remembered in this process: cells that are scored or packed some at a time look into every part again
+    and again, and most parts of a large store have none of them. Those of a file without a digest are not.
+    """
     texts = {column: texts_of(list(values)) for column, values in wanted.items()}
+    digest = (file.metadata.metadata or {}).get(KEY.encode())
+    known = digest is not None and [*wanted] == ["cell"]
+    groups = _cells_of_groups.setdefault(digest or b"", {}) if known else {}
     tables = [file.read_row_groups([], names)]
     for number in range(file.num_row_groups):
-        if _group_holds(path, file, number, wanted, texts):
+        if number in groups:
+            holds = not groups[number].isdisjoint(wanted["cell"])
+        else:
+            few = file.read_row_group(number, ["schema_version", *wanted])
+            _check_version(path, few)
+            if known and sum(map(len, groups.values())) < GROUPS_HELD:
+                groups[number] = frozenset(map(sys.intern, few["cell"].unique().to_pylist()))
+            holds = all(pc.any(is_in(few[column], values), min_count=0).as_py() for column, values in texts.items())
+        if holds:
             rows = file.read_row_group(number, names)
             for column, values in texts.items():
                 rows = rows.filter(is_in(rows[column], values))
             tables.append(rows)
     return pa.concat_tables(tables)
-
-
-def _group_holds(
-    path: Path,
-    file: pq.ParquetFile,
-    number: int,
-    wanted: Mapping[str, Collection[str]],
-    texts: Mapping[str, pa.Array],
-) -> bool:
-    """Whether a row group has a wanted text in each of some columns; most parts of a large store have none of a run's own cells.
-
-    The cells of groups are remembered in this process: cells that are scored or packed some at a time look into every part again
-    and again. Those of a file without a digest are not.
-    """
-    digest = (file.metadata.metadata or {}).get(KEY.encode())
-    groups = None if digest is None or [*wanted] != ["cell"] else _cells_of_groups.setdefault(digest, {})
-    if groups is not None and number in groups:
-        return not groups[number].isdisjoint(wanted["cell"])
-    few = file.read_row_group(number, ["schema_version", *wanted])
-    _check_version(path, few)
-    if groups is not None and sum(map(len, groups.values())) < GROUPS_HELD:
-        groups[number] = frozenset(map(sys.intern, few["cell"].unique().to_pylist()))
-    return all(pc.any(is_in(few[column], values), min_count=0).as_py() for column, values in texts.items())
 
 
 def _check_version(path: Path, rows: pa.Table) -> None:

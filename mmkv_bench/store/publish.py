@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from mmkv_bench.checksums import file_sha256
 from mmkv_bench.errors import ConfigError, StoreError
@@ -64,8 +64,8 @@ class PublishedFile:
 def check_empty(folder: Path) -> None:
     """Raise ConfigError where the folder holds something: checked before packing, which cannot be taken back."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        left = folder.is_dir() and not (folder / MANIFEST).exists() and (folder / MARK).exists()
-        why = f" and has no {MANIFEST}: a --publish that was ended early left it; remove it, or" if left else ";"
+        unfinished = folder.is_dir() and not (folder / MANIFEST).exists() and (folder / MARK).exists()
+        why = f" and has no {MANIFEST}: a --publish that was ended early left it; remove it, or" if unfinished else ";"
         raise ConfigError(f"--publish {folder} is not empty{why} name a folder that is not there yet")
 
 
@@ -120,9 +120,20 @@ def place(address: str) -> PublishLocation:
     if parts.scheme in ("http", "https") and parts.hostname:
         parts = parts._replace(path=parts.path.removesuffix(f"/{MANIFEST}").rstrip("/"), fragment="")
         shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
-        return PublishLocation(shown, partial(_from_web, parts, shown))
+
+        def from_web(
+            name: str,
+        ) -> Iterator[bytes]:  # what follows a question mark in the address is sent with every name
+            return _received(urlunsplit(parts._replace(path=f"{parts.path}/{quote(name)}")), f"{shown}/{name}")
+
+        return PublishLocation(shown, from_web)
     if parts.scheme == "hf":
-        return PublishLocation(address, partial(_from_hub, _hub_folder(address), address))
+        hub = _HUB.fullmatch(address.removesuffix(f"/{MANIFEST}").rstrip("/"))
+        if hub is None:
+            raise ConfigError(
+                f"{address} is no dataset of the hub; allowed: hf://datasets/<owner>/<name>[@revision][/folder]"
+            )
+        return PublishLocation(address, partial(_from_hub, hub, address))
     path = Path(unquote(parts.path)) if parts.scheme == "file" else Path(address).expanduser()
     folder = path.parent if path.name == MANIFEST else path
     if not folder.is_dir():
@@ -252,48 +263,26 @@ def _from_folder(folder: Path, name: str) -> Iterator[bytes]:
         raise StoreError(f"{folder / name} cannot be read: {problem.strerror or problem}") from problem
 
 
-def _from_web(parts: SplitResult, shown: str, name: str) -> Iterator[bytes]:
-    """A file of a web server's folder; what follows a question mark in the address is sent with every name."""
-    yield from _received(urlunsplit(parts._replace(path=f"{parts.path}/{quote(name)}")), f"{shown}/{name}")
-
-
-def _hub_folder(address: str) -> tuple[str, str, str]:
-    """Repository, revision and folder with its slash. Raises ConfigError for another address."""
-    parts = _HUB.fullmatch(address.removesuffix(f"/{MANIFEST}").rstrip("/"))
-    if parts is None:
-        raise ConfigError(
-            f"{address} is no dataset of the hub; allowed: hf://datasets/<owner>/<name>[@revision][/folder]"
-        )
-    return parts["repository"], parts["revision"] or "main", f"{parts['folder']}/" if parts["folder"] else ""
-
-
-def _from_hub(place: tuple[str, str, str], shown: str, name: str) -> Iterator[bytes]:
+def _from_hub(place: re.Match[str], shown: str, name: str) -> Iterator[bytes]:
     """A file of a dataset's repository; the login of `hf auth login` is sent to the hub, where there is one."""
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
     if constants.HF_HUB_OFFLINE:
         raise StoreError(f"{shown} cannot be read: HF_HUB_OFFLINE is set; unset it, or give a folder")
-    repository, revision, folder = place
-    url = hf_hub_url(repository, f"{folder}{name}", repo_type="dataset", revision=revision)
+    file = f"{place['folder']}/{name}" if place["folder"] else name
+    url = hf_hub_url(place["repository"], file, repo_type="dataset", revision=place["revision"] or "main")
     yield from _received(url, f"{shown}/{name}", build_hf_headers())
 
 
 def _received(url: str, shown: str, headers: dict[str, str] | None = None) -> Iterator[bytes]:
     import requests
 
-    with (
-        _network(shown),
-        requests.get(
-            url, headers={**(headers or {}), "Accept-Encoding": "identity"}, stream=True, timeout=TIMEOUTS
-        ) as answer,
-    ):
+    headers = {**(headers or {}), "Accept-Encoding": "identity"}
+    with _network(shown), requests.get(url, headers=headers, stream=True, timeout=TIMEOUTS) as answer:
         if answer.status_code != 200:
-            todo = {
-                401: "it needs a login (`hf auth login` for the hub)",
-                403: "it may not be read by you",
-                404: "it is not there",
-            }.get(answer.status_code, "try again later")
+            reasons = {401: "it needs a login (`hf auth login` for the hub)", 403: "it may not be read by you"}
+            todo = (reasons | {404: "it is not there"}).get(answer.status_code, "try again later")
             raise StoreError(f"{shown}: the server answered {answer.status_code}; {todo}")
         begun, received = time.monotonic(), 0
         while piece := answer.raw.read1(CHUNK):  # as it comes: a whole piece may drip in for hours

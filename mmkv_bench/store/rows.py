@@ -155,8 +155,8 @@ def _response_rules(row: Mapping[str, Any]) -> None:
 
 
 def _cell_rules(row: Mapping[str, Any]) -> None:
-    given = {"entries": row["budget_entries"] is not None, "fraction": row["budget_fraction"] is not None}
-    for kind, present in given.items():
+    budgets = {"entries": row["budget_entries"] is not None, "fraction": row["budget_fraction"] is not None}
+    for kind, present in budgets.items():
         if present != (row["budget_kind"] == kind):
             raise StoreError(
                 f"cells: column 'budget_{kind}' must be given exactly when budget_kind is {kind!r}; "

@@ -89,14 +89,11 @@ def write_batch(root: Path, tables: Mapping[str, pa.Table], cells: set[str]) -> 
     """Replace the scores of `cells` by `tables` (checked `samples` and `metrics`), in one step."""
     empty = sorted(cells.difference(tables["samples"]["cell"].unique().to_pylist()))
     samples = tables["samples"].replace_schema_metadata({_EMPTY: json.dumps(empty)} if empty else None)
-    staged: dict[str, Staged] = {}
-    try:
-        for table, rows in (("metrics", tables["metrics"]), ("samples", samples)):
-            staged[table] = Staged(root / table / _WAITING, parts.parquet(rows))
-        place_batch(root, staged, cells)
-    finally:
-        for file in staged.values():
-            file.drop()
+    with (
+        Staged(root / "metrics" / _WAITING, parts.parquet(tables["metrics"])) as metrics_file,
+        Staged(root / "samples" / _WAITING, parts.parquet(samples)) as samples_file,
+    ):
+        place_batch(root, {"metrics": metrics_file, "samples": samples_file}, cells)
 
 
 def place_batch(root: Path, staged: Mapping[str, Staged], cells: set[str]) -> None:
@@ -179,7 +176,7 @@ def _clear(root: Path, name: str, cells: set[str]) -> None:
 
 
 Read = Callable[..., pa.Table]
-"""Reads columns of all files that a function lists: `parts.load`, with what a store adds to it."""
+"""Reads columns of all files that a function lists, as `StoreFolder.read`."""
 
 
 def table_files(root: Path, table: str) -> list[Path]:
@@ -208,10 +205,10 @@ def current_rows(
     metrics: Collection[str] | None = None,
 ) -> pa.Table:
     """Read the rows that count, `cell` among `columns`; of all cells and metrics unless given."""
-    whole = read  # what hides others is told by all rows of a file, whatever is asked for
+    read_all = read  # all rows of a file decide what they hide, whatever is asked for
 
     def named(rows: pa.Table, list_files: Callable[[], list[Path]], of: Collection[str] | None) -> set[str]:
-        return _cell_names(rows if metrics is None else whole(table, list_files, ["cell"], of))
+        return _cell_names(rows if metrics is None else read_all(table, list_files, ["cell"], of))
 
     if metrics is not None:
         read = partial(read, metrics=metrics)
@@ -235,9 +232,9 @@ def current_rows(
             break  # otherwise somebody packed or wrote meanwhile
     hidden: set[str] = set()
     counting = []
-    for rows, held in layers:
+    for rows, cells_of_layer in layers:
         counting.append(rows.filter(pc.invert(_is_of(rows, hidden))) if hidden else rows)
-        hidden |= held
+        hidden |= cells_of_layer
     return pa.concat_tables(counting)
 
 
@@ -245,12 +242,12 @@ def among_others(root: Path, cells: Collection[str], read: Read) -> bool:
     """True where a file of many cells holds scores of one of these: a file of its own would not replace them in one step."""
     if any(not cells_of_batch(root, path.name).isdisjoint(cells) for path in batch_files(root, "samples")):
         return True
-    held = (
+    packed = (
         _rows_of_file(read, table, path, ["cell"], None)
         for table in ("samples", "metrics")
         for path in packed_files(root, table)
     )
-    return any(pc.any(_is_of(rows, cells), min_count=0).as_py() for rows in held)
+    return any(pc.any(_is_of(rows, cells), min_count=0).as_py() for rows in packed)
 
 
 def _rows_of_file(read: Read, table: str, path: Path, columns: Sequence[str], cells: set[str] | None) -> pa.Table:

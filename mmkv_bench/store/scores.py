@@ -6,6 +6,7 @@ Writers wait for each other, and for packing: each of the two looks at what is t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack
 from itertools import chain
 
 import numpy as np
@@ -53,22 +54,17 @@ def replace_by(
         replace(store, {"samples": first, "metrics": metrics}, first["cell"].unique().to_pylist())
         return
     store.prepare()
-    staged: dict[str, Staged] = {}
     with disk_errors("writing scores", store.root):
-        try:
-            growing = score_files.GrowingScoreFile(store.root, chain([first, second], coming), beside)
-            staged["samples"] = growing.staged
+        growing = score_files.GrowingScoreFile(store.root, chain([first, second], coming), beside)
+        with growing.staged as samples_file:
             pa.default_memory_pool().release_unused()
             metrics = pa.concat_tables(
                 [_of(_metrics(metrics_of(rows), rows), cells) for rows, cells in growing.by_metric()]
             )
             metrics = metrics.sort_by([("cell", "ascending"), ("metric", "ascending")])
-            staged["metrics"] = Staged(store.file("metrics", "together"), parts.parquet(metrics))
-            with store.locked():
+            with Staged(store.file("metrics", "together"), parts.parquet(metrics)) as metrics_file, store.locked():
+                staged = {"samples": samples_file, "metrics": metrics_file}
                 score_files.place_batch(store.root, staged, growing.cells)
-        finally:
-            for file in staged.values():
-                file.drop()
 
 
 def _of(rows: pa.Table, cells: Collection[str]) -> pa.Table:
@@ -92,25 +88,21 @@ def forget(store: StoreFolder, samples: Mapping[str, Collection[str]]) -> None:
     cells = stored["cell"].filter(dropped).unique().to_pylist()
     if not cells:
         return
-    kept = stored.filter(pc.invert(dropped))
+    remaining = stored.filter(pc.invert(dropped))
     metrics = store.load("metrics", cells)
     refuse_rewritten("metrics", metrics, store.root)
-    replace(store, {"samples": _of(kept, cells), "metrics": metrics}, cells)
+    replace(store, {"samples": _of(remaining, cells), "metrics": metrics}, cells)
 
 
 def _write_own(store: StoreFolder, cell: str, tables: Tables) -> None:
     """After a crash in between the cell has no metrics, not old ones."""
-    staged: list[Staged] = []
-    try:
-        for table, rows in tables.items():
-            staged.append(Staged(store.file(table, cell), parts.parquet(rows)))
+    with ExitStack() as stack:
+        writers = [(store.file(table, cell), parts.parquet(rows)) for table, rows in tables.items()]
+        staged = [stack.enter_context(Staged(*writer)) for writer in writers]
         store.file("metrics", cell).unlink(missing_ok=True)
         sync_folder(store.root / "metrics")
         for file in staged:
             file.place()
-    finally:
-        for file in staged:
-            file.drop()
 
 
 def checked(table: str, rows: pa.Table) -> pa.Table:

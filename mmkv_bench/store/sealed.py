@@ -109,8 +109,8 @@ def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFi
         if state not in _known and state.settled:
             _known[state] = checked
         footer = pq.read_metadata(source)
-        held = {footer.schema.column(place).path for place in range(footer.num_columns)} if coded else set()
-        options = {"metadata": footer, "read_dictionary": sorted(held.intersection(coded))}
+        columns = {footer.schema.column(place).path for place in range(footer.num_columns)} if coded else set()
+        options = {"metadata": footer, "read_dictionary": sorted(columns.intersection(coded))}
         with pq.ParquetFile(source, page_checksum_verification=True, **options) as file:
             yield file, checked
 

@@ -28,11 +28,12 @@ from mmkv_bench.store import journal, parts, scores
 from mmkv_bench.store.files import disk_errors, write_whole
 from mmkv_bench.store.folder import StoreFolder, Writer, known_columns
 from mmkv_bench.store.measurements import (
+    MEASUREMENT,
+    PROMPT,
+    committed_last,
     file_of_pass,
     file_of_sample,
-    newest_diagnostics,
     newest_passes,
-    newest_prompts,
     samples_of,
     stamped_diagnostics,
 )
@@ -242,7 +243,7 @@ class Store(StoreFolder):
 
     def diagnostics(self, coded: bool = False) -> pa.Table:
         """Rows of `mmkv-bench diagnose`, of each measurement and sample the newest. coded: texts as dictionaries."""
-        return newest_diagnostics(self._in_files("diagnostics", coded=coded))
+        return committed_last(self._in_files("diagnostics", coded=coded), MEASUREMENT)
 
     def diagnosed(self, measurements: Collection[str]) -> dict[str, set[str]]:
         """Measurement -> the ids of the samples that have rows of it."""
@@ -250,11 +251,9 @@ class Store(StoreFolder):
 
     def prompts(self) -> pa.Table:
         """The questions: the newest row per prompt, sample and model."""
-        records = [
-            record for path in self.journals() for record in self.records(path)
-        ]  # before the files: see `responses`
+        records = [record for path in self.journals() for record in self.records(path)]  # first: see `responses`
         pending = [record["prompt"] for record in records if record.get("prompt")]
-        return newest_prompts(pa.concat_tables([self._in_files("prompts"), to_table("prompts", pending)]))
+        return parts.newest(pa.concat_tables([self._in_files("prompts"), to_table("prompts", pending)]), PROMPT)
 
     def _in_files(
         self,

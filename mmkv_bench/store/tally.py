@@ -194,8 +194,8 @@ def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
     texts = [(text or "").strip().partition("\n")[0] for text in errors.dictionary.to_pylist()]
     texts = [text if len(text) <= _SHOWN else text[:_SHOWN] + "..." for text in texts]
     heads = list(dict.fromkeys(texts))
-    known = {text: place for place, text in enumerate(heads)}
-    of_text = np.array([known[text] for text in texts] + [len(heads)], np.int64)
+    places = {text: place for place, text in enumerate(heads)}
+    of_text = np.array([places[text] for text in texts] + [len(heads)], np.int64)
     return heads, of_text[codes_of(errors)]
 
 
