@@ -49,8 +49,8 @@ from mmkv_bench.tiny import WEIGHTS
 if TYPE_CHECKING:
     import torch
 
-    from mmkv_bench.datasets.task_spec import TaskSpec
-    from mmkv_bench.evaluation.contract import Request
+    from mmkv_bench.datasets.specs import TaskSpec
+    from mmkv_bench.evaluation.samples import Request
     from mmkv_bench.generation.engine import Engine
     from mmkv_bench.generation.result import CellSpec, ForkResult
     from mmkv_bench.models.load import LoadedModel
@@ -183,7 +183,7 @@ class Bench:
 
     def score(self, spec: TaskSpec, requests: Sequence[Request], results: Sequence[Sequence[ForkResult]]) -> None:
         """lmms-eval's metric code over the answers of each cell."""
-        from mmkv_bench.evaluation.contract import Answer
+        from mmkv_bench.evaluation.samples import Answer
         from mmkv_bench.evaluation.scoring import score
 
         for column in range(len(self.cells)):

@@ -75,7 +75,7 @@ def blank_pages(samples: int) -> None:
     from PIL import Image
 
     from mmkv_bench.datasets import page_data
-    from mmkv_bench.datasets.chunks import DataChunk
+    from mmkv_bench.datasets.page_data import DataChunk
     from mmkv_bench.tiny.pages import Sample
 
     name = spec_of(samples).name

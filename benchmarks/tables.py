@@ -173,8 +173,8 @@ def made_store(folder: Path, count: int) -> tuple[Any, Any, list[Any]]:
 
 def scored(count: int) -> dict[str, float]:
     """Seconds of scoring a store of that many cells, of finding nothing left to do, and lmms-eval's own for one cell."""
-    from mmkv_bench.evaluation.contract import Answer
     from mmkv_bench.evaluation.environment import go_offline
+    from mmkv_bench.evaluation.samples import Answer
     from mmkv_bench.evaluation.scoring import score
 
     go_offline()

@@ -31,7 +31,7 @@ ARROWS = {
     "families": {"protocols"},
     "models": {"checksums", "config", "deadline", "devices", "families"},
     "store": {"checksums", "devices", "file_state"},
-    "datasets": {"file_state", "tiny"},
+    "datasets": {"checksums", "file_state", "tiny"},
     "generation": {"families", "models", "compression", "devices", "protocols", "store"},
     "tables": {"config", "protocols", "statistics", "store"},
     "papers": {"config", "methods", "families", "models", "protocols", "statistics", "store", "tables", "forecast"},

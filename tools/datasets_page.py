@@ -237,8 +237,8 @@ def _made(name: str) -> bool:
 
 def _task(name: str, node: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """The task's YAML as data, and where it comes from."""
-    from mmkv_bench.datasets.catalog import OWN_FOLDER, plain_config, task_file
     from mmkv_bench.datasets.specs import spec_from_config
+    from mmkv_bench.datasets.task_yaml import OWN_FOLDER, plain_config, task_file
 
     plain = {key: value for key, value in node.items() if key != "size"}
     path = task_file(spec_from_config(name, plain))

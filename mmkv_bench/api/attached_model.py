@@ -355,7 +355,7 @@ class _OfFolder:
     def data(self, method: str, spec: Any) -> dict[str, Any]:
         from mmkv_bench.calibrate.artefact import EMBEDDED_NAME, Calibrations
         from mmkv_bench.config.schema import resolve_path
-        from mmkv_bench.models.fingerprint import folder_fingerprint
+        from mmkv_bench.models.files import folder_fingerprint
 
         folder = Path(self.path)
         if not self.path or not folder.is_dir():

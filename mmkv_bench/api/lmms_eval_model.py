@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.config.schema import Model, keys
 from mmkv_bench.config.shorthand import words
 from mmkv_bench.errors import ConfigError, DataError
-from mmkv_bench.evaluation.contract import Request
-from mmkv_bench.evaluation.harness import Respondent
+from mmkv_bench.evaluation.lmms_eval_loop import Respondent
+from mmkv_bench.evaluation.samples import Request
 
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance
@@ -64,7 +64,7 @@ class MMKV(Respondent):
         Raises:
             DataError: there is none; lmms-eval would score an empty one.
         """
-        from mmkv_bench.models.process import computing_with, threads_for
+        from mmkv_bench.models.load import computing_with, threads_for
 
         request, answering = _request(instance, self.task_dict, self._dataset), self.answering
         with computing_with(threads_for(answering.loaded, self.plan.model.threads)):

@@ -21,7 +21,7 @@ from mmkv_bench.config.schema import Model
 from mmkv_bench.config.schema import options as config_options
 from mmkv_bench.errors import CalibrationError, nearest
 from mmkv_bench.families.facts import model_facts
-from mmkv_bench.models.process import quiet_transformers
+from mmkv_bench.models.load import quiet_transformers
 from mmkv_bench.models.source import Source
 from mmkv_bench.tiny.pages import TASKS
 

@@ -13,7 +13,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from mmkv_bench.datasets.chunks import cache_root
+from mmkv_bench.datasets.page_data import cache_root
 from mmkv_bench.errors import ConfigError, DataError, nearest
 
 ARCHIVES = Path(__file__).parent / "fixture_data"

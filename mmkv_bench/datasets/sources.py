@@ -1,4 +1,4 @@
-"""Sources of a task's data, checked without lmms-eval, so that a refusal costs no import of it."""
+"""Sources of a task's data, checked without lmms-eval, so that a refusal costs no import of it: folders, the hub, its cache."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.datasets import fixtures, hub, local_data
-from mmkv_bench.datasets.catalog import plain_config, task_file
-from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.datasets import fixtures, local_data
+from mmkv_bench.datasets.specs import TaskSpec
+from mmkv_bench.datasets.task_yaml import plain_config, task_file
 from mmkv_bench.errors import MissingDataError
 
 LOCAL_BUILDERS = {"arrow", "csv", "imagefolder", "json", "parquet", "text", "videofolder"}  # of files named in the YAML
@@ -139,7 +139,7 @@ def require_upstream(spec: TaskSpec, path: Path) -> bool:
         )
     if not of_hub(repository):
         return False
-    why = hub.refusal(repository, spec.offline)
+    why = refusal(repository, spec.offline)
     if why is not None:
         trial = ", or take data=fixture for a trial" if spec.dataset in fixtures.names() else ""
         raise MissingDataError(
@@ -171,3 +171,71 @@ def _require_videos(spec: TaskSpec, kwargs: Mapping[str, Any]) -> None:
             f"the videos of {spec.dataset} are expected in {folder}, which is not there; put them into {wanted}, or set "
             "HF_HOME to the folder that holds them"
         )
+
+
+TIMEOUT = 20.0  # seconds that the hub has for an answer
+
+
+def snapshot(repository: str) -> Path | None:
+    """The newest snapshot of a dataset repository in the hub cache, None where there is none."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"datasets--{repository.replace('/', '--')}" / "snapshots"
+    snapshots = sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
+    return snapshots[-1] if snapshots else None
+
+
+def converted(repository: str) -> bool:
+    """Return True where `datasets` keeps files that it made of the repository."""
+    from huggingface_hub import constants
+
+    caches = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets"
+    return (Path(caches).expanduser() / repository.replace("/", "___")).is_dir()
+
+
+def refusal(repository: str, offline: bool) -> str | None:
+    """The reason for which a repository's data cannot be had, as a clause; None when they are cached or the hub gives them.
+
+    Costs one request where nothing is cached; without it, libraries would try for minutes before they say so.
+    """
+    if snapshot(repository) is not None or converted(repository):
+        return None
+    if offline:
+        return f"{repository} is not in the hub cache, and connections are not allowed (offline=false allows them)"
+    return ask(repository, files=False).get("error")
+
+
+def ask(repository: str, files: bool = True) -> dict[str, Any]:
+    """Facts of a dataset repository, or why there are none.
+
+    Args:
+        files: ask for the sizes of its files, too.
+
+    Returns:
+        `commit`, `changed`, `licence`, `gated`, `files` and `bytes`; or `error`, one sentence.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    try:
+        info = HfApi().dataset_info(repository, files_metadata=files, timeout=TIMEOUT)
+    except GatedRepoError:
+        return {"error": f"{repository} is gated; accept its terms on the hub and log in with `hf auth login`"}
+    except RepositoryNotFoundError:
+        return {"error": f"{repository} is not on the hub, or private; check the name, or log in with `hf auth login`"}
+    except OfflineModeIsEnabled:
+        return {"error": "HF_HUB_OFFLINE is set, so the hub was not asked; unset it"}
+    except HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", "an error")
+        return {"error": f"the hub answered {status} for {repository}; try again later"}
+    except Exception as error:  # noqa: BLE001 - httpx, sockets, TLS: all say that there is no way to the hub
+        return {"error": f"the hub cannot be reached ({type(error).__name__}); check the network"}
+    listed = info.siblings or []
+    return {
+        "commit": info.sha,
+        "changed": info.last_modified.date().isoformat() if info.last_modified else None,
+        "licence": (info.card_data or {}).get("license"),
+        "gated": bool(info.gated),
+        "files": len(listed),
+        "bytes": sum(file.size or 0 for file in listed),
+    }

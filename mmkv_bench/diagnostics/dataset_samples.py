@@ -11,8 +11,8 @@ from mmkv_bench.calibrate.samples import DatasetQuestion, DatasetQuestions
 from mmkv_bench.errors import CalibrationError, ConfigError, DataError
 
 if TYPE_CHECKING:
-    from mmkv_bench.datasets.task_spec import TaskSpec
-    from mmkv_bench.evaluation.contract import Request, SampleRef
+    from mmkv_bench.datasets.specs import TaskSpec
+    from mmkv_bench.evaluation.samples import Request, SampleRef
     from mmkv_bench.models.load import LoadedModel
 
 KEYS = ("dataset", "datasets", "data")
@@ -104,7 +104,7 @@ def _spec(overrides: Sequence[str], calibrating: bool) -> TaskSpec:
 
 
 def _fingerprint(spec: TaskSpec) -> str:
-    from mmkv_bench.evaluation.content import fingerprint
+    from mmkv_bench.evaluation.fingerprints import fingerprint
 
     return fingerprint(spec)
 

@@ -17,7 +17,7 @@ from mmkv_bench.plan.cells import Cell, Identity, bases, expand, method_entries
 from mmkv_bench.store.schema import CELL_COLUMNS
 
 if TYPE_CHECKING:
-    from mmkv_bench.datasets.task_spec import TaskSpec
+    from mmkv_bench.datasets.specs import TaskSpec
 
 Row = Mapping[str, Any]
 

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 from mmkv_bench import __version__, consent
 from mmkv_bench.diagnostics.replan import VERSIONS, ReplannedCells, Row, method_files, plan_again
 from mmkv_bench.errors import ConfigError, MMKVError
-from mmkv_bench.models.process import quiet_libraries
+from mmkv_bench.models.load import quiet_libraries
 from mmkv_bench.run.progress import Progress
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from mmkv_bench.evaluation.contract import Request
+    from mmkv_bench.evaluation.samples import Request
     from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.generation.result import ForkResult
     from mmkv_bench.models.load import LoadedModel

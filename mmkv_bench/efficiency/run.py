@@ -121,7 +121,7 @@ def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], tr
     from mmkv_bench.devices.requirements import COMPILED, check_compiler
     from mmkv_bench.efficiency.measure import Bench
     from mmkv_bench.generation.decode import CompiledStep
-    from mmkv_bench.models.process import computing_with, threads_for
+    from mmkv_bench.models.load import computing_with, threads_for
     from mmkv_bench.models.source import Source
     from mmkv_bench.plan import identity
     from mmkv_bench.plan.cells import stored_rows

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.datasets import fixtures, local_data, sources
-from mmkv_bench.datasets.catalog import plain_config, task_file
-from mmkv_bench.datasets.hub import snapshot
 from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT
-from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.datasets.sources import snapshot
+from mmkv_bench.datasets.specs import TaskSpec
+from mmkv_bench.datasets.task_yaml import plain_config, task_file
 from mmkv_bench.errors import MissingDataError, MMKVError
 
 MEDIA_TEMPLATE = re.compile(r"^(?P<before>[^\s<]*)<(?P<column>\w+)>(?P<ending>\.\w+)?(?P<others>.*)$")

@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import consent
 from mmkv_bench.checksums import cache_dir, digest_of
 from mmkv_bench.datasets import local_data, page_data, sources
-from mmkv_bench.datasets.catalog import lmms_eval_folder, plain_config, task_file
 from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT
-from mmkv_bench.datasets.specs import GENERATION_DEFAULTS, limited
-from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.datasets.specs import GENERATION_DEFAULTS, TaskSpec, limited
+from mmkv_bench.datasets.task_yaml import lmms_eval_folder, plain_config, task_file
 from mmkv_bench.errors import ConfigError, MissingDataError, UnsupportedError, nearest
-from mmkv_bench.evaluation.contract import SampleRef
-from mmkv_bench.evaluation.environment import go_offline, harness, task_environment
+from mmkv_bench.evaluation.environment import go_offline, lmms_eval, task_environment, task_errors
 from mmkv_bench.evaluation.extra_metrics import NAMES as MEASURES
-from mmkv_bench.evaluation.files_read import OpenedFiles, opened
-from mmkv_bench.evaluation.sample_values import BESIDE
-from mmkv_bench.evaluation.task_errors import task_errors
+from mmkv_bench.evaluation.samples import SampleRef
+from mmkv_bench.evaluation.task_code import OpenedFiles, opened
+from mmkv_bench.evaluation.task_scorer import BESIDE
 
 if TYPE_CHECKING:
     import datasets
@@ -51,7 +49,7 @@ class Documents:
                     for them
     split           the evaluated one
     refs            the samples in order
-    prompt_hashes   pages: doc_id -> hash of its prompt; empty for other tasks (see prompts.py)
+    prompt_hashes   pages: doc_id -> hash of its prompt; empty for other tasks (see fingerprints.py)
     digest          of the rows of the evaluated split, once it was made
     source          digest of the local files that they were read from
     """
@@ -106,7 +104,7 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
     if spec.include_path:
         consent.require(path.parent, None)
     source = sources.source(spec, path)
-    module = harness(spec.offline)
+    module = lmms_eval(spec.offline)
     with module.quiet(), task_errors(spec.name, code=True), task_environment(spec.media_root), opened() as heard:
         config = module.load_config(path)
     if not path.resolve().is_relative_to(lmms_eval_folder().resolve()):
@@ -173,7 +171,7 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
     from_hub = sources.require_upstream(spec, task_file(spec))
     content = _content(spec)
     config = task_config(spec)
-    module, read = harness(spec.offline), sources.reads_itself(config)
+    module, read = lmms_eval(spec.offline), sources.reads_itself(config)
     if spec.offline and from_hub and not go_offline():
         raise ConfigError(
             f"task {spec.name} reads data of a hub and is to stay offline, but huggingface_hub was imported online "

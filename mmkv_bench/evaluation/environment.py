@@ -1,15 +1,16 @@
-"""The process environment that lmms-eval and its tasks expect, set for as long as they need it."""
+"""The process around lmms-eval and its tasks: its import, the variables that they expect, their exceptions as ours."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.datasets.messages import stated
+from mmkv_bench.errors import ConfigError, DataError, MissingDataError, MMKVError, ScoringError, UnsupportedError
 from mmkv_bench.judging.proxy import task_variables
 
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")  # read once, when huggingface_hub and datasets are imported
@@ -26,8 +27,8 @@ def go_offline() -> bool:
     return constants is None or bool(constants.HF_HUB_OFFLINE)
 
 
-def harness(offline: bool) -> ModuleType:
-    """The module `harness`, which is lmms-eval, imported into a process that is fit for it.
+def lmms_eval(offline: bool) -> ModuleType:
+    """The module `lmms_eval_loop`, and with it lmms-eval, imported into a process that is fit for it.
 
     Raises UnsupportedError under a launcher of several ranks, ConfigError when lmms-eval is not installed.
     """
@@ -42,7 +43,7 @@ def harness(offline: bool) -> ModuleType:
     logger.disable("")
     truncated = ImageFile.LOAD_TRUNCATED_IMAGES
     try:
-        from mmkv_bench.evaluation import harness as module
+        from mmkv_bench.evaluation import lmms_eval_loop as module
     except ImportError as error:
         raise ConfigError(f"lmms-eval cannot be imported ({error}); install the versions of the lock file") from error
     # importing lmms-eval makes Pillow fill up truncated images; a damaged image has to be an error here
@@ -89,3 +90,76 @@ def task_environment(media_root: str | None) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def task_errors(
+    task: str,
+    ours: Callable[[BaseException], bool] = lambda error: False,
+    folder: str | None = None,
+    code: bool = False,
+) -> Iterator[None]:
+    """Loading and asking: a DataError instead of any exception, and instead of an exit of the process.
+
+    ours: exceptions that are not the task's and pass unchanged.
+    folder: the local folder that the data are read from, if they are.
+    code: no data are read yet, only the task's own files.
+    """
+    try:
+        yield
+    except MMKVError:
+        raise
+    except ImportError as error:
+        if ours(error):
+            raise
+        raise DataError(f"lmms-eval's task {task} needs a package that is not there: {error}; install it") from error
+    except (Exception, SystemExit) as error:
+        if ours(error):
+            raise
+        todo = "the task's YAML file or the code that it names is at fault" if code else _todo(folder)
+        raise MissingDataError(
+            f"lmms-eval's task {task} cannot be loaded: {stated(root_cause(error))}; {todo}"
+        ) from error
+
+
+def _todo(folder: str | None) -> str:
+    if folder:
+        return f"its data are those of {folder}, which have to be whole and of the upstream schema, types included"
+    return (
+        "give its data as a local folder with data.root=... or dataset_path=..., take data=fixture for a trial where the "
+        "dataset has one, or allow connections with offline=false"
+    )
+
+
+@contextmanager
+def scoring_errors(task: str, where: Callable[[], str]) -> Iterator[None]:
+    """Scoring: a ScoringError; `where` tells how far the scorer had come."""
+    try:
+        yield
+    except MMKVError:
+        raise
+    except ImportError as error:
+        raise ScoringError(
+            f"scoring lmms-eval's task {task} needs a package that is not there: {error}; install it and score the "
+            "stored answers with stage=score"
+        ) from error
+    except NameError as error:  # tasks swallow the ImportError of what they use later
+        raise ScoringError(
+            f"the scorer of lmms-eval's task {task} failed at {where()}: {error}; a package that the task takes only if it "
+            "is there is probably not installed: docs/datasets.md says what a dataset needs; install it and score the stored "
+            "answers with stage=score"
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise ScoringError(
+            f"the scorer of lmms-eval's task {task} failed at {where()}: {root_cause(error)!r}; the answers are kept, "
+            "and stage=score scores them once the scorer can; data that are mended are other data, to be asked anew"
+        ) from error
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The exception inside tenacity's RetryError or behind `datasets`' general one, else the exception itself."""
+    if type(error).__name__ == "DatasetGenerationError" and error.__cause__ is not None:
+        return root_cause(error.__cause__)
+    attempt = getattr(error, "last_attempt", None)
+    inner = attempt.exception() if attempt is not None else None
+    return error if inner is None else root_cause(inner)

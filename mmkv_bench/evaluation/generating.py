@@ -8,14 +8,13 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.datasets.messages import Conversation, prompt_hash, stated, to_prompt, with_placeholders
-from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.datasets.specs import TaskSpec
 from mmkv_bench.errors import DataError, MMKVError
-from mmkv_bench.evaluation.contract import Request, SampleRef
 from mmkv_bench.evaluation.documents import Documents, documents, generation_settings, task_config
-from mmkv_bench.evaluation.environment import harness, task_environment
-from mmkv_bench.evaluation.files_read import OpenedFiles, opened
-from mmkv_bench.evaluation.prompts import Memory, memory_of
-from mmkv_bench.evaluation.task_errors import of_one_sample, task_errors
+from mmkv_bench.evaluation.environment import lmms_eval, task_environment, task_errors
+from mmkv_bench.evaluation.fingerprints import Memory, memory_of
+from mmkv_bench.evaluation.samples import Request, SampleRef
+from mmkv_bench.evaluation.task_code import OpenedFiles, of_one_sample, opened
 
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance
@@ -40,7 +39,7 @@ def generate(
     """
     docs = documents(spec, limit)
     memory = None if spec.is_pages else memory_of(spec)
-    module = harness(spec.offline)
+    module = lmms_eval(spec.offline)
     settings = generation_settings(spec)
     config = task_config(spec)
     calls = 0
@@ -78,7 +77,7 @@ def prompt_hashes(spec: TaskSpec, doc_ids: Collection[int], limit: int | None, a
     """The hashes of documents' prompts as the data are, "" where media or fields cannot be read.
 
     Pages carry theirs. Of other tasks a prompt is made again, with no one to answer, where nothing says that it cannot
-    have changed (see prompts.py).
+    have changed (see fingerprints.py).
 
     limit: the documents lie among the first so many; anew: look at files that this process has looked at already.
     """

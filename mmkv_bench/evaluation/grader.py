@@ -20,14 +20,12 @@ from itertools import groupby
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.datasets.specs import TaskSpec
 from mmkv_bench.errors import ScoringError
-from mmkv_bench.evaluation.contract import Answer, CellScores, SampleScore
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
-from mmkv_bench.evaluation.environment import harness, task_environment
+from mmkv_bench.evaluation.environment import lmms_eval, scoring_errors, task_environment
 from mmkv_bench.evaluation.replay import Replay, count_parsed, scratch_folder
-from mmkv_bench.evaluation.sample_values import PARSE_FAILED, seed, state_kept
-from mmkv_bench.evaluation.scorer_code import refuse_other_judges
+from mmkv_bench.evaluation.samples import Answer, CellScores, SampleScore
 from mmkv_bench.evaluation.scoring import (
     checked_texts,
     headline_of,
@@ -39,7 +37,7 @@ from mmkv_bench.evaluation.scoring import (
     score,
     why_incomplete,
 )
-from mmkv_bench.evaluation.task_errors import scoring_errors
+from mmkv_bench.evaluation.task_scorer import PARSE_FAILED, refuse_other_judges, seed, state_kept
 from mmkv_bench.judging.answers import JudgeAnswers
 from mmkv_bench.judging.client import ScoringPass, asking
 from mmkv_bench.judging.proxy import proxy
@@ -48,7 +46,7 @@ from mmkv_bench.judging.questions import JUDGED
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance
 
-    from mmkv_bench.evaluation.harness import ScoringTask
+    from mmkv_bench.evaluation.lmms_eval_loop import ScoringTask
 
 LEAST = 4  # cells; below it nothing is saved, two being scored twice
 AT_ONCE = 1 << 16  # answers to a pass, whose requests lmms-eval holds in memory; a pass goes through all documents
@@ -253,7 +251,7 @@ class BatchGrader:
             if not self._pass(of_docs):
                 return False
         if not self.opened:
-            module = harness(self.spec.offline)
+            module = lmms_eval(self.spec.offline)
             with module.quiet(), task_environment(self.spec.media_root):
                 self.aggregating.open(module, task_config(self.spec), True)
             self.opened = True
@@ -274,7 +272,7 @@ class BatchGrader:
 
     def scores(self, cells: Sequence[Mapping[str, Answer]]) -> list[CellScores]:
         """The same scores as `score` gives for the answers of each cell."""
-        module = harness(self.spec.offline)
+        module = lmms_eval(self.spec.offline)
         texts = [checked_texts(self.spec, self.docs, answers) for answers in cells]
         outcomes = [{doc_id: self.outcomes.of(doc_id, text) for doc_id, text in each.items()} for each in texts]
         reasons = [why_incomplete(self.docs, answers) for answers in cells]
@@ -346,7 +344,7 @@ class RunningScores:
     """
 
     def __init__(self, spec: TaskSpec, limit: int | None) -> None:
-        self._spec, self._module = spec, harness(spec.offline)
+        self._spec, self._module = spec, lmms_eval(spec.offline)
         self._replay = SharedReplay(spec, documents(spec, limit), {})
         self._opened = False
 

@@ -10,19 +10,21 @@ from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.datasets.specs import TaskSpec
 from mmkv_bench.errors import DataError
 from mmkv_bench.evaluation.captions import Captioned, caption_scores, holds_caption, kind_of
-from mmkv_bench.evaluation.contract import SampleRef
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
-from mmkv_bench.evaluation.environment import harness, task_environment
-from mmkv_bench.evaluation.sample_values import (
+from mmkv_bench.evaluation.environment import lmms_eval, scoring_errors, task_environment, task_errors
+from mmkv_bench.evaluation.samples import SampleRef
+from mmkv_bench.evaluation.task_scorer import (
     BESIDE,
     PARSE_FAILED,
     base_metric,
     drawn,
     guessed,
+    may_draw,
     reads_choices,
+    refuse_other_judges,
     right_under_no_key,
     sample_value,
     seed,
@@ -31,8 +33,6 @@ from mmkv_bench.evaluation.sample_values import (
     unread,
     untouched,
 )
-from mmkv_bench.evaluation.scorer_code import may_draw, refuse_other_judges
-from mmkv_bench.evaluation.task_errors import scoring_errors, task_errors
 from mmkv_bench.judging.client import ScoringPass
 from mmkv_bench.judging.proxy import proxy
 from mmkv_bench.judging.questions import PAIRED, pair_score, pairs
@@ -40,7 +40,7 @@ from mmkv_bench.judging.questions import PAIRED, pair_score, pairs
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance
 
-    from mmkv_bench.evaluation.harness import ScoringTask
+    from mmkv_bench.evaluation.lmms_eval_loop import ScoringTask
 
 
 Key: TypeAlias = Any
@@ -100,7 +100,7 @@ class Replay:
         return list(dict.fromkeys([*self.values.get(doc_id, {}), *collected]))
 
     def _pass(self, with_aggregates: bool, over_samples: bool) -> Mapping[str, Any]:
-        module, name = harness(self.spec.offline), self.spec.name
+        module, name = lmms_eval(self.spec.offline), self.spec.name
         config = task_config(self.spec)
         with module.quiet(), task_environment(self.spec.media_root), state_kept(), scratch_folder():
             self.open(module, config, with_aggregates)

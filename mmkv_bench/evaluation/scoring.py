@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.datasets.specs import TaskSpec
 from mmkv_bench.errors import DataError, ScoringError
-from mmkv_bench.evaluation.contract import Answer, CellScores, JudgedBy, SampleRef, SampleScore
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.generating import prompt_hashes
 from mmkv_bench.evaluation.replay import Replay
-from mmkv_bench.evaluation.sample_values import PARSE_FAILED, base_metric
+from mmkv_bench.evaluation.samples import Answer, CellScores, JudgedBy, SampleRef, SampleScore
+from mmkv_bench.evaluation.task_scorer import PARSE_FAILED, base_metric
 from mmkv_bench.judging.answers import JudgeAnswers
 from mmkv_bench.judging.client import AskedQuestion, Probe, ScoringPass, asking, in_rounds
 from mmkv_bench.judging.judge_config import NOT_JUDGED
@@ -129,7 +129,7 @@ def score(
     returns for an empty answer to them (see `metrics_due`); samples without any answer have no rows. Python's and
     numpy's random generators are seeded by task and document before each sample and restored afterwards. Where a scorer
     cannot read a choice out of an answer, `parse_failed` is 1; if it draws one then, the sample's scores are 0 here, and
-    lmms-eval's aggregate holds what it drew (see sample_values.py). Caption metrics are scored per sample (see captions.py).
+    lmms-eval's aggregate holds what it drew (see task_scorer.py). Caption metrics are scored per sample (see captions.py).
 
     What a scorer made of a question without an answer is no score: the sample's value is None, `not_judged` says why, and
     lmms-eval's aggregate of that metric is left out.

@@ -1,10 +1,10 @@
 """A task's code: which of its files are part of a cell's identity, what it may read unheard, and its modules as Python sees
 them.
 
-Files that Python opens are heard while a prompt is made (`files_read`). Readers written in C open theirs by themselves, and
-environment variables are read without a sound: code that imports a package which may have the one, or looks at the other
-under names that it makes up, has its prompts made again in every run. Values of variables that it names are part of what
-its prompts are remembered under.
+Files that Python opens are heard while a prompt is made (audit event `open`, PEP 578). Readers written in C open theirs by
+themselves, and environment variables are read without a sound: code that imports a package which may have the one, or looks at
+the other under names that it makes up, has its prompts made again in every run. Values of variables that it names are part of
+what its prompts are remembered under.
 
 Modules are compiled from the source that the task's digest is of, never from kept bytecode. Python takes the bytecode in
 `__pycache__` where a source has the size and the time of modification that it was made of. A file that is replaced by one
@@ -17,8 +17,10 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.machinery import (
@@ -34,7 +36,9 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from mmkv_bench.datasets.catalog import includes, lmms_eval_folder
+from mmkv_bench.datasets.task_yaml import includes, lmms_eval_folder
+from mmkv_bench.errors import DataError, MMKVError
+from mmkv_bench.file_state import State
 from mmkv_bench.installed import is_installed
 
 _SILENT = {"sqlite3", "dbm", "ctypes", "mmap", "multiprocessing", "concurrent"}
@@ -289,3 +293,89 @@ def _of_task(place: str) -> bool:
 
 def _own(path: Path) -> bool:
     return _PACKAGES.isdisjoint(path.parts)
+
+
+CODE = (".py", ".pyc", ".so")  # imported on the way; the versions of packages stand for it
+_UNTRACEABLE = {
+    "os.listdir",
+    "os.scandir",
+    "glob.glob",
+    "subprocess.Popen",
+    "os.system",
+    "os.posix_spawn",
+    "os.fork",
+    "socket.connect",
+}
+_KERNEL_FILES = ("/proc/", "/sys/", "/dev/")  # the kernel makes these up; they have no size
+_listeners: list[OpenedFiles] = []
+_hooked = False
+
+
+class OpenedFiles:
+    """Files that were opened for reading: path -> state before that, None where there was no file.
+
+    `traceable`: whether every path says where its file lies (a relative one depends on the working folder), and nothing but files
+    was read.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, State | None] = {}
+        self.traceable = True
+
+    def hear(self, path: object, flags: object) -> None:
+        if not isinstance(path, str | bytes | os.PathLike):
+            return  # an open descriptor, whose own opening was heard
+        name = os.fsdecode(path)
+        writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
+        if writes or name in self.files or name.endswith(CODE):
+            return
+        self.traceable &= os.path.isabs(name)
+        try:
+            status = os.stat(name)
+        except OSError:
+            self.files[name] = None
+            return
+        if stat.S_ISREG(status.st_mode) and not name.startswith(_KERNEL_FILES):
+            self.files[name] = State.of(status)
+
+
+@contextmanager
+def opened() -> Iterator[OpenedFiles]:
+    """Listen while the block runs, in all threads."""
+    global _hooked  # noqa: PLW0603 - the interpreter takes a hook once and for all
+    if not _hooked:
+        sys.addaudithook(_hear)
+        _hooked = True
+    files = OpenedFiles()
+    _listeners.append(files)
+    try:
+        yield files
+    finally:
+        _listeners.remove(files)
+
+
+def _hear(event: str, arguments: tuple) -> None:
+    if event == "open" and _listeners:
+        path, _, flags = arguments
+        for listener in _listeners:
+            listener.hear(path, flags)
+    elif event in _UNTRACEABLE and _listeners and not _importing():
+        for listener in _listeners:
+            listener.traceable = False
+
+
+def _importing() -> bool:
+    """True where the interpreter itself lists a folder, to find a module in it. Called by `_hear`."""
+    return sys._getframe(2).f_code.co_filename.startswith("<frozen importlib")
+
+
+def of_one_sample(error: BaseException) -> bool:
+    """True where an exception concerns the one sample that was read or asked, and is no reason to stop.
+
+    Decoders have exceptions of their own for files that are broken or too large, tasks take fields for granted that are
+    empty, and end the process for a missing video. What stops every sample alike is a package or a name that is not
+    there, and what this project refuses for another reason than its data.
+    """
+    if isinstance(error, MMKVError):
+        return isinstance(error, DataError)
+    return isinstance(error, (Exception, SystemExit)) and not isinstance(error, (ImportError, NameError))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.families.base import Family
-from mmkv_bench.families.registry import family
+from mmkv_bench.families.base import Family, TextModel
+from mmkv_bench.families.registry import families, family
 from mmkv_bench.protocols import CUTTING, WHOLE
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from transformers import PreTrainedModel
+
 
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 TEXT, IMAGE, VIDEO = 0, 1, 2
@@ -71,7 +75,7 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
     """Read a model's facts.
 
     Args:
-        config: a `PreTrainedConfig` of the whole model, or what a config.json states (`config_file.StatedConfig`).
+        config: a `PreTrainedConfig` of the whole model, or what a config.json states (`StatedConfig`).
         tokenizer: resolves closing markers that no config names (InternVL's `</img>`).
 
     Raises:
@@ -180,3 +184,65 @@ def _refuse_partial_attention(known: Family, text: Any) -> None:
             f"{kinds[partial[0]]} (sliding_window={getattr(text, 'sliding_window', None)}); only full attention in "
             "every layer is supported, because such layers drop tokens by themselves. Choose a checkpoint without it."
         )
+
+
+_NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+_OLDER = {"dtype": "torch_dtype"}
+
+
+class StatedConfig:
+    """Keys of a config.json under the attributes of transformers' configs; all that `facts.model_facts` reads."""
+
+    attends_to_all = True
+    """Every layer is stated to have full attention."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def __getattr__(self, name: str) -> Any:
+        values = self.__dict__["_values"]
+        for key in (name, _OLDER.get(name), name.replace("_token_id", "_token_index")):
+            if key in values:
+                return values[key]
+        raise AttributeError(name)
+
+    def get_text_config(self, decoder: bool = True) -> StatedConfig:
+        """The text model's config; itself where the whole is a text model."""
+        inner = self._values.get("text_config")
+        return self if inner is None else StatedConfig(inner)
+
+
+def read(folder: str | Path) -> StatedConfig | None:
+    """The config.json of a folder; None where it cannot be read or does not state enough."""
+    try:
+        values = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return stated(values) if isinstance(values, Mapping) else None
+
+
+def stated(values: Mapping[str, Any]) -> StatedConfig | None:
+    """The config of these keys of config.json; None where they do not state all, or not what is supported."""
+    known = families().get(str(values.get("model_type")))
+    text = values.get("text_config", values)
+    if known is None or not isinstance(text, Mapping) or bool(known.media) != ("text_config" in values):
+        return None
+    if any(name != known.model_class for name in values.get("architectures") or ()):  # perhaps for code of its own
+        return None
+    config, backbone = StatedConfig(values), known.text_model(str(text.get("model_type")))
+    ids = (known.image_id_key, known.video_id_key, known.closing_id_key)
+    complete = (
+        backbone is not None
+        and all(key is None or isinstance(getattr(config, key, None), int) for key in ids)
+        and all(isinstance(text.get(key), int) for key in _NEEDED)
+        and (isinstance(text.get("head_dim"), int) or (backbone.head_dim_follows and "head_dim" not in text))
+        and _attends_to_all(backbone, text)
+    )
+    return config if complete else None
+
+
+def _attends_to_all(backbone: TextModel, text: Mapping[str, Any]) -> bool:
+    if text.get("layer_types") is not None:
+        return set(text["layer_types"]) == {"full_attention"}
+    switch = backbone.window_switch
+    return switch is None or (switch in text and (text[switch] is False or text[switch] is None))

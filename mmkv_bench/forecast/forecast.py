@@ -19,7 +19,7 @@ from mmkv_bench.protocols import protocol
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
-    from mmkv_bench.models.sizes import Sizes
+    from mmkv_bench.models.shape import Sizes
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
     from mmkv_bench.store.store import Store

@@ -18,7 +18,7 @@ from mmkv_bench.families.registry import apply_limits
 from mmkv_bench.forecast.dry_run import dry_model, prompt_types
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.one_pass import DECODE, LOAD, PHASES
-from mmkv_bench.models.process import quiet_transformers
+from mmkv_bench.models.load import quiet_transformers
 from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan.cells import build_methods
@@ -222,7 +222,7 @@ def _gib(nbytes: int | None) -> str:
 
 def _transformers_config(plan: Plan) -> Any:
     """The transformers config of the model, from files that are here."""
-    from mmkv_bench.models.fingerprint import cached_folder
+    from mmkv_bench.models.files import cached_folder
     from mmkv_bench.models.load import load_config
     from mmkv_bench.models.shape import config_of
 

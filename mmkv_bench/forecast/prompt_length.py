@@ -20,7 +20,7 @@ from mmkv_bench.families.registry import image_tokens
 from mmkv_bench.models.source import Source
 
 if TYPE_CHECKING:
-    from mmkv_bench.datasets.task_spec import TaskSpec
+    from mmkv_bench.datasets.specs import TaskSpec
     from mmkv_bench.plan.plan import DatasetShare, Plan
     from mmkv_bench.store.store import Store
 

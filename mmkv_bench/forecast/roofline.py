@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import MMKVError
 from mmkv_bench.forecast.weights import ITEMSIZE
-from mmkv_bench.models.sizes import Decoder, decoder_of
+from mmkv_bench.models.shape import Decoder, decoder_of
 from mmkv_bench.models.source import Source
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def measured_roofline(model: Any, dtype: str, rows: pa.Table) -> Roofline | None
     import pyarrow.compute as pc
 
     from mmkv_bench.forecast.device_speed import measured
-    from mmkv_bench.models.process import computing_with
+    from mmkv_bench.models.load import computing_with
 
     decoder, threads = decoder_of(Source.of(model).described()), pc.max(rows["threads"]).as_py()
     if decoder is None or threads is None:

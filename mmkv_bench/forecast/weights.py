@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.columns import size
-from mmkv_bench.families.config_file import stated
-from mmkv_bench.families.facts import kv_bytes_per_token
-from mmkv_bench.models.fingerprint import cached_folder
-from mmkv_bench.models.sizes import Decoder, Sizes, sizes_of
+from mmkv_bench.families.facts import kv_bytes_per_token, stated
+from mmkv_bench.models.files import cached_folder
+from mmkv_bench.models.shape import Decoder, Sizes, sizes_of
 from mmkv_bench.models.source import FOLDER, HUB, RANDOM, Source
 
 if TYPE_CHECKING:

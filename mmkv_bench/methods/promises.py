@@ -31,8 +31,7 @@ from mmkv_bench.generation.single import run_alone
 from mmkv_bench.methods import toy_layers
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.methods.toy_layers import Problem
-from mmkv_bench.models.load import load_model
-from mmkv_bench.models.process import quiet_transformers
+from mmkv_bench.models.load import load_model, quiet_transformers
 from mmkv_bench.protocols import NAMES, protocol
 from mmkv_bench.tiny.pages import TASKS, make_page
 

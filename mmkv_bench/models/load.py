@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +17,9 @@ from mmkv_bench.devices.requirements import check_meant
 from mmkv_bench.errors import ConfigError, GenerationTimeout, MMKVError, UnsupportedError, out_of_memory
 from mmkv_bench.families.facts import ModelFacts, model_facts, text_model
 from mmkv_bench.families.registry import apply_limits, families, family
-from mmkv_bench.models import hub_errors
+from mmkv_bench.models import files
 from mmkv_bench.models.chat_template import Template, check_media
-from mmkv_bench.models.fingerprint import cached_folder
+from mmkv_bench.models.files import cached_folder
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +34,7 @@ class LoadedModel:
     """A model in eval mode with what is needed to prompt it.
 
     `processor` is the tokenizer itself for text models; `device` is where inputs go; `prompt_format` is what its chat template
-    makes of one user message that says `chat_rendering.PROBE`.
+    makes of one user message that says `chat_template.PROBE`.
     """
 
     name: str
@@ -55,7 +60,7 @@ def load_config(path: str, revision: str | None = None) -> Any:
     except Exception as error:  # a config may say anything, and libraries raise what they like
         if out_of_memory(error):  # no fault of the folder
             raise
-        raise ConfigError(hub_errors.sentence(path, revision, error)) from error
+        raise ConfigError(files.sentence(path, revision, error)) from error
     model_facts(config)
     _refuse_foreign_code(path, config)
     return config
@@ -111,7 +116,7 @@ def load_model(
     except Exception as error:  # a config may say anything, and libraries raise what they like
         if out_of_memory(error):  # no fault of the folder
             raise
-        raise ConfigError(hub_errors.sentence(path, revision, error)) from error
+        raise ConfigError(files.sentence(path, revision, error)) from error
     if device_map is None:
         model = model.to(where)
     return set_up(name, model, processor, config, attention, where, device_map)
@@ -206,3 +211,49 @@ def _refuse_foreign_code(path: str, config: Any) -> None:
             "never run; give a checkpoint in Hugging Face format (for LLaVA: the ones of llava-hf; a folder of LLaVA-Video is "
             "rewritten by `python -m tools.llava_video_weights` of the repository; see docs/models.md)"
         )
+
+
+SMALL = 50_000_000
+"""Parameters below which one thread is chosen."""
+
+
+def quiet_libraries() -> None:
+    """Quieten the Hugging Face libraries, those that are imported already and those that will be."""
+    for name, value in (("TOKENIZERS_PARALLELISM", "false"), ("TRANSFORMERS_VERBOSITY", "error")):
+        os.environ.setdefault(name, value)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each try; the last one's error is ours
+    if "transformers" in sys.modules:
+        quiet_transformers()
+
+
+def quiet_transformers() -> None:
+    """The same of transformers alone, which is imported for it."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def threads_for(loaded: LoadedModel, setting: int | None) -> int:
+    """Threads of a run: `model.threads` where it is set, else torch's (`OMP_NUM_THREADS`, or all cores). Without either a small
+    model on a CPU gets one."""
+    import torch
+
+    if setting is not None:
+        return setting
+    decided = "OMP_NUM_THREADS" in os.environ or devices.at(loaded.device).kind != "cpu"
+    small = sum(parameter.numel() for parameter in loaded.model.parameters()) < SMALL
+    return 1 if small and not decided else torch.get_num_threads()
+
+
+@contextmanager
+def computing_with(threads: int) -> Iterator[None]:
+    """Set torch's threads inside the block, and restore them for whoever calls a run from Python."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

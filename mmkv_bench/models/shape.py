@@ -1,12 +1,17 @@
-"""`model.shape` of conf/model/*.yaml: a checkpoint's config.json as data, whole or with fewer layers."""
+"""Shape and size of a model as its files state them: config.json whole or with fewer layers, decoder, parameters."""
 
 from __future__ import annotations
 
+import json
+import math
+import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.families.facts import model_facts
+from mmkv_bench.families.facts import model_facts, text_config
 from mmkv_bench.families.registry import families
 
 GENERATION = "generation_config"
@@ -80,3 +85,157 @@ def _shrink(values: dict[str, Any], layers: int) -> None:
         text["max_window_layers"] = min(text["max_window_layers"], layers)
     if "vision_config" in values and values["model_type"] in families():
         families()[values["model_type"]].shrink_vision(values, layers)
+
+
+_NEEDED = ("hidden_size", "intermediate_size", "vocab_size")
+_LONGEST_HEADER = 100_000_000  # safetensors' own limit
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The shape of a text model of full attention and gated MLPs, as the supported families have it.
+
+    Attributes:
+        layers, hidden, intermediate: blocks, width of the residual stream, width of the MLP.
+        query_heads, kv_heads, head_dim: of the attention; vocabulary: rows of the embedding table and of the head.
+        tied: the head is the embedding table; qkv_bias: queries, keys and values have biases (Qwen2); qk_norm: they are
+            normalised per head (Qwen3).
+    """
+
+    layers: int
+    hidden: int
+    intermediate: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+    @property
+    def table(self) -> int:
+        """Parameters of the embedding table; the head's are as many."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def matrices(self) -> int:
+        """Parameters of one layer's matrices: what is multiplied with each token."""
+        queries, entries = self.query_heads * self.head_dim, self.kv_heads * self.head_dim
+        return self.hidden * (2 * queries + 2 * entries + 3 * self.intermediate)
+
+    @property
+    def blocks(self) -> int:
+        """Parameters of all layers and of the last norm."""
+        biases = (self.query_heads + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
+        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
+        return self.layers * (self.matrices + biases + norms) + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All of the text model, a tied table once."""
+        return self.blocks + self.table * (1 if self.tied else 2)
+
+    @property
+    def read(self) -> int:
+        """Parameters that a decode step reads: layers, last norm and head."""
+        return self.blocks + self.table
+
+    @property
+    def kv_values(self) -> int:
+        """Numbers that one token's keys and values are in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Parameters of a model.
+
+    Attributes:
+        decoder: shape of the text model, None where its files do not state all of it.
+        parameters: of the whole model, vision tower included; None where that is not known.
+        source: what says so: `files` (the stored weights), `stated` (the model's file in conf/model), `shape` (a text model's
+            own count), or `bound` (with layers left out, what they leave of the stated number: never too few).
+        missing: one sentence about what is not known, empty where all is.
+    """
+
+    decoder: Decoder | None
+    parameters: int | None
+    source: str
+    missing: str = ""
+
+
+def decoder_of(config: Any) -> Decoder | None:
+    """The text model's shape, from a transformers config or what a config.json states; None where a number is missing."""
+    text, facts = text_config(config), model_facts(config)
+    backbone = facts.rules.text_model(text.model_type)
+    assert backbone is not None, "model_facts refuses other ones"
+    values: dict[str, Any] = {name: getattr(text, name, None) for name in _NEEDED}
+    tied = getattr(config, "tie_word_embeddings", None)
+    tied = getattr(text, "tie_word_embeddings", None) if tied is None else tied
+    if tied is None or not all(isinstance(value, int) for value in values.values()):
+        return None
+    return Decoder(
+        layers=facts.num_layers,
+        hidden=values["hidden_size"],
+        intermediate=values["intermediate_size"],
+        query_heads=facts.num_query_heads,
+        kv_heads=facts.num_kv_heads,
+        head_dim=facts.head_dim,
+        vocabulary=values["vocab_size"],
+        tied=bool(tied),
+        qkv_bias=backbone.qkv_bias or bool(getattr(text, "attention_bias", False)),
+        qk_norm=backbone.qk_norm,
+    )
+
+
+def sizes_of(model: Mapping[str, Any], config: Any, whole: Any = None, folder: str | Path | None = None) -> Sizes:
+    """Sizes of a model that are known before it is loaded.
+
+    Args:
+        model: the run's `model` node; config: what its files state (`Source.outlined`), None where they are not here.
+        whole: the same of all its layers, where `model.layers` leaves some out; folder: of its weights, where they lie here.
+    """
+    if config is None:
+        return Sizes(None, None, "", f"the files of model {model['name']} are not here, so its shape is not known")
+    decoder = decoder_of(config)
+    if decoder is None:
+        return Sizes(
+            None,
+            None,
+            "",
+            f"config.json of model {model['name']} does not state its widths, vocabulary or whether its embeddings are tied, so "
+            "its bytes are not known before it is loaded",
+        )
+    stored = None if folder is None else stored_parameters(folder)
+    if stored is not None:
+        return Sizes(decoder, stored, "files")
+    stated = (model.get("about") or {}).get("parameters")
+    if stated and model.get("layers") is None:
+        return Sizes(decoder, int(stated), "stated")
+    if not model_facts(config).multimodal:
+        return Sizes(decoder, decoder.parameters, "shape")
+    complete = None if whole is None else decoder_of(whole)
+    if stated and complete is not None:
+        return Sizes(decoder, int(stated) - complete.parameters + decoder.parameters, "bound")
+    return Sizes(
+        decoder, None, "", f"how many parameters the vision tower of {model['name']} has is known when it is loaded"
+    )
+
+
+def stored_parameters(folder: str | Path) -> int | None:
+    """Parameters in a folder's safetensors files, from their headers; None where there is none or one cannot be read."""
+    files = sorted(Path(folder).glob("*.safetensors"))
+    try:
+        return sum(map(_in_file, files)) if files else None
+    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        return None
+
+
+def _in_file(file: Path) -> int:
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        if length > _LONGEST_HEADER:
+            raise ValueError(f"{file} is no safetensors file")
+        header = json.loads(stream.read(length))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

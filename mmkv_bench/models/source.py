@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import options, resolve_path
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.families.config_file import read, stated
+from mmkv_bench.families.facts import read, stated
 from mmkv_bench.families.registry import apply_limits, family
-from mmkv_bench.models.fingerprint import (
+from mmkv_bench.models.files import (
     cached_folder,
     folder_fingerprint,
     hub_commit,
@@ -23,8 +23,7 @@ from mmkv_bench.models.fingerprint import (
     hub_folder,
     model_files,
 )
-from mmkv_bench.models.load import LoadedModel, device_of, load_config, load_model, set_up
-from mmkv_bench.models.process import quiet_transformers
+from mmkv_bench.models.load import LoadedModel, device_of, load_config, load_model, quiet_transformers, set_up
 from mmkv_bench.models.video import DEFAULT_FRAMES
 
 if TYPE_CHECKING:
@@ -201,7 +200,7 @@ class Source:
             return hub_fingerprint(self.place, self.commit), self.commit
         if self.kind == FOLDER:
             return folder_fingerprint(self.place), None
-        from mmkv_bench.models import random_weights, tokenizer
+        from mmkv_bench.models import processor, random_weights
         from mmkv_bench.models.processor import chat_template
         from mmkv_bench.models.shape import plain
 
@@ -213,7 +212,7 @@ class Source:
             "rules": [
                 random_weights.SCHEME,
                 random_weights.SEED,
-                tokenizer.SCHEME,
+                processor.SCHEME,
                 *_classes_version(self.settings.shape),
             ],
             "transformers": version("transformers"),

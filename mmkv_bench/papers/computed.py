@@ -14,8 +14,7 @@ from typing import Any
 
 from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import READINGS, reference_dir
-from mmkv_bench.families.config_file import StatedConfig
-from mmkv_bench.families.facts import kv_bytes_per_token
+from mmkv_bench.families.facts import StatedConfig, kv_bytes_per_token
 from mmkv_bench.families.registry import image_tokens
 from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address
 from mmkv_bench.papers.metrics import GIB

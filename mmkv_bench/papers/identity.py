@@ -13,7 +13,7 @@ from typing import Any
 
 from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import options
-from mmkv_bench.models.fingerprint import hub_fingerprint
+from mmkv_bench.models.files import hub_fingerprint
 from mmkv_bench.papers.address import SYNTHETIC, Address, file_of
 from mmkv_bench.store.schema import NUMERICS_VERSION
 from mmkv_bench.tables.rows import config_of

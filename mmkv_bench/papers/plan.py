@@ -13,11 +13,11 @@ from decimal import Decimal
 from functools import cache
 
 from mmkv_bench.config.files import content
-from mmkv_bench.families.config_file import StatedConfig
+from mmkv_bench.families.facts import StatedConfig
 from mmkv_bench.forecast import roofline
 from mmkv_bench.forecast.forecast import HOUR
 from mmkv_bench.forecast.prompt_length import ASSUMED, QUESTION
-from mmkv_bench.models.sizes import Decoder, decoder_of
+from mmkv_bench.models.shape import Decoder, decoder_of
 from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address, MethodSettings, file_of, samples_of
 from mmkv_bench.papers.computed import TOKENS, bytes_per_token, image_bounds, model_file
 from mmkv_bench.papers.layout import TableLayout, load, table_ids

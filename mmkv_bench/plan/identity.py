@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mmkv_bench.config.schema import Model
-    from mmkv_bench.datasets.task_spec import TaskSpec
+    from mmkv_bench.datasets.specs import TaskSpec
 
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
@@ -93,7 +93,7 @@ def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetI
 
     fingerprint: of its content, None to make it.
     """
-    from mmkv_bench.evaluation import content, documents
+    from mmkv_bench.evaluation import documents, fingerprints
 
     if fingerprint is None:
         documents.forget_changed(spec)  # by an earlier run of this process
@@ -101,7 +101,7 @@ def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetI
     if spec.placeholders:
         prompt["placeholders"] = spec.placeholders
     return DatasetIdentity(
-        fingerprint=content.fingerprint(spec) if fingerprint is None else fingerprint,
+        fingerprint=fingerprints.fingerprint(spec) if fingerprint is None else fingerprint,
         prompt=prompt,
         generation=documents.generation_settings(spec),
     )

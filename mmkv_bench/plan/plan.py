@@ -23,7 +23,7 @@ from mmkv_bench.store.parts import places
 from mmkv_bench.store.response import STATUSES
 
 if TYPE_CHECKING:
-    from mmkv_bench.datasets.task_spec import TaskSpec
+    from mmkv_bench.datasets.specs import TaskSpec
     from mmkv_bench.store.store import Store
 
 COLUMNS = ("cell", "sample_id", "status", "measured")

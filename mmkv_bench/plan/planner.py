@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.config.schema import EFFICIENCY, Data, Model, RunConfig, Selection
 from mmkv_bench.errors import CalibrationError, ConfigError, MMKVError
 from mmkv_bench.families.facts import model_facts
-from mmkv_bench.models.process import quiet_libraries
+from mmkv_bench.models.load import quiet_libraries
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan import identity as identities
 from mmkv_bench.plan.cells import Cell, expand, method_entries, uncalibrated
@@ -21,7 +21,7 @@ from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor
-    from mmkv_bench.datasets.task_spec import TaskSpec
+    from mmkv_bench.datasets.specs import TaskSpec
 
 
 def make_plan(config: RunConfig) -> Plan:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mmkv_bench.datasets.sources import preflight
 from mmkv_bench.errors import MissingDataError
-from mmkv_bench.models.fingerprint import cached_folder
+from mmkv_bench.models.files import cached_folder
 from mmkv_bench.models.source import HUB, Source
 
 if TYPE_CHECKING:

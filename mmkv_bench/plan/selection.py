@@ -16,8 +16,8 @@ from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import Selection
-    from mmkv_bench.datasets.task_spec import TaskSpec
-    from mmkv_bench.evaluation.contract import SampleRef
+    from mmkv_bench.datasets.specs import TaskSpec
+    from mmkv_bench.evaluation.samples import SampleRef
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from mmkv_bench.config.schema import CHANGED
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.evaluation.documents import sample_refs
+from mmkv_bench.evaluation.fingerprints import rows_hold_media
 from mmkv_bench.evaluation.generating import prompt_hashes
-from mmkv_bench.evaluation.prompts import rows_hold_media
 
 if TYPE_CHECKING:
     from mmkv_bench.plan.plan import DatasetShare, Plan

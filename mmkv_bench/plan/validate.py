@@ -279,7 +279,7 @@ def _model(model: Model) -> None:
     path = str(model.path)
     place = Path(source.place)
     if place.is_dir():
-        from mmkv_bench.models.fingerprint import model_files
+        from mmkv_bench.models.files import model_files
 
         model_files(place)
     elif place.exists():

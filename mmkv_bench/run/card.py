@@ -12,7 +12,7 @@ from mmkv_bench import devices
 from mmkv_bench.columns import size
 from mmkv_bench.families.facts import kv_bytes_per_token
 from mmkv_bench.forecast.weights import weights_text
-from mmkv_bench.models.process import threads_for
+from mmkv_bench.models.load import threads_for
 from mmkv_bench.plan.identity import UNKNOWN
 
 if TYPE_CHECKING:

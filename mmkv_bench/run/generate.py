@@ -25,7 +25,7 @@ from mmkv_bench.store.response import COUNTED
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import AnswerConfig
-    from mmkv_bench.evaluation.contract import Request, SampleRef
+    from mmkv_bench.evaluation.samples import Request, SampleRef
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.plan.cells import Cell
 

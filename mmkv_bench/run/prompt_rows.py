@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from mmkv_bench.evaluation.contract import Request
+    from mmkv_bench.evaluation.samples import Request
     from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.models.load import LoadedModel
 

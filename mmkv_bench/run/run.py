@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError, DataError, ScoringError, UnsupportedError
 from mmkv_bench.judging.answers import judge_answers
-from mmkv_bench.models.process import computing_with, threads_for
+from mmkv_bench.models.load import computing_with, threads_for
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan.cells import stored_rows
 from mmkv_bench.plan.plan import COLUMNS as COVERAGE_COLUMNS
@@ -36,7 +36,7 @@ from mmkv_bench.tables.rows import ReadOnce
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import Model, RunConfig
-    from mmkv_bench.evaluation.contract import SampleRef
+    from mmkv_bench.evaluation.samples import SampleRef
     from mmkv_bench.judging.answers import JudgeAnswers
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.plan.cells import Cell
@@ -220,7 +220,7 @@ def _generate(
     stopped: dict[str, str],
 ) -> None:
     """Answer what is missing; `stopped` takes the datasets that could not be."""
-    from mmkv_bench.evaluation.content import confirm, inputs_of
+    from mmkv_bench.evaluation.fingerprints import confirm, inputs_of
     from mmkv_bench.evaluation.grader import RunningScores
     from mmkv_bench.run.generate import Answering, compiled_step
     from mmkv_bench.run.inputs import Inputs
@@ -321,7 +321,7 @@ def _score(
     store: Store, parts: Sequence[DatasetShare], stale: Sequence[str], judge: JudgeAnswers, stopped: dict[str, str]
 ) -> int:
     """Score what is stale; `stopped` takes the datasets that could not be. Returns how many cells were scored."""
-    from mmkv_bench.evaluation.content import confirm
+    from mmkv_bench.evaluation.fingerprints import confirm
 
     done, waiting = 0, set(stale)
     for part in parts:

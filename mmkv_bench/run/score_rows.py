@@ -17,7 +17,7 @@ from mmkv_bench.tables.metrics import JUDGE
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from mmkv_bench.evaluation.contract import Answer, CellScores, SampleScore
+    from mmkv_bench.evaluation.samples import Answer, CellScores, SampleScore
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.store.store import Store
 
@@ -72,7 +72,7 @@ class Answers:
 
     def of(self, cell: str) -> dict[str, Answer]:
         """Sample id -> answer, in the order of the documents."""
-        from mmkv_bench.evaluation.contract import Answer
+        from mmkv_bench.evaluation.samples import Answer
         from mmkv_bench.store.parts import column_of, numbers_of
 
         own = self._held.of(cell) if self._held is not None and cell in self._held.places else None

@@ -15,8 +15,8 @@ from mmkv_bench.run.score_rows import SampleRows
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from mmkv_bench.datasets.task_spec import TaskSpec
-    from mmkv_bench.evaluation.contract import CellScores
+    from mmkv_bench.datasets.specs import TaskSpec
+    from mmkv_bench.evaluation.samples import CellScores
     from mmkv_bench.judging.answers import JudgeAnswers
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.store.store import Store
@@ -68,7 +68,7 @@ def _otherwise_scored(
     store: Store, metrics: Sequence[Mapping[str, Any]], specs: Mapping[str, TaskSpec], undigested: bool
 ) -> set[str]:
     """Cells whose scores name other answers or another scorer than there are now."""
-    from mmkv_bench.evaluation.content import files_as_scored, scorer_digest
+    from mmkv_bench.evaluation.fingerprints import files_as_scored, scorer_digest
     from mmkv_bench.store.tally import tally
 
     digested = [row for row in metrics if row["answers_digest"] is not None]
@@ -150,9 +150,9 @@ def score_dataset(
         ScoringError: lmms-eval's metric code failed; the answers stay as they are.
     """
     from mmkv_bench.evaluation.captions import release
-    from mmkv_bench.evaluation.content import scorer_digest, scorer_files
-    from mmkv_bench.evaluation.files_read import opened
+    from mmkv_bench.evaluation.fingerprints import scorer_digest, scorer_files
     from mmkv_bench.evaluation.grader import Grader
+    from mmkv_bench.evaluation.task_code import opened
     from mmkv_bench.run.score_rows import Answers, Measuring
     from mmkv_bench.store.packing import alike, arranged
     from mmkv_bench.store.tally import digests_of_cells

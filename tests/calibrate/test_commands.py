@@ -18,7 +18,7 @@ from mmkv_bench.calibrate.command import measured
 from mmkv_bench.calibrate.measurements import MEASUREMENTS
 from mmkv_bench.cli.grammar import reader
 from mmkv_bench.cli.verbs.measure import CALIBRATED, with_defaults
-from mmkv_bench.models.fingerprint import folder_fingerprint
+from mmkv_bench.models.files import folder_fingerprint
 from mmkv_bench.tiny import WEIGHTS
 from tests import cover
 from tests.cli.setting import verb

@@ -15,7 +15,7 @@ from mmkv_bench.cli.verbs.measure import with_defaults
 from mmkv_bench.compression.allocators.head_scores import HeadScores
 from mmkv_bench.compression.allocators.prefix import Prefix
 from mmkv_bench.diagnostics.dataset_samples import of_dataset
-from mmkv_bench.models.fingerprint import folder_fingerprint
+from mmkv_bench.models.files import folder_fingerprint
 from mmkv_bench.tiny import WEIGHTS
 from tests.cli.setting import verb
 from tests.each import each

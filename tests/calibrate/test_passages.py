@@ -10,7 +10,7 @@ import torch
 
 from mmkv_bench.calibrate.artefact import load
 from mmkv_bench.generation.encode import encode
-from mmkv_bench.models.fingerprint import folder_fingerprint
+from mmkv_bench.models.files import folder_fingerprint
 from mmkv_bench.models.source import Source
 from tests.calibrate.test_commands import naive_shares
 from tests.cli.setting import verb

@@ -16,7 +16,7 @@ from mmkv_bench.calibrate.sparsemm import SampleHits, answer_cells, head_hits, l
 from mmkv_bench.compression.allocators.head_scores import HeadScores
 from mmkv_bench.errors import CalibrationError, UnsupportedError
 from mmkv_bench.families.registry import token_boxes
-from mmkv_bench.models.fingerprint import folder_fingerprint
+from mmkv_bench.models.files import folder_fingerprint
 from mmkv_bench.models.load import load_model
 from mmkv_bench.models.source import Source
 from mmkv_bench.tiny import WEIGHTS

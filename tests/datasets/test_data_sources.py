@@ -11,8 +11,8 @@ import pytest
 from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import options
 from mmkv_bench.datasets import fixtures, local_data
-from mmkv_bench.datasets.catalog import own_tasks, task_file
 from mmkv_bench.datasets.specs import spec_from_config
+from mmkv_bench.datasets.task_yaml import own_tasks, task_file
 from mmkv_bench.errors import ConfigError, MissingDataError
 from mmkv_bench.evaluation.documents import documents, sample_refs
 from mmkv_bench.evaluation.environment import task_environment

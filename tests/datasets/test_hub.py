@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from mmkv_bench.datasets import hub
+from mmkv_bench.datasets import sources
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import MissingDataError
 from mmkv_bench.evaluation.documents import sample_refs
@@ -55,7 +55,7 @@ def asked(endpoint: str, home, code: str) -> str:
     drop = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_CACHE", "HF_DATASETS_CACHE")
     kept = {name: value for name, value in CHECKOUT.items() if name not in drop}
     done = subprocess.run(
-        [sys.executable, "-c", f"from mmkv_bench.datasets import hub; import json\n{code}"],
+        [sys.executable, "-c", f"from mmkv_bench.datasets import sources; import json\n{code}"],
         env=kept | {"HF_ENDPOINT": endpoint, "HF_HOME": str(home)},
         capture_output=True,
         text=True,
@@ -70,7 +70,7 @@ def test_the_hubs_answers_become_facts_or_one_sentence(tmp_path):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         names = ", ".join(repr(f"{name}/data") for name in ANSWERS)
-        code = f"print(json.dumps([[hub.ask(n), hub.refusal(n, False)] for n in ({names})]))"
+        code = f"print(json.dumps([[sources.ask(n), sources.refusal(n, False)] for n in ({names})]))"
         gated, missing, broken, there = json.loads(asked(f"http://127.0.0.1:{server.server_port}", tmp_path, code))
     finally:
         server.shutdown()
@@ -86,7 +86,7 @@ def test_without_a_network_the_sentence_comes_at_once_and_the_cache_needs_none(t
     code = """
 from pathlib import Path
 import shutil
-def said(): print(hub.refusal("some/data", False)); print(hub.refusal("some/data", True))
+def said(): print(sources.refusal("some/data", False)); print(sources.refusal("some/data", True))
 said()
 for cache in ("hub/datasets--some--data/snapshots/0123", "datasets/some___data"):
     Path(HOME, cache).mkdir(parents=True); said(); shutil.rmtree(Path(HOME, cache))
@@ -101,12 +101,12 @@ def test_the_newest_snapshot_is_the_one_that_is_looked_at(tmp_path, monkeypatch)
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    assert hub.snapshot("some/data") is None
+    assert sources.snapshot("some/data") is None
     for age, commit in ((50, "new"), (100, "old")):
         folder = tmp_path / "datasets--some--data" / "snapshots" / commit
         folder.mkdir(parents=True)
         os.utime(folder, (1e9 - age, 1e9 - age))
-    assert hub.snapshot("some/data").name == "new"
+    assert sources.snapshot("some/data").name == "new"
 
 
 def test_a_run_that_may_not_connect_says_what_is_not_there():

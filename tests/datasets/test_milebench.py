@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from mmkv_bench.config.files import content
 from mmkv_bench.datasets import fixtures
-from mmkv_bench.datasets.catalog import own_tasks
 from mmkv_bench.datasets.specs import spec_from_config
+from mmkv_bench.datasets.task_yaml import own_tasks
 from mmkv_bench.datasets.tasks.milebench import metrics, prompt
 from mmkv_bench.datasets.tasks.milebench.reading import read
 from mmkv_bench.datasets.tasks.milebench.subtasks import HYBRIDKV, PREFIX, SUBTASKS, TITLES, groups
 from mmkv_bench.errors import ConfigError, DataError
-from mmkv_bench.evaluation.content import fingerprint
-from mmkv_bench.evaluation.contract import Answer
 from mmkv_bench.evaluation.data_check import check
+from mmkv_bench.evaluation.fingerprints import fingerprint
 from mmkv_bench.evaluation.generating import generate
+from mmkv_bench.evaluation.samples import Answer
 from mmkv_bench.evaluation.scoring import score
 from tests.each import each
 from tests.oracles import milebench as oracle

@@ -6,14 +6,14 @@ import pytest
 import yaml
 
 from mmkv_bench.config.files import content
-from mmkv_bench.datasets.catalog import own_tasks
 from mmkv_bench.datasets.specs import spec_from_config
+from mmkv_bench.datasets.task_yaml import own_tasks
 from mmkv_bench.datasets.tasks.longbench.subtasks import own_name, subtask
 from mmkv_bench.errors import DataError
-from mmkv_bench.evaluation.content import fingerprint
-from mmkv_bench.evaluation.contract import Answer
 from mmkv_bench.evaluation.documents import generation_settings
+from mmkv_bench.evaluation.fingerprints import fingerprint
 from mmkv_bench.evaluation.generating import generate
+from mmkv_bench.evaluation.samples import Answer
 from mmkv_bench.evaluation.scoring import score
 from tests.each import each
 from tests.evaluation.conftest import ask_all

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from mmkv_bench.datasets.specs import spec_from_config
-from mmkv_bench.evaluation.content import fingerprint
 from mmkv_bench.evaluation.documents import generation_settings
+from mmkv_bench.evaluation.fingerprints import fingerprint
 from tests.evaluation.conftest import answered_scores, ask_all, values
 
 

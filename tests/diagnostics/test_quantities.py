@@ -16,7 +16,7 @@ from mmkv_bench.cli.verbs.measure import ANALYSES
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.diagnostics.quantities import BANDS, DELTAS, QUANTITIES, PromptFacts
 from mmkv_bench.errors import DataError, StoreError
-from mmkv_bench.models.fingerprint import folder_fingerprint
+from mmkv_bench.models.files import folder_fingerprint
 from mmkv_bench.store.store import Store
 from mmkv_bench.tiny import WEIGHTS
 from tests import cover, reference, zoo

@@ -27,7 +27,7 @@ from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.forecast.device_speed import DeviceSpeed, save
 from mmkv_bench.forecast.roofline import Roofline
 from mmkv_bench.models.load import LoadedModel
-from mmkv_bench.models.sizes import decoder_of
+from mmkv_bench.models.shape import decoder_of
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan.planner import make_plan, outline
 from mmkv_bench.plan.validate import validate

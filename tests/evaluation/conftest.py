@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from mmkv_bench.datasets.specs import spec_from_config
-from mmkv_bench.datasets.task_spec import TaskSpec
-from mmkv_bench.evaluation.contract import Answer
+from mmkv_bench.datasets.specs import TaskSpec, spec_from_config
 from mmkv_bench.evaluation.generating import generate
+from mmkv_bench.evaluation.samples import Answer
 from mmkv_bench.evaluation.scoring import score
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mmkv_bench.datasets.rouge import rouge_l
-from mmkv_bench.evaluation.contract import SampleScore
 from mmkv_bench.evaluation.extra_metrics import NAMES, POOLED
+from mmkv_bench.evaluation.samples import SampleScore
 from mmkv_bench.protocols import protocol as protocol_named
 
 Row = Mapping[str, Any]

@@ -14,8 +14,7 @@ import pytest
 
 from mmkv_bench.config.files import content
 from mmkv_bench.datasets import fixtures
-from mmkv_bench.datasets.specs import spec_from_config
-from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.datasets.specs import TaskSpec, spec_from_config
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.evaluation.documents import documents
 from mmkv_bench.evaluation.scoring import score

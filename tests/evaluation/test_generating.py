@@ -13,8 +13,8 @@ from mmkv_bench.datasets.messages import Conversation, prompt_hash, stated
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
 from mmkv_bench.evaluation.documents import generation_settings, sample_refs
+from mmkv_bench.evaluation.environment import task_errors
 from mmkv_bench.evaluation.generating import generate
-from mmkv_bench.evaluation.task_errors import task_errors
 from mmkv_bench.tiny.pages import make_sample
 from tests.each import each
 from tests.evaluation.conftest import ask_all, pages

@@ -8,20 +8,19 @@ import json
 import pytest
 import yaml
 
-from mmkv_bench.datasets import catalog
+from mmkv_bench.datasets import task_yaml
 from mmkv_bench.datasets.page_tasks import PAGE_TASKS
 from mmkv_bench.evaluation.documents import documents, generation_settings, task_config
-from mmkv_bench.evaluation.environment import harness as get_harness
-from mmkv_bench.evaluation.sample_values import sample_value
-from mmkv_bench.evaluation.scorer_code import addresses
+from mmkv_bench.evaluation.environment import lmms_eval
 from mmkv_bench.evaluation.scoring import score
+from mmkv_bench.evaluation.task_scorer import addresses, sample_value
 from tests.each import each
 from tests.evaluation.conftest import answered, ask_all, pages
 
 
 @pytest.fixture(scope="module")
 def harness():
-    return get_harness(offline=True)
+    return lmms_eval(offline=True)
 
 
 def test_retried_methods_carry_their_plain_functions(harness):
@@ -46,9 +45,9 @@ def test_functions_of_a_yaml_are_those_that_lmms_eval_loads(harness):
             return value.__qualname__, value.__code__.co_filename
         return repr(value) if inspect.isclass(value) else value
 
-    shipped = catalog.lmms_eval_tasks()[0]
+    shipped = task_yaml.lmms_eval_tasks()[0]
     files = [shipped[name] for name in ("docvqa_val", "mmmu_val", "ocrbench", "realworldqa")]
-    for file in [*files, *catalog.own_tasks().values()]:
+    for file in [*files, *task_yaml.own_tasks().values()]:
         theirs = shown(harness.utils.load_yaml_config(str(file), mode="full"))
         assert shown(harness.load_config(file)) == theirs, file
         assert any(isinstance(value, tuple) for value in theirs.values()), file
@@ -158,10 +157,10 @@ def test_pages_are_ordinary_tasks_for_lmms_eval_itself(harness, tmp_path):
 
     (tmp_path / "three.jsonl").write_text("".join(json.dumps({"position": i}) + "\n" for i in range(3)))
     (tmp_path / "mine.yaml").write_text(
-        f"include: {catalog.OWN_FOLDER / 'pages' / 'pages_walk_small.yaml'}\n"
+        f"include: {task_yaml.OWN_FOLDER / 'pages' / 'pages_walk_small.yaml'}\n"
         f"task: mine\ndataset_kwargs: {{data_files: {{test: {tmp_path / 'three.jsonl'}}}}}\n"
     )
-    manager = TaskManager("ERROR", include_path=[str(catalog.OWN_FOLDER), str(tmp_path)], include_defaults=False)
+    manager = TaskManager("ERROR", include_path=[str(task_yaml.OWN_FOLDER), str(tmp_path)], include_defaults=False)
     assert {f"{task}_{size}" for task in PAGE_TASKS for size in ("small", "large")} <= set(manager.all_tasks)
     task = get_task_dict(["mine"], manager, "chat")["mine"]
     requests = ask_all(pages(), 3)
@@ -184,7 +183,7 @@ def test_our_catalogue_of_tasks_is_lmms_evals(harness):
     from lmms_eval.tasks import TaskManager
 
     index = TaskManager("ERROR").task_index
-    tasks, groups = catalog.lmms_eval_tasks()
+    tasks, groups = task_yaml.lmms_eval_tasks()
     assert set(tasks) == {name for name, entry in index.items() if entry["type"] in ("task", "python_task")}
     assert not groups & set(tasks)
 
@@ -219,6 +218,6 @@ def test_values_of_shipped_scorers_become_scores(harness):
 
 
 def test_pages_yaml_is_free_of_paths():
-    for path in (catalog.OWN_FOLDER / "pages").glob("*yaml"):
+    for path in (task_yaml.OWN_FOLDER / "pages").glob("*yaml"):
         text = path.read_text().replace("!function ", "")
         assert "/" not in str(yaml.safe_load(text))

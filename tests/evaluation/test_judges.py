@@ -10,9 +10,9 @@ import pytest
 
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import ScoringError
-from mmkv_bench.evaluation.contract import Answer
-from mmkv_bench.evaluation.scorer_code import addresses
+from mmkv_bench.evaluation.samples import Answer
 from mmkv_bench.evaluation.scoring import score
+from mmkv_bench.evaluation.task_scorer import addresses
 from mmkv_bench.judging.answers import JudgeAnswers
 from mmkv_bench.judging.judge_config import JudgeSettings
 from tests import cover

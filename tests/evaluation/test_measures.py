@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from mmkv_bench.datasets.rouge import rouge_l
-from mmkv_bench.evaluation import paired
-from mmkv_bench.evaluation.contract import SampleScore
+from mmkv_bench.evaluation import extra_metrics
 from mmkv_bench.evaluation.extra_metrics import COLUMNS, MEASURES, NAMES, POOLED, measured
+from mmkv_bench.evaluation.samples import SampleScore
 from mmkv_bench.statistics import metric_kinds as known
 from mmkv_bench.store.schema import RESPONSES, SAMPLES
 from tests.each import each
@@ -204,7 +204,7 @@ def test_many_cells_have_the_measures_that_each_has_row_by_row():
         ]
         bases = [cell for cell in protocols if cell.endswith("0")]
         of_full = [one for one in rows if one["cell"] in full.values()]
-        with mock.patch.object(paired, "AT_ONCE", 7):
+        with mock.patch.object(extra_metrics, "AT_ONCE", 7):
             earlier = [_drawn(rng, one["cell"], int(one["sample_id"][1:]), "ok") for one in rows]
             known = of_cells(earlier, [], protocols, bases)
             before = pa.concat_tables([stored(scores[::2], cell) for cell, scores in known.items()])

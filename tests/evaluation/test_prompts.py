@@ -12,10 +12,10 @@ from PIL import Image
 from mmkv_bench import file_state
 from mmkv_bench.datasets.messages import Conversation
 from mmkv_bench.datasets.specs import spec_from_config
-from mmkv_bench.evaluation import generating, prompts
-from mmkv_bench.evaluation.files_read import OpenedFiles, opened
+from mmkv_bench.evaluation import fingerprints, generating
+from mmkv_bench.evaluation.fingerprints import rows_hold_media
 from mmkv_bench.evaluation.generating import prompt_hashes
-from mmkv_bench.evaluation.prompts import rows_hold_media
+from mmkv_bench.evaluation.task_code import OpenedFiles, opened
 from mmkv_bench.file_state import State, state_of
 from tests.evaluation.conftest import pages
 
@@ -59,11 +59,11 @@ def test_a_prompt_is_known_until_one_of_its_files_is_another_or_comes_to_be(tmp_
     for file in files[:2]:
         file.write_text(file.name)
     remembered = tmp_path / "cache" / "known.parquet"
-    memory = prompts.Memory(remembered, media=False)
+    memory = fingerprints.Memory(remembered, media=False)
     for doc_id, of in enumerate(([files[0]], [files[0], files[1]], [files[1], files[2]], [])):
         memory.note(doc_id, f"hash{doc_id}", Conversation([], [], []), heard(*of))
     memory.save()
-    later = prompts.Memory(remembered, media=False)
+    later = fingerprints.Memory(remembered, media=False)
     assert later.look(range(5)) == {4} and later.looked == {number: f"hash{number}" for number in range(4)}
     os.replace(files[1], tmp_path / "moved")
     files[1].write_text("b")
@@ -71,7 +71,7 @@ def test_a_prompt_is_known_until_one_of_its_files_is_another_or_comes_to_be(tmp_
     assert later.look(range(4)) == {1, 2}
     files[2].write_text("there now")
     files[0].unlink()
-    assert prompts.Memory(remembered, media=False).look(range(4)) == {0, 1, 2}
+    assert fingerprints.Memory(remembered, media=False).look(range(4)) == {0, 1, 2}
 
 
 def test_a_prompt_of_which_not_all_files_are_known_is_not_remembered(tmp_path):
@@ -79,7 +79,7 @@ def test_a_prompt_of_which_not_all_files_are_known_is_not_remembered(tmp_path):
     file.write_text("a")
     unheard, relative = heard(), heard(file)
     relative.traceable = False
-    memory = prompts.Memory(tmp_path / "known.parquet", media=False)
+    memory = fingerprints.Memory(tmp_path / "known.parquet", media=False)
     notes = [(Conversation([], [picture], []), unheard), (Conversation([], [], [[picture]]), heard(file))]
     notes.append((Conversation([], [], [{"video": [picture], "start_time": 1.0}]), heard(file)))
     for doc_id, (prompt, found) in enumerate([*notes, (Conversation([], [picture], []), relative)]):
@@ -92,26 +92,26 @@ def test_a_prompt_of_which_not_all_files_are_known_is_not_remembered(tmp_path):
 
 def test_what_other_processes_remember_stays_and_a_damaged_file_is_ignored(tmp_path):
     file = tmp_path / "known.parquet"
-    memories = [prompts.Memory(file, media=True) for _ in range(2)]
+    memories = [fingerprints.Memory(file, media=True) for _ in range(2)]
     for doc_id, memory in enumerate(memories):
         memory.note(doc_id, "hash", Conversation([], [], []), heard())
         memory.known[doc_id].files["/big"] = State(2**64 - 1, 2**64 - 2, -3, 10**19, 0)
         memory.save()
-    assert prompts.Memory(file, media=True).known == memories[0].known | memories[1].known
+    assert fingerprints.Memory(file, media=True).known == memories[0].known | memories[1].known
     for damage in (file.read_bytes()[:-9], b""):
         file.write_bytes(damage)
-        assert prompts.Memory(file, media=True).known == {}
+        assert fingerprints.Memory(file, media=True).known == {}
     pq.write_table(pa.table({"doc_id": [1]}), file)
-    assert prompts.Memory(file, media=True).known == {}
+    assert fingerprints.Memory(file, media=True).known == {}
 
 
 def test_pictures_by_path_and_pictures_in_rows_are_told_apart(tmp_path):
     kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     held, named, none = {"bytes": b"x", "path": "a"}, {"bytes": None, "path": "a"}, {"bytes": None, "path": None}
     for rows, expected in (([held, none], False), ([held, None], False), ([held, named], True)):
-        assert prompts._names_files(pa.chunked_array([pa.array(rows, kind)])) == expected
+        assert fingerprints._names_files(pa.chunked_array([pa.array(rows, kind)])) == expected
         lists = pa.chunked_array([pa.array([rows, [held], None], pa.list_(kind))])
-        assert prompts._names_files(lists) == expected
+        assert fingerprints._names_files(lists) == expected
     assert rows_hold_media(pages())
 
 

@@ -11,11 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mmkv_bench.datasets import sources
-from mmkv_bench.datasets.specs import spec_from_config
-from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.datasets.specs import TaskSpec, spec_from_config
 from mmkv_bench.evaluation import documents
-from mmkv_bench.evaluation.content import fingerprint
 from mmkv_bench.evaluation.documents import forget_changed
+from mmkv_bench.evaluation.fingerprints import fingerprint
 
 TASK = """
 task: {name}

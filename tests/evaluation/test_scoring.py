@@ -137,14 +137,14 @@ def test_an_answer_to_another_prompt_is_refused(own_task):
 
 
 def test_prompts_are_checked_in_a_process_that_made_none(own_task, monkeypatch):
-    from mmkv_bench.evaluation import documents, prompts
+    from mmkv_bench.evaluation import documents, fingerprints
 
     spec = own_task()
     requests = ask_all(spec)
     monkeypatch.setattr(documents, "_LOADED", {})
-    monkeypatch.setattr(prompts, "_MEMORIES", {})
+    monkeypatch.setattr(fingerprints, "_MEMORIES", {})
     assert score(spec, answered(requests, ANSWERS)).aggregate == {"acc": 1.0}
-    monkeypatch.setattr(prompts, "_MEMORIES", {})
+    monkeypatch.setattr(fingerprints, "_MEMORIES", {})
     foreign = answered(requests, ANSWERS)
     foreign[requests[3].sample_id] = foreign[requests[3].sample_id]._replace(prompt_hash="1" * 64)
     with pytest.raises(DataError, match="prompt"):

@@ -19,10 +19,9 @@ import pytest
 from PIL import Image
 
 from mmkv_bench import file_state
-from mmkv_bench.datasets.specs import spec_from_config
-from mmkv_bench.datasets.task_spec import TaskSpec
-from mmkv_bench.evaluation import documents, generating, prompts, task_code
-from mmkv_bench.evaluation.content import fingerprint, inputs_of
+from mmkv_bench.datasets.specs import TaskSpec, spec_from_config
+from mmkv_bench.evaluation import documents, fingerprints, generating, task_code
+from mmkv_bench.evaluation.fingerprints import fingerprint, inputs_of
 from mmkv_bench.evaluation.generating import prompt_hashes
 from tests.run.own_media import write_task
 
@@ -101,7 +100,7 @@ def change(case: str, folder: Path, monkeypatch) -> None:
 
 def looked(spec: TaskSpec) -> dict[int, str]:
     """The prompts' hashes as another process finds them."""
-    prompts._MEMORIES.clear()
+    fingerprints._MEMORIES.clear()
     documents._LOADED.clear()
     documents.READ_AT_IMPORT.clear()
     return prompt_hashes(spec, [0], None, anew=True)

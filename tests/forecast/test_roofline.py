@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mmkv_bench.families.config_file import stated
+from mmkv_bench.families.facts import stated
 from mmkv_bench.forecast import roofline
-from mmkv_bench.models.sizes import Decoder, decoder_of, sizes_of, stored_parameters
+from mmkv_bench.models.shape import Decoder, decoder_of, sizes_of, stored_parameters
 from mmkv_bench.models.source import shaped
 from tests.each import each
 

@@ -14,8 +14,8 @@ from PIL import Image
 
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import DataError, UnsupportedError
-from mmkv_bench.evaluation.contract import Request
 from mmkv_bench.evaluation.generating import generate
+from mmkv_bench.evaluation.samples import Request
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.families.registry import apply_limits
 from mmkv_bench.generation.encode import EncodedPrompt, encode, rendered

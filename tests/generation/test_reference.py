@@ -12,8 +12,7 @@ from omegaconf import OmegaConf
 from mmkv_bench.errors import DataError, UnsupportedError
 from mmkv_bench.generation.decode import SEEDS, TEMPERATURE, Sampler
 from mmkv_bench.generation.encode import reference_tokens
-from mmkv_bench.models.processor import chat_template
-from mmkv_bench.models.tokenizer import build_tokenizer
+from mmkv_bench.models.processor import build_tokenizer, chat_template
 from tests import cover
 from tests.generation import common
 

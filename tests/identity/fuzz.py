@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from mmkv_bench.evaluation import documents, prompts
+from mmkv_bench.evaluation import documents, fingerprints
 from mmkv_bench.methods import method_file
 from mmkv_bench.run import inputs
 from mmkv_bench.run.inputs import Inputs
@@ -30,7 +30,7 @@ class Silent(AssertionError):
 
 def another_process() -> None:
     """Forget what a process remembers of earlier runs."""
-    prompts._MEMORIES.clear()
+    fingerprints._MEMORIES.clear()
     documents._LOADED.clear()
     documents.READ_AT_IMPORT.clear()
     method_file._module.cache_clear()

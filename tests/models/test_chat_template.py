@@ -15,10 +15,8 @@ import transformers as tf
 
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
 from mmkv_bench.generation.encode import prompt_length, reference_tokens
-from mmkv_bench.models.chat_rendering import DATE, PROBE
-from mmkv_bench.models.chat_template import Template, check_media, rendered, tokens_of
-from mmkv_bench.models.processor import build_processor
-from mmkv_bench.models.tokenizer import build_tokenizer
+from mmkv_bench.models.chat_template import DATE, PROBE, Template, check_media, rendered, tokens_of
+from mmkv_bench.models.processor import build_processor, build_tokenizer
 from tests.models.checkpoints import SETTINGS, small_config
 
 CHATML = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmkv_bench.models.process import SMALL, computing_with, threads_for
+from mmkv_bench.models.load import SMALL, computing_with, threads_for
 
 
 def loaded(parameters: int, device: str = "cpu"):

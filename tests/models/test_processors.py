@@ -12,8 +12,7 @@ from PIL import Image
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.families.registry import family
-from mmkv_bench.models.processor import build_processor, chat_template
-from mmkv_bench.models.tokenizer import build_tokenizer, word
+from mmkv_bench.models.processor import build_processor, build_tokenizer, chat_template, word
 from tests.each import each
 from tests.models.checkpoints import SETTINGS, small_config
 

@@ -12,8 +12,7 @@ import transformers as tf
 from PIL import Image
 
 from mmkv_bench.efficiency.sizing import Rules
-from mmkv_bench.models.processor import build_processor
-from mmkv_bench.models.tokenizer import build_tokenizer
+from mmkv_bench.models.processor import build_processor, build_tokenizer
 from mmkv_bench.store.store import Store
 from tests.models.checkpoints import SETTINGS, small_config
 from tests.models.test_chat_template import CHATML, PLUS

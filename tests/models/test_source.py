@@ -13,11 +13,10 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.config.schema import resolve_path
 from mmkv_bench.config.unavailable import UNAVAILABLE, find
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.families.config_file import read as read_config
-from mmkv_bench.families.config_file import stated
-from mmkv_bench.families.facts import model_facts
+from mmkv_bench.families.facts import model_facts, stated
+from mmkv_bench.families.facts import read as read_config
 from mmkv_bench.families.registry import families
-from mmkv_bench.models import random_weights, tokenizer
+from mmkv_bench.models import processor, random_weights
 from mmkv_bench.models.load import load_config, load_model
 from mmkv_bench.models.shape import config_of, values_of
 from mmkv_bench.models.source import Source
@@ -63,7 +62,7 @@ def test_the_fingerprint_of_random_weights_says_what_they_are():
     assert len({first, *(source.fingerprint() for source in others)}) == 1 + len(others)
 
 
-@each("changed_rule", [random_weights, tokenizer, "llava_video"])
+@each("changed_rule", [random_weights, processor, "llava_video"])
 def test_another_rule_for_weights_tokens_or_our_own_architecture_is_another_fingerprint(monkeypatch, changed_rule):
     names, of_all = ("qwen2_5_vl_7b", "llava_video_7b"), changed_rule != "llava_video"
     first = [random(name).fingerprint() for name in names]

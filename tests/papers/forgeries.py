@@ -13,7 +13,7 @@ import pandas as pd
 
 from mmkv_bench.methods.node import flat_parameters
 from mmkv_bench.methods.registry import settings
-from mmkv_bench.models.fingerprint import hub_fingerprint
+from mmkv_bench.models.files import hub_fingerprint
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.filled_table import fill
 from mmkv_bench.papers.judgement import FilledCell

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from mmkv_bench.config.files import content
-from mmkv_bench.models.fingerprint import hub_fingerprint
+from mmkv_bench.models.files import hub_fingerprint
 from mmkv_bench.papers.address import SYNTHETIC, MethodSettings, file_of
 
 COMMIT = "c" * 40

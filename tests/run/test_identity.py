@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from mmkv_bench import file_state
-from mmkv_bench.evaluation import generating, prompts
+from mmkv_bench.evaluation import fingerprints, generating
 from mmkv_bench.run import run as stages
 from mmkv_bench.store.store import Store
 from tests.run.own_media import PICTURE, write_task
@@ -62,7 +62,7 @@ def test_answers_to_a_swapped_picture_are_refused_and_made_again_on_request(task
     done(root, *command(task, "limit=2"))
     first = commits(root)
     made.clear()
-    prompts._MEMORIES.clear()  # another process
+    fingerprints._MEMORIES.clear()  # another process
     assert "Nothing to do" in done(root, *command(task, "limit=2")).out and not made
 
     draw(task / PICTURES[1], 7)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.models.fingerprint import folder_fingerprint, model_files
+from mmkv_bench.models.files import folder_fingerprint, model_files
 from mmkv_bench.models.load import load_model
 from mmkv_bench.run import inputs
 from mmkv_bench.run.inputs import Inputs

@@ -8,9 +8,9 @@ import pytest
 
 from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import conf_dir, options
-from mmkv_bench.datasets.catalog import plain_config, task_file
 from mmkv_bench.datasets.page_tasks import PAGE_TASKS
 from mmkv_bench.datasets.specs import spec_from_config
+from mmkv_bench.datasets.task_yaml import plain_config, task_file
 from mmkv_bench.errors import ConfigError
 from tests.each import each
 from tools import datasets_page

@@ -110,7 +110,7 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
             **vars(found),
         }
         if online and (repository := repository_of(spec)) is not None:
-            from mmkv_bench.datasets.hub import ask
+            from mmkv_bench.datasets.sources import ask
 
             document["hub"] = ask(repository) | {"repository": repository}
         documents.append(document)

@@ -176,7 +176,7 @@ def diagnose(given: argparse.Namespace) -> int:
     from mmkv_bench.config.compose import compose
     from mmkv_bench.diagnostics.analysis import diagnose, methods_of
     from mmkv_bench.diagnostics.dataset_samples import KEYS, of_dataset
-    from mmkv_bench.models.process import quiet_libraries
+    from mmkv_bench.models.load import quiet_libraries
 
     if given.json:
         raise ConfigError(

@@ -1,6 +1,6 @@
 """lmms-eval itself: its task classes, its model class and its evaluation loop. Only this module imports it.
 
-Get it by `environment.harness()`, inside functions: importing it takes 7 to 13 seconds and 1.3 GB.
+Get it by `environment.lmms_eval()`, inside functions: importing it takes 7 to 13 seconds and 1.3 GB.
 
 What it relies on beyond lmms-eval's documented interface is held by tests/evaluation/test_hooks.py:
 that `utils.load_yaml_config` leaves its nodes in place of functions in mode `simple`, the constructors of the task
@@ -34,7 +34,7 @@ from lmms_eval.evaluator_utils import TaskOutput
 
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.evaluation import task_code
-from mmkv_bench.evaluation.task_errors import of_one_sample
+from mmkv_bench.evaluation.task_code import of_one_sample
 
 AnswerInstance = Callable[[Instance], str]
 _DECODED, _DECODED_BYTES = 256, 1 << 20  # documents without media that are decoded together, and what these may hold

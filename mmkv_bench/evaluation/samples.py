@@ -1,4 +1,4 @@
-"""Types that evaluation hands to the rest of the project and takes back. Imports nothing heavy."""
+"""Samples as evaluation asks and scores them: reference, request, answer, score. Imports nothing heavy."""
 
 from __future__ import annotations
 

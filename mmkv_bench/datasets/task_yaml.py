@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.datasets.specs import TaskSpec
 from mmkv_bench.errors import ConfigError, UnsupportedError
 
 OWN_FOLDER = Path(__file__).parent / "tasks"  # for lmms-eval's --include_path
