@@ -73,13 +73,7 @@ def _eager(
 
 
 def _sdpa(
-    module: Attention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float,
-    **kwargs: Any,
+    module: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
     """transformers' `sdpa`, without its copies of keys and values for the query heads of a group.
 

@@ -106,6 +106,6 @@ def _joined(rows: Sequence[CompressedLayer], reserve: int) -> CompressedLayer:
     kind = type(rows[0])
     if kind not in (CompressedLayer, VarlenLayer):
         return BatchedLayer(rows)
-    whole = all(row.positions is None for row in rows)
-    held = [(row.keys[0], row.values[0], None if whole else row.slot_positions()[0]) for row in rows]
-    return kind.from_rows(held, rows[0].seen, reserve)
+    complete = all(row.positions is None for row in rows)
+    entries = [(row.keys[0], row.values[0], None if complete else row.slot_positions()[0]) for row in rows]
+    return kind.from_rows(entries, rows[0].seen, reserve)

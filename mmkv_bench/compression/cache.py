@@ -152,11 +152,7 @@ class CompressedLayer(CacheLayerMixin):
         return torch.arange(self.stored, device=self.device).expand(batch, heads, -1)
 
     def retain(
-        self,
-        index: Tensor,
-        reduce: Reduce | Sequence[Reduce],
-        reserve: int | None = None,
-        forget: int = 0,
+        self, index: Tensor, reduce: Reduce | Sequence[Reduce], reserve: int | None = None, forget: int = 0
     ) -> None:
         """Replace the stored entries by those that `reduce` makes of slots `index`.
 
@@ -292,8 +288,8 @@ class CompressedLayer(CacheLayerMixin):
 
     def buffers(self) -> list[Tensor]:
         """All tensors that the layer owns, slack included, each once."""
-        held = (self._key_storage, self._value_storage, self._position_storage)
-        return [tensor for tensor in held if tensor is not None and tensor is not _NOTHING]
+        storages = (self._key_storage, self._value_storage, self._position_storage)
+        return [tensor for tensor in storages if tensor is not None and tensor is not _NOTHING]
 
     def padding_nbytes(self) -> int:
         """Bytes of stored slots that stand for no entry, their positions included."""

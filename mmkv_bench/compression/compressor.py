@@ -100,7 +100,7 @@ class Compressor:
 
     @property
     def resamples(self) -> bool:
-        """True where the answer comes from the full cache of a prompt with smaller pictures (`generation/pixels.py`)."""
+        """True where the answer comes from the full cache of a prompt with smaller pictures (`generation/smaller_prompts.py`)."""
         return self.scorer is not None and self.scorer.resamples
 
     @property
@@ -279,10 +279,10 @@ class Compressor:
     def _allowance(self, granted: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
         """Entries per KV head that these layers may hold together; no division among layers may exceed the model's."""
         allocator = self.eviction.allocator
-        whole = allocator.allowance(granted, candidates, range(n_layers), n_layers)
-        if whole > granted * n_layers:
+        total = allocator.allowance(granted, candidates, range(n_layers), n_layers)
+        if total > granted * n_layers:
             raise OverBudgetError(
-                f"{self.name} divides {whole} entries per KV head among {n_layers} layers where the budget allows "
+                f"{self.name} divides {total} entries per KV head among {n_layers} layers where the budget allows "
                 f"{granted * n_layers}"
             )
         return allocator.allowance(granted, candidates, layers, n_layers)

@@ -69,8 +69,8 @@ class PrefillListener:
 
     def _lengths(self, prompt: PromptBatch, row: int) -> Lengths:
         """Return the lengths of the prompt that the model was given, all of which is prefilled."""
-        given = prompt.length(row)
-        return self.protocol.lengths(given, given if self.context is None else self.context)
+        length = prompt.length(row)
+        return self.protocol.lengths(length, length if self.context is None else self.context)
 
     def _entries(self, length: int) -> int:
         if self.compressor.unbudgeted:
@@ -117,24 +117,24 @@ class PrefillListener:
     def _reduce(self, prompt: PromptBatch, layers: list[int]) -> None:
         # Where nothing is evicted, the list of what is kept is ours alone; the full cache is not touched either.
         with self.phases("account" if self.compressor.unbudgeted else "select"):
-            chosen, whole = self._select(prompt, layers)
+            chosen, all_kept = self._select(prompt, layers)
         for layer in layers:
             with self.phases("account" if self.compressor.is_full else "reduce"):
                 width = max(kept.shape[1] for kept in chosen[layer])
                 stored = torch.stack([nn.functional.pad(k, (width - k.shape[1], 0), value=-1) for k in chosen[layer]])
-                self._store(prompt, layer, stored, whole)
+                self._store(prompt, layer, stored, all_kept)
             self._kept[layer] = stored
             self.scores.pop(layer, None)
 
     def _select(self, prompt: PromptBatch, layers: list[int]) -> tuple[dict[int, list[Tensor]], bool]:
         """Return layer -> per row the slots that stay, int64 `[Hkv, m]` on the CPU, and whether all slots of all rows stay."""
         chosen: dict[int, list[Tensor]] = {layer: [] for layer in layers}
-        whole = []
+        complete = []
         for row, pad in enumerate(prompt.pads):
             lengths = self._lengths(prompt, row)
             entries = self._entries(lengths.reduced)
-            whole.append(entries >= lengths.reduced)
-            if whole[-1]:
+            complete.append(entries >= lengths.reduced)
+            if complete[-1]:
                 heads = prompt.cache.layers[layers[0]].keys.shape[1]
                 every = torch.arange(lengths.candidates).expand(heads, -1)
                 index = [every] * len(layers)
@@ -153,17 +153,17 @@ class PrefillListener:
                 )
             for layer, kept in zip(layers, index, strict=True):
                 chosen[layer].append(kept.cpu().masked_fill(kept.cpu() < 0, -1 - pad) + pad)
-        return chosen, all(whole)
+        return chosen, all(complete)
 
-    def _store(self, prompt: PromptBatch, layer: int, index: Tensor, whole: bool) -> None:
+    def _store(self, prompt: PromptBatch, layer: int, index: Tensor, all_kept: bool) -> None:
         target = prompt.cache.layers[layer]
         index, forgotten = index.to(target.device), self._lengths(prompt, 0).forgotten
         self.slot_nbytes = target.slot_nbytes
-        if self.compressor.decoding is not None and (not whole or self.compressor.quantises):
+        if self.compressor.decoding is not None and (not all_kept or self.compressor.quantises):
             prompt.cache.layers[layer] = self._decoding_layer(prompt, layer, target, index, self.compressor.decoding)
             if self.compressor.decoding.moves_queries:
                 prompt.cache.query_positions = self.compressor.decoding.query_positions
-        elif not whole:
+        elif not all_kept:
             rows = [self._reduce_row(prompt, row) for row in range(len(prompt.pads))]
             target.retain(index, rows, target.reserve + forgotten, forgotten)
         else:

@@ -81,7 +81,7 @@ def load() -> ModuleType:
         return sys.modules["kvpress"]
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    before = dict(ALL_ATTENTION_FUNCTIONS.items())
+    stock = dict(ALL_ATTENTION_FUNCTIONS.items())
     try:
         import kvpress
     except ModuleNotFoundError as error:
@@ -97,7 +97,7 @@ def load() -> ModuleType:
             f"{', '.join(CHECKED)}; run: {_INSTALL}"
         ) from error
     finally:
-        for name, function in before.items():
+        for name, function in stock.items():
             if ALL_ATTENTION_FUNCTIONS[name] is not function:
                 ALL_ATTENTION_FUNCTIONS[name] = function
     return kvpress
@@ -195,8 +195,8 @@ def _inner(value: Any, where: str) -> tuple[str, dict[str, Any]]:
     if isinstance(value, str):
         return value, {}
     if isinstance(value, Mapping) and isinstance(value.get("press"), str):
-        given = {key: item for key, item in value.items() if key != "press"}
-        return value["press"], dict(given["args"]) if isinstance(given.get("args"), Mapping) else given
+        inner_args = {key: item for key, item in value.items() if key != "press"}
+        return value["press"], dict(inner_args["args"]) if isinstance(inner_args.get("args"), Mapping) else inner_args
     raise ConfigError(
         f"{where} is {value!r}; allowed: a press's name, {{press: <name>, <argument>: <value>}} or {{press: <name>, args: "
         "{<argument>: <value>}}"
@@ -234,8 +234,8 @@ def draws(library: ModuleType, made: Any) -> bool:
     parts = {type(part) for press in chain(library, made) for part in (press, *vars(press).values())}
     classes = {cls for cls in parts if issubclass(cls, library.BasePress)}
     imported = {c for cls in classes for c in vars(_module(cls)).values() if inspect.isclass(c)}
-    own = {c for c in classes | imported if issubclass(c, library.BasePress)}
-    return any("torch.rand" in inspect.getsource(_module(c)) for c in own)
+    press_classes = {c for c in classes | imported if issubclass(c, library.BasePress)}
+    return any("torch.rand" in inspect.getsource(_module(c)) for c in press_classes)
 
 
 def _module(cls: type) -> ModuleType:

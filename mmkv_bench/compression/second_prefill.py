@@ -33,8 +33,8 @@ class MaskedLayer(CompressedLayer):
         for start in range(0, query.shape[2], step):
             stop = min(start + step, query.shape[2])
             rows = None if mask is None else mask[..., start:stop, :stop]
-            seen = self._seen(start, stop, rows).repeat_interleave(query.shape[1] // key.shape[1], 1)
-            parts.append(kernel(query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop], seen)[0])
+            visible = self._seen(start, stop, rows).repeat_interleave(query.shape[1] // key.shape[1], 1)
+            parts.append(kernel(query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop], visible)[0])
         return torch.cat(parts, 1), None
 
     def _seen(self, start: int, stop: int, mask: Tensor | None) -> Tensor:
@@ -42,10 +42,10 @@ class MaskedLayer(CompressedLayer):
         column = torch.arange(stop, device=self.device)
         row = column[start:, None]
         kept = self.kept[:, :, None, :stop].to(self.device)
-        seen = (kept & (column < row)) | (column == row)
+        visible = (kept & (column < row)) | (column == row)
         if mask is None or mask.dtype == torch.bool:
-            return seen if mask is None else seen & mask
-        return mask.expand(seen.shape).masked_fill(~seen, torch.finfo(mask.dtype).min)
+            return visible if mask is None else visible & mask
+        return mask.expand(visible.shape).masked_fill(~visible, torch.finfo(mask.dtype).min)
 
 
 @torch.no_grad()

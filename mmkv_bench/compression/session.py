@@ -296,9 +296,9 @@ class Session:
             for row, observation in enumerate(prompt.observations[index]):
                 if prompt.token_types is not None:
                     observation.token_types = prompt.token_types[row, prompt.pads[row] :]
-            before = layer.seen
+            seen = layer.seen
             self._listening.layer_done(prompt, index, prompt.observations[index])
-            self._forgotten = before - prompt.cache.layers[index].seen  # a policy's layer may have taken its place
+            self._forgotten = seen - prompt.cache.layers[index].seen  # a policy's layer may have taken its place
             prompt.observations[index] = []  # frees the layer's queries and moments
 
     def _observation(self, prompt: PromptBatch, module: Attention, row: int) -> Observation:

@@ -174,8 +174,8 @@ class VarlenLayer(CompressedLayer):
         """Raise UnsupportedError where a mask hides what is stored: everything that is not kept is gone, so that masks hide
         nothing else, unless questions of several lengths were padded."""
         places = self.slot_positions().flatten(1)
-        seen = mask[:, 0, -1].expand(len(places), -1).gather(1, places.clamp_min(0))
-        if bool((~seen & (places >= 0)).any()):
+        visible = mask[:, 0, -1].expand(len(places), -1).gather(1, places.clamp_min(0))
+        if bool((~visible & (places >= 0)).any()):
             raise UnsupportedError(
                 "the attention mask hides tokens of a question that is fed to reduced entries; feed questions of one length, "
                 "without padding"

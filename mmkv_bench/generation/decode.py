@@ -80,6 +80,11 @@ class _Chooser:
         return all(row.done for row in self.rows)
 
 
+def greedy(logits: Tensor) -> Tensor:
+    """Return the likeliest tokens, int64 `[R]`, of logits `[R, V]`."""
+    return logits.argmax(-1)
+
+
 @torch.no_grad()
 def decode(
     group: PrefillGroup,
@@ -88,7 +93,7 @@ def decode(
     protocol: str,
     deadline: float | None = None,
     acting: bool = False,
-    pick: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(-1),
+    pick: Callable[[Tensor], Tensor] = greedy,
     step: Callable[..., Any] | None = None,
 ) -> list[Decoded]:
     """Decode `rows` forks whose reduced entries stand in `cache`.

@@ -159,8 +159,15 @@ def _tensors(processor, text: str, media: Mapping[str, Any]) -> Mapping[str, Any
     return processor([text], return_tensors="pt", **tokens_of(processor, text))
 
 
+def _parts(messages: Sequence[dict]) -> list[dict]:
+    """Return text and media placeholders of all messages."""
+    contents = [message["content"] for message in messages]
+    texts = [[{"type": "text", "text": content}] if isinstance(content, str) else content for content in contents]
+    return [part for parts in texts for part in parts]
+
+
 def _check_counts(processor, family: ModelFacts, messages: Sequence[dict], images: Sequence, videos: Sequence) -> None:
-    parts = [part for message in messages if not isinstance(message["content"], str) for part in message["content"]]
+    parts = _parts(messages)
     for kind, given in (("image", images), ("video", videos)):
         places = sum(part["type"] == kind for part in parts)
         if places != len(given):
@@ -212,10 +219,7 @@ def _images(processor, images: Sequence) -> list:
 
 def _text_before_media(messages: Sequence[dict], tokenizer) -> int:
     """Count the tokens of message text (no template, no markers) before the last image or video."""
-    parts = []
-    for message in messages:
-        content = message["content"]
-        parts += [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+    parts = _parts(messages)
     last = max((i for i, part in enumerate(parts) if part["type"] in ("image", "video")), default=-1)
     texts = [part["text"] for part in parts[: last + 1] if part["type"] == "text" and part["text"]]
     return sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
@@ -224,9 +228,7 @@ def _text_before_media(messages: Sequence[dict], tokenizer) -> int:
 def _controls(messages: Sequence[dict], tokenizer) -> tuple[str, ...]:
     """Return control tokens that are spelled in the messages' text."""
     controls = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    contents = [message["content"] for message in messages]
-    parts = [part for content in contents if not isinstance(content, str) for part in content if part["type"] == "text"]
-    texts = [content for content in contents if isinstance(content, str)] + [part["text"] for part in parts]
+    texts = [part["text"] for part in _parts(messages) if part["type"] == "text"]
     return tuple(sorted(token for token in controls if any(token in text for text in texts)))
 
 
@@ -269,21 +271,21 @@ def reference_tokens(processor, messages: Sequence[dict], reference: str) -> tup
         raise DataError("the reference answer is empty; give one, or take ppl out of the dataset's measures")
     turn = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
     prompt = rendered(processor, messages)
-    whole = rendered(processor, [*messages, turn], answering=False)
-    rest = whole.removeprefix(prompt)
+    conversation = rendered(processor, [*messages, turn], answering=False)
+    rest = conversation.removeprefix(prompt)
     lead = len(rest) - len(rest.lstrip())
-    if rest == whole or not rest.startswith(answer, lead):
+    if rest == conversation or not rest.startswith(answer, lead):
         raise DataError(
             "the chat template does not render the reference answer right after the prompt, so that its tokens are not "
-            f"known; it gives {whole[-200:]!r} where the prompt ends in {prompt[-100:]!r}"
+            f"known; it gives {conversation[-200:]!r} where the prompt ends in {prompt[-100:]!r}"
         )
     tokenizer = getattr(processor, "tokenizer", processor)
-    before, both = (
+    prompt_ids, all_ids = (
         tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, prompt + rest[: lead + len(answer)])
     )
-    if both[: len(before)] != before or len(both) == len(before):
+    if all_ids[: len(prompt_ids)] != prompt_ids or len(all_ids) == len(prompt_ids):
         raise DataError(
             "the tokenizer joins the end of the prompt with the beginning of the reference answer, so that the answer has no "
             "tokens of its own"
         )
-    return tuple(both[len(before) :])
+    return tuple(all_ids[len(prompt_ids) :])

@@ -26,14 +26,14 @@ from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.generation.decode import EAGER_DECODE, CompiledStep, Decoded, decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.fidelity import NOTHING, ExtraMeasures, ForkMeasures
-from mmkv_bench.generation.forks import Fork, audit, batches, borrow, gather, plan
+from mmkv_bench.generation.forks import Fork, audit, batches, borrow, gather, plan, read_answers
 from mmkv_bench.generation.meter import Meter
-from mmkv_bench.generation.oracle import read_answers
 from mmkv_bench.generation.prefill import PrefillGroup, prefill, slack
 from mmkv_bench.generation.result import (
     CellSpec,
     ForkResult,
     GenerationTimeout,
+    blank,
     describe,
     fill_answer,
     fill_asked,
@@ -91,7 +91,7 @@ class Engine:
 
         extras: measures besides the answers, which do not depend on them.
         """
-        results = {cell.cell: self._blank(cell, prompt) for cell in cells}
+        results = {cell.cell: blank(cell, prompt, fork_batch=self.fork_batch) for cell in cells}
         lengths: dict[str, Lengths] = {}
         for name in dict.fromkeys(cell.protocol for cell in cells):
             rule, same = protocol(name), [cell for cell in cells if cell.protocol == name]
@@ -110,16 +110,6 @@ class Engine:
         return [results[cell.cell] for cell in cells]
 
     # ------------------------------------------------------------------ one prefill
-    def _blank(self, cell: CellSpec, prompt: EncodedPrompt) -> ForkResult:
-        return ForkResult(
-            cell.cell,
-            prompt_tokens=prompt.length,
-            context_tokens=prompt.length,
-            visual_tokens=prompt.visual_tokens,
-            encode_s=prompt.encode_s,
-            fork_batch=self.fork_batch,
-        )
-
     @staticmethod
     def _fail(cells: Sequence[CellSpec], results: dict[str, ForkResult], error: Exception) -> None:
         for cell in cells:
@@ -147,10 +137,10 @@ class Engine:
             return
         group = PrefillGroup(self.model, prompt, prefilled, self.rules, self.tokenizer, meter, longest, self.timeout_s)
         read_answers(self.session, group, cells)
-        forks, whole = self._planned(group, cells, results)
+        forks, full_forks = self._planned(group, cells, results)
         measuring = ForkMeasures(group, extras)
-        for name in sorted({fork.cell.protocol for fork in [*whole, *forks]}):
-            same = [fork for fork in whole if fork.cell.protocol == name]
+        for name in sorted({fork.cell.protocol for fork in [*full_forks, *forks]}):
+            same = [fork for fork in full_forks if fork.cell.protocol == name]
             if same:
                 self._decode(group, same, measuring)
             measuring.full(name, same, any(fork.cell.protocol == name for fork in forks))
@@ -166,7 +156,7 @@ class Engine:
     ) -> tuple[list[Fork], list[Fork]]:
         """Return the forks of cells that keep a part, and of those that keep everything."""
         forks: list[Fork] = []
-        whole: list[Fork] = []
+        full_forks: list[Fork] = []
         prefilled = group.prefilled
         for cell in cells:
             result = results[cell.cell]
@@ -181,12 +171,12 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - a method's fault ends its own cell only
                 self._fail([cell], results, error)
                 continue
-            (whole if fork.index is None else forks).append(fork)
+            (full_forks if fork.index is None else forks).append(fork)
         for done_with in (prefilled.orders, prefilled.failures):  # raised errors refer to the prefill
             done_with.clear()
         if not any(fork.cell.compressor.decoding for fork in forks):  # policies may start from the scores
             prefilled.scores.clear()
-        return forks, whole
+        return forks, full_forks
 
     def _prefill_again(self, group: PrefillGroup, fork: Fork) -> None:
         """Replace the fork's entries, where any are evicted, by those of a prefill that sees only them."""
@@ -233,8 +223,8 @@ class Engine:
             measuring.forks(forks, None, gathered)
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
         # cells that keep everything are one and the same fork
-        held = borrow(group.prefilled, name) if whole else contextlib.nullcontext(gathered())
-        with held as cache:
+        lent = borrow(group.prefilled, name) if whole else contextlib.nullcontext(gathered())
+        with lent as cache:
             if deadline is not None and time.monotonic() > deadline:
                 raise GenerationTimeout("gathering the kept entries ran past timeout_s")
             audit(forks, cache.layers, group)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache
-from mmkv_bench.generation.decode import SEEDS, Sampler, decode
+from mmkv_bench.generation.decode import SEEDS, Decoded, Sampler, decode, greedy
 from mmkv_bench.generation.forks import Fork, borrow, copied
 from mmkv_bench.generation.prefill import PrefillGroup
 from mmkv_bench.generation.result import ForkResult, GenerationTimeout, describe
@@ -62,8 +62,8 @@ def forced(
         GenerationTimeout: past the deadline.
     """
     prefilled, (lead, offset) = group.prefilled, group.lead(protocol)
-    given = torch.tensor([list(tokens)], device=lead.device)
-    fed = torch.cat([lead, given[:, :-1]], 1)
+    answer = torch.tensor([list(tokens)], device=lead.device)
+    fed = torch.cat([lead, answer[:, :-1]], 1)
     if not lead.shape[1]:
         yield prefilled.logits.expand(rows, 1, -1)
     if block is None:
@@ -88,11 +88,11 @@ def forced(
 @contextmanager
 def returned(cache: CompressedCache) -> Iterator[CompressedCache]:
     """Lend the cache of forks without decode policies; afterwards the tokens that were fed are forgotten."""
-    held = [layer.seen for layer in cache.layers]
+    seen_before = [layer.seen for layer in cache.layers]
     try:
         yield cache
     finally:
-        for layer, seen in zip(cache.layers, held, strict=True):
+        for layer, seen in zip(cache.layers, seen_before, strict=True):
             layer.forget(layer.seen - seen)
 
 
@@ -173,7 +173,7 @@ class ForkMeasures:
         ok = [fork for fork in whole if fork.result.status == "ok"]
         if self.extras.fidelity and (ok or (wanted and not whole)):
             with self._aside(f"the full cache's answer under {protocol}"):
-                tokens = ok[0].result.token_ids if ok else self._decoded(protocol)
+                tokens = ok[0].result.token_ids if ok else self._answer(protocol).tokens
                 with borrow(self.prefilled, protocol) as cache:
                     blocks = [block[0].cpu() for block in self._forced(cache, 1, protocol, tokens)]
                 self.answers[protocol] = tokens, torch.cat([block.to(blocks[-1].dtype) for block in blocks])
@@ -268,20 +268,16 @@ class ForkMeasures:
             if self._finite("the reference answer", nll[row], result):
                 result.reference_nll = nll[row]
 
-    def _decoded(self, protocol: str) -> list[int]:
-        """Decode the full cache's greedy answer, where no cell of this run has it."""
-        with borrow(self.prefilled, protocol) as cache:
-            (answer,) = decode(self.group, cache, 1, protocol, self.deadline)
-        if answer.error is not None:
-            raise answer.error
-        return answer.tokens
-
-    def _sampled(self, protocol: str, seed: int) -> str:
-        pick = Sampler(seed, self.group.prompt.identity)
+    def _answer(self, protocol: str, pick: Callable[[Tensor], Tensor] = greedy) -> Decoded:
+        """Decode the full cache's answer, greedy where no cell of this run has it."""
         with borrow(self.prefilled, protocol) as cache:
             (answer,) = decode(self.group, cache, 1, protocol, self.deadline, pick=pick)
         if answer.error is not None:
             raise answer.error
+        return answer
+
+    def _sampled(self, protocol: str, seed: int) -> str:
+        answer = self._answer(protocol, Sampler(seed, self.group.prompt.identity))
         return self.group.rules.text(answer.tokens, answer.finish, self.group.tokenizer)
 
     def _finite(self, what: str, values: Iterable[float], result: ForkResult) -> bool:

@@ -1,9 +1,14 @@
-"""Forks of one prefill: select what each cell keeps, gather it into batches, lend the full cache."""
+"""Forks of one prefill: select what each cell keeps, gather it into batches, lend the full cache.
+
+Methods that know the full cache's own answer get it from a decode of its own, so that collecting attention neither slows nor
+endangers the cell `full`; its whole time is counted as the scorer's.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +20,11 @@ from mmkv_bench.compression.batched_layer import BatchedLayer
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import Start
+from mmkv_bench.compression.listeners import AnswerAttention
 from mmkv_bench.compression.reducers.evict import Evict
-from mmkv_bench.generation.prefill import Prefilled, PrefillGroup, score_key, summary_key
+from mmkv_bench.compression.session import Session
+from mmkv_bench.generation.decode import decode
+from mmkv_bench.generation.prefill import Key, Prefilled, PrefillGroup, score_key, summary_key
 from mmkv_bench.generation.result import POSITION_BYTES, CellSpec, ForkResult, fill_stored
 
 SMALL = 512  # slots: forks up to this length decode in one batch, longer ones with forks of like length
@@ -209,7 +217,7 @@ def copied(prefilled: Prefilled, protocol: str, reserve: int) -> CompressedCache
     return CompressedCache.of(layers)
 
 
-@contextmanager
+@contextlib.contextmanager
 def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
     """Lend the full cache for decoding; afterwards it is restored.
 
@@ -237,9 +245,9 @@ def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: Prefi
         forks: one row of the cache each, or all of them its only row where everything stays.
     """
     lengths = group.prefilled.lengths[forks[0].cell.protocol]
-    whole, full = forks[0].index is None, group.prefilled.cache.layers[0]
-    acting = not whole and forks[0].cell.compressor.decoding is not None
-    room, rows = group.room(forks[0].cell.protocol), 1 if whole else len(forks)
+    keeps_all, full = forks[0].index is None, group.prefilled.cache.layers[0]
+    acting = not keeps_all and forks[0].cell.compressor.decoding is not None
+    room, rows = group.room(forks[0].cell.protocol), 1 if keeps_all else len(forks)
 
     def counted(layer: CompressedLayer) -> list[LayerAccount]:
         if not acting:
@@ -249,5 +257,61 @@ def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: Prefi
     accounts_by_layer = [counted(layer) for layer in layers]
     every = [torch.arange(lengths.candidates).expand(full.keys.shape[1], -1)] * len(layers)
     for number, fork in enumerate(forks):
-        counts = [layer[0 if whole else number] for layer in accounts_by_layer]
+        counts = [layer[0 if keeps_all else number] for layer in accounts_by_layer]
         fill_stored(fork.result, fork.cell, lengths, fork.index or every, counts, full.slot_nbytes)
+
+
+@torch.no_grad()
+def read_answers(session: Session, group: PrefillGroup, cells: Sequence[CellSpec]) -> None:
+    """Replace the scores of cells with `needs.answer` by scores that know the answer; one decode per protocol.
+
+    A fault becomes the failure of these scores only. `prefilled.answer_steps` and `score_seconds` are filled.
+    """
+    prefilled = group.prefilled
+    for protocol, members in _cells_with_answer(cells, prefilled).items():
+        start, answer, failure = group.meter.now(), AnswerAttention(prefilled.length), None
+        deadline = None if group.timeout_s is None else time.monotonic() + group.timeout_s
+        session.answer = answer
+        try:
+            with borrow(prefilled, protocol) as cache:
+                decoded = decode(group, cache, 1, protocol, deadline)[0]
+            if decoded.error is not None:
+                raise decoded.error
+        except Exception as error:  # noqa: BLE001 - the status of the cells that wanted the answer, not of the others
+            failure = error.with_traceback(None)
+        finally:
+            session.answer = None
+        prefilled.answer_steps[protocol] = answer.steps
+        seconds = group.meter.now() - start
+        for key, cell in members.items():
+            prefilled.score_seconds[key] += seconds
+            if failure is not None:
+                prefilled.failures[key] = failure
+            else:
+                _rescore(prefilled, key, cell, answer)
+
+
+def _cells_with_answer(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[str, dict[Key, CellSpec]]:
+    """Return protocol -> score key -> a cell with that score, for scores that exist and need the answer."""
+    waiting: dict[str, dict[Key, CellSpec]] = {}
+    for cell in cells:
+        with contextlib.suppress(Exception):  # a faulty part comes again when its cell is planned
+            lengths = prefilled.lengths[cell.protocol]
+            if not cell.evicts(lengths.reduced) or not cell.compressor.needs.answer:
+                continue
+            key = score_key(cell, lengths)
+            if key in prefilled.scores and key not in prefilled.failures:
+                waiting.setdefault(cell.protocol, {}).setdefault(key, cell)
+    return waiting
+
+
+def _rescore(prefilled: Prefilled, key: Key, cell: CellSpec, answer: AnswerAttention) -> None:
+    now = devices.at(prefilled.logits.device).now
+    start = now()
+    try:
+        finished = cell.compressor.eviction.scorer.with_answer
+        scores = prefilled.scores[key]
+        prefilled.scores[key] = [finished(score, answer.mass(layer)) for layer, score in enumerate(scores)]
+    except Exception as error:  # noqa: BLE001 - the method's own fault
+        prefilled.failures[key] = error.with_traceback(None)
+    prefilled.score_seconds[key] += now() - start

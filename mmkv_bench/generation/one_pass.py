@@ -12,14 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from mmkv_bench.compression.budget import Budget
+from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.fixed_layer import fixed_view, pool_of
 from mmkv_bench.compression.listeners import Phases
 from mmkv_bench.compression.session import Session, attach
+from mmkv_bench.devices import Bytes, Counters, Mark
 from mmkv_bench.generation.batch import (
     COMMON,
     FilledBatch,
@@ -35,17 +40,6 @@ from mmkv_bench.generation.result import CellSpec, NonFiniteLogitsError
 from mmkv_bench.generation.single import stays_eager
 from mmkv_bench.protocols import DEFAULT, Lengths
 from mmkv_bench.protocols import protocol as protocol_named
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-    from transformers import PreTrainedModel
-
-    from mmkv_bench.compression.budget import Budget
-    from mmkv_bench.compression.cache import CompressedCache
-    from mmkv_bench.compression.compressor import Compressor
-    from mmkv_bench.compression.session import Session
-    from mmkv_bench.devices import Bytes, Counters, Mark
 
 
 @dataclass(frozen=True)

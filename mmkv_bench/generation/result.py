@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from mmkv_bench.compression.account import LayerAccount
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor, NonFiniteScoreError
 from mmkv_bench.errors import GenerationTimeout, MMKVError, out_of_memory
+from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.protocols import DEFAULT, Lengths, protocol
 from mmkv_bench.store.kept_entries import packed
 from mmkv_bench.store.response import Response
@@ -60,6 +62,18 @@ class ForkResult(Response):
     """
 
     selected: Sequence[Tensor] | None = None  # of the class: no field of the row's
+
+
+def blank(cell: CellSpec, prompt: EncodedPrompt, **circumstances: Any) -> ForkResult:
+    """Return the result of a cell before anything is known but the prompt and the circumstances of the run."""
+    return ForkResult(
+        cell.cell,
+        prompt_tokens=prompt.length,
+        context_tokens=prompt.length,
+        visual_tokens=prompt.visual_tokens,
+        encode_s=prompt.encode_s,
+        **circumstances,
+    )
 
 
 def digest(kept: Sequence[Tensor]) -> str:

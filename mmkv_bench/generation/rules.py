@@ -19,7 +19,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StopStringCriter
 from transformers.generation import logits_process as stock
 
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.generation.cut import check_way
+from mmkv_bench.generation.smaller_prompts import check_way
 
 # Applied with transformers' own processors and criteria (rules.py).
 REPRODUCED = frozenset(

@@ -32,6 +32,7 @@ from mmkv_bench.generation.result import (
     ForkResult,
     GenerationTimeout,
     NonFiniteLogitsError,
+    blank,
     describe,
     fill_answer,
     fill_asked,
@@ -157,10 +158,7 @@ def generate_alone(
                 layer.replace(key, value)
         # The prompt again, whole: generate() feeds what the cache has not seen (the last token, or the question).
         output = model.generate(
-            input_ids=ids,
-            attention_mask=inputs["attention_mask"],
-            past_key_values=session.cache,
-            **options,
+            input_ids=ids, attention_mask=inputs["attention_mask"], past_key_values=session.cache, **options
         )
         return SingleRunOutput(output.sequences, output.logits, session)
 
@@ -181,12 +179,7 @@ def _new_tokens(model: PreTrainedModel, generation: dict) -> int:
 
 @torch.no_grad()
 def answer_of_full(
-    model: PreTrainedModel,
-    inputs: dict[str, Tensor],
-    protocol: str = DEFAULT,
-    *,
-    context: int | None = None,
-    **options,
+    model: PreTrainedModel, inputs: dict[str, Tensor], protocol: str = DEFAULT, *, context: int | None = None, **options
 ) -> AnswerAttention:
     """Collect what the full cache's own answer attends to, through stock `generate()`; arguments as of `generate_alone`.
 
@@ -222,16 +215,7 @@ def run_alone(
     """
     device = next(model.parameters()).device
     meter = Meter(device)
-    result = ForkResult(
-        cell.cell,
-        prompt_tokens=prompt.length,
-        context_tokens=prompt.length,
-        visual_tokens=prompt.visual_tokens,
-        encode_s=prompt.encode_s,
-        measured="own",
-        fork_batch=1,
-        fork_rows=1,
-    )
+    result = blank(cell, prompt, measured="own", fork_batch=1, fork_rows=1)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     watch = _Watch(meter, deadline)
     try:
@@ -250,8 +234,8 @@ def run_alone(
         }
         with vision_clock(model, meter.phase), meter.phase("all"):
             if cell.evicts(lengths.reduced) and cell.compressor.needs.answer:
-                before = LogitsProcessorList([_Watch(meter, deadline)])
-                answer = answer_of_full(model, prompt.inputs, cell.protocol, logits_processor=before, **common)
+                watching = LogitsProcessorList([_Watch(meter, deadline)])
+                answer = answer_of_full(model, prompt.inputs, cell.protocol, logits_processor=watching, **common)
                 result.compress_s = meter.now() - start
             output = generate_alone(
                 model,

@@ -113,10 +113,10 @@ def _metadata(video: Frames) -> dict[str, Any]:
 def _whole_size(part: Any, frames: int, video_max_pixels: int) -> dict[str, int]:
     """Return pixel limits of all frames together; the processor counts whole pairs of frames."""
     pairs = round(frames / part.temporal_patch_size) * part.temporal_patch_size
-    whole = video_max_pixels * max(1, min(frames, pairs))
+    pixels = video_max_pixels * max(1, min(frames, pairs))
     return {
-        "shortest_edge": min(part.size["shortest_edge"], whole),
-        "longest_edge": min(part.size["longest_edge"], whole),
+        "shortest_edge": min(part.size["shortest_edge"], pixels),
+        "longest_edge": min(part.size["longest_edge"], pixels),
     }
 
 

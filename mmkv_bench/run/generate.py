@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mmkv_bench.deadline import time_limit
 from mmkv_bench.devices.requirements import COMPILED
 from mmkv_bench.errors import DataError
-from mmkv_bench.generation.cut import fitted, prompt_limit
 from mmkv_bench.generation.decode import CompiledStep, config_of
 from mmkv_bench.generation.encode import EncodedPrompt, encode, reference_tokens
 from mmkv_bench.generation.engine import Engine, as_row
 from mmkv_bench.generation.fidelity import ExtraMeasures
-from mmkv_bench.generation.pixels import SmallerPrompts, answered, resampled
 from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
 from mmkv_bench.generation.rules import DecodeRules
+from mmkv_bench.generation.smaller_prompts import SmallerPrompts, answered, fitted, prompt_limit, resampled
 from mmkv_bench.plan.selection import chosen
 from mmkv_bench.plan.validate import bytes_of
 from mmkv_bench.run.prompt_rows import prompt_row, visual_places

@@ -22,7 +22,6 @@ from mmkv_bench.compression.scorers.window import WindowScorer
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.config.files import content
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods.node import under_reading
 from tests.compression import oracles
 from tests.each import each
 
@@ -420,21 +419,22 @@ def test_impossible_parameters_are_refused(build, message):
 
 
 def parts(name, reading="paper"):
-    """scorer, allocator, selector of a shipped YAML, built without Hydra."""
+    """scorer, allocator, selector, reducer of a shipped file: each `${..x}` is the value of x, the released one if asked."""
     import importlib
 
     node = content("method", name)
     assert set(node["released"]) <= set(node), "a released value must override a flat parameter"
-    node = under_reading(name, node, reading)
-    built = []
-    for part in ("scorer", "allocator", "selector", "reducer"):
-        if node[part] is None:
-            built.append(None)
-            continue
-        arguments = dict(node[part])
-        module, _, cls = arguments.pop("_target_").rpartition(".")
-        built.append(getattr(importlib.import_module(module), cls)(**arguments))
-    return built
+    values = {**node, **(node["released"] if reading == "released" else {})}
+
+    def built(spec):
+        if spec is None:
+            return None
+        module, _, cls = spec["_target_"].rpartition(".")
+        given = {key: value for key, value in spec.items() if key != "_target_"}
+        arguments = {k: values[v[4:-1]] if str(v).startswith("${..") else v for k, v in given.items()}
+        return getattr(importlib.import_module(module), cls)(**arguments)
+
+    return [built(node[part]) for part in ("scorer", "allocator", "selector", "reducer")]
 
 
 METHODS = ["random", "streamingllm", "snapkv", "keydiff", "expected_attention", "mmshift"]

@@ -11,9 +11,9 @@ from PIL import Image
 
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.families.facts import model_facts
-from mmkv_bench.generation.cut import fitted, middle, prompt_limit
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.rules import DecodeRules
+from mmkv_bench.generation.smaller_prompts import fitted, middle, prompt_limit
 from mmkv_bench.models.processor import build_processor
 from tests import cover
 from tests.each import each

@@ -20,9 +20,9 @@ from mmkv_bench.families.registry import check_smaller
 from mmkv_bench.forecast.memory import QUESTION
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.engine import Engine
-from mmkv_bench.generation.pixels import LEVELS, OVER, SmallerPrompts, answered, resampled
 from mmkv_bench.generation.result import CellSpec
 from mmkv_bench.generation.rules import DecodeRules
+from mmkv_bench.generation.smaller_prompts import LEVELS, OVER, SmallerPrompts, answered, resampled
 from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.shape import config_of
 from mmkv_bench.tiny.pages import make_sample

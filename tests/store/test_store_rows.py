@@ -177,7 +177,7 @@ def test_every_fallback_of_a_built_in_part_is_documented():
     import mmkv_bench.compression
     from mmkv_bench.efficiency.measure import ROW_BY_ROW
     from mmkv_bench.generation.decode import EAGER_DECODE
-    from mmkv_bench.generation.pixels import OVER
+    from mmkv_bench.generation.smaller_prompts import OVER
     from mmkv_bench.run.generate import CONTEXT_END, CONTROLS
 
     givers, found = ("fallbacks", "outcome", "answer_fallbacks", "observed_fallbacks"), set()

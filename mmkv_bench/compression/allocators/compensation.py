@@ -108,10 +108,10 @@ class Compensation(Allocator):
         context: Context | None = None,
     ) -> list[Tensor]:
         summaries: Mapping[int, Tensor] = {} if context is None else context.summaries
-        before = range(max(layers) + 1)
-        missing = [layer for layer in before if layer not in summaries]
+        so_far = range(max(layers) + 1)
+        missing = [layer for layer in so_far if layer not in summaries]
         if missing:
             raise ValueError(f"the needs of layer {missing[0]} are missing; give the summaries of all layers so far")
-        needs = [sum(map(Fraction, summaries[layer].tolist()), Fraction(0)) / len(summaries[layer]) for layer in before]
+        needs = [sum(map(Fraction, summaries[layer].tolist()), Fraction(0)) / len(summaries[layer]) for layer in so_far]
         caps = self.layer_caps(needs, budget, scores[0].shape[1], n_layers)
         return same_in_heads(scores, [caps[layer] for layer in layers])

@@ -185,10 +185,10 @@ def _caps(
     shares = [spread * score + floor for score in exact]
     if rounding == "nearest":
         return tuple(min(round(share), room) for share in shares)
-    held = math.floor(sum(shares))  # the whole budget; less only if no head has a score
+    entries = math.floor(sum(shares))  # the whole budget; less only if no head has a score
     if surplus == "redistribute":
-        return tuple(water_fill(shares, held, room))
-    return tuple(min(count, room) for count in water_fill(shares, held, held))
+        return tuple(water_fill(shares, entries, room))
+    return tuple(min(count, room) for count in water_fill(shares, entries, entries))
 
 
 def _check(calibration: Mapping[str, Any]) -> None:

@@ -69,7 +69,7 @@ def largest_remainder(shares: Sequence[Fraction]) -> list[int]:
     total = sum(shares, Fraction(0))
     if total.denominator != 1:
         raise ValueError(f"the shares add up to {total}, which is not a whole number of entries")
-    down = [share.numerator // share.denominator for share in shares]
-    missing = int(total) - sum(down)
-    first = sorted(range(len(shares)), key=lambda i: (down[i] - shares[i], i))[:missing]
-    return [count + (i in first) for i, count in enumerate(down)]
+    floors = [share.numerator // share.denominator for share in shares]
+    missing = int(total) - sum(floors)
+    first = sorted(range(len(shares)), key=lambda i: (floors[i] - shares[i], i))[:missing]
+    return [count + (i in first) for i, count in enumerate(floors)]

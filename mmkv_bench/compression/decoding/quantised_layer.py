@@ -70,8 +70,8 @@ class _Store:
         packed = self.packed
         if packed is None or end > packed.data.shape[1]:
             packed = self.packed = self._grown(fresh, end)
-        for whole, part in zip(packed.parts, fresh.parts, strict=True):
-            whole[rows, first:end] = part
+        for stored, part in zip(packed.parts, fresh.parts, strict=True):
+            stored[rows, first:end] = part
 
     def _grown(self, like: Packed, least: int) -> Packed:
         heads, room = len(self.units), max(least, self._capacity)
@@ -217,8 +217,8 @@ class QuantisedLayer(CompressedLayer):
             excess = self._excess(store, left)
             units = [count + gone // store.unit for count, gone in zip(units, excess, strict=True)]
             left = [count - gone for count, gone in zip(left, excess, strict=True)]
-        after = int(not self._before)
-        return store.read_nbytes(units, [count + after for count in left])
+        appended = int(not self._before)
+        return store.read_nbytes(units, [count + appended for count in left])
 
     def nbytes(self) -> tuple[int, int]:
         """(bytes of packed entries and residuals, bytes of scales, minima and positions)."""

@@ -152,17 +152,17 @@ class RetrievalLayer(CompressedLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend to static heads while the dynamic heads' chunks are copied, where copies run beside computing."""
         pages = self.pages
-        lane = None if pages is None else devices.at(self.device).lane()
-        if pages is None or lane is None:
+        stream = None if pages is None else devices.at(self.device).lane()
+        if pages is None or stream is None:
             return super().attention(kernel, query, key, value, mask)
-        with lane:
+        with stream:
             chosen = self._chosen(query, pages)
             rows = pages.asked(chosen)
         parts = self._parts(False, kernel, query, key, value, mask)
-        lane.settle()
-        with lane:
+        stream.settle()
+        with stream:
             fetched = pages.fetch(chosen, self.width, rows)
-        lane.join()
+        stream.join()
         self._fill(*fetched)
         parts |= self._parts(True, kernel, query, key, value, mask)
         outputs, weights = zip(*(parts[first] for first in sorted(parts)), strict=True)

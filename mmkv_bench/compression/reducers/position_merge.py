@@ -63,11 +63,11 @@ def nearest_kept(index: Tensor, where: Tensor) -> Tensor:
         return torch.zeros_like(where)
     right = torch.searchsorted(index.contiguous(), where.contiguous())  # first kept token at or after the place
     left = right - 1
-    after = index.gather(1, right.clamp_max(slots - 1))
-    before = index.gather(1, left.clamp_min(0))
-    has_left = (left >= 0) & (before >= 0)
+    following = index.gather(1, right.clamp_max(slots - 1))
+    previous = index.gather(1, left.clamp_min(0))
+    has_left = (left >= 0) & (previous >= 0)
     has_right = right < slots
-    take_left = has_left & (~has_right | (where - before <= after - where))
+    take_left = has_left & (~has_right | (where - previous <= following - where))
     return torch.where(take_left, left, torch.where(has_right, right, slots))
 
 

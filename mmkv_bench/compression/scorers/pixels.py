@@ -20,7 +20,7 @@ class PixelsScorer(Scorer):
     """Full cache of the prompt with its images at a smaller size, or videos with fewer frames, so that its entries are the most
     that do not exceed the budget: what the same memory buys without any method. No parameters.
 
-    Nothing is scored and nothing is evicted: ``generation/pixels.py`` makes the smaller prompt through the model's own
+    Nothing is scored and nothing is evicted: ``generation/smaller_prompts.py`` makes the smaller prompt through the model's own
     processor, and it is prefilled by itself. Where the smallest pictures leave more entries than the budget, these are taken
     and the row says so (``pixels_over_budget``). A prompt within its budget is `full`'s.
 

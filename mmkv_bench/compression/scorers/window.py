@@ -80,10 +80,10 @@ class WindowScorer(Scorer):
         if self.pool == 1 or prefix.shape[1] == 0:
             return mass
         if self.heads == "last" and self.pooling == "max":
-            pooled = torch.stack([self._pooled(one[:, : obs.length - w]) for one in self._apart(obs, w)]).mean(0)
+            smoothed = torch.stack([self._pooled(one[:, : obs.length - w]) for one in self._apart(obs, w)]).mean(0)
         else:
-            pooled = self._pooled(prefix)
-        return torch.cat([pooled, mass[:, obs.length - w :]], 1)
+            smoothed = self._pooled(prefix)
+        return torch.cat([smoothed, mass[:, obs.length - w :]], 1)
 
     def _rounded(self, obs: Observation, w: int) -> Tensor:
         """``[Hkv, T]`` in the model's half precision, every step rounded to it."""

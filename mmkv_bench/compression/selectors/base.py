@@ -56,12 +56,7 @@ class Selector(ABC):
 
     @abstractmethod
     def select(
-        self,
-        scores: Tensor,
-        caps: Tensor,
-        protected: Tensor,
-        order: Tensor | None = None,
-        types: Tensor | None = None,
+        self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
         """Indices that stay.
 

@@ -55,12 +55,7 @@ class ModalityQuota(TopK):
         return torch.minimum(torch.maximum(share, caps - (~visual).sum()), visual.sum())
 
     def select(
-        self,
-        scores: Tensor,
-        caps: Tensor,
-        protected: Tensor,
-        order: Tensor | None = None,
-        types: Tensor | None = None,
+        self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
         order = self.order(scores) if order is None else order
         if types is None or scores.shape[1] == 0:

@@ -80,12 +80,7 @@ class TextRecents(RecentShare):
         return chosen.protected(self, length, budget, types)
 
     def select(
-        self,
-        scores: Tensor,
-        caps: Tensor,
-        protected: Tensor,
-        order: Tensor | None = None,
-        types: Tensor | None = None,
+        self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
         n, device = scores.shape[1], scores.device
         # text by itself has no priority over anything

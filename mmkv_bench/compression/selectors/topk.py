@@ -44,12 +44,7 @@ class TopK(Selector):
         return keep
 
     def select(
-        self,
-        scores: Tensor,
-        caps: Tensor,
-        protected: Tensor,
-        order: Tensor | None = None,
-        types: Tensor | None = None,
+        self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
         heads, candidates = scores.shape
         device = scores.device

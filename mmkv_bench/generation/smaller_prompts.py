@@ -1,4 +1,4 @@
-"""Cut prompts that are longer than a model's context: text in the middle, text and images from the left.
+"""Make prompts smaller: cut those longer than a model's context, or show smaller pictures (the control `pixels`).
 
 A dataset asks for a cut with its generation setting `cut_prompt`; without it a prompt that is too long is an error of its
 sample. Lengths are counted as the model reads them, template included, and the answer keeps its room.
@@ -9,15 +9,24 @@ sample. Lengths are counted as the model reads them, template included, and the 
 - `left` follows MileBench (Song et al. 2024, utils.py of its code): the instruction is kept, and pieces of text and images
   are added from the end until the next one does not fit; of a last piece of text that is too long by itself, its end is
   kept. MileBench adds up an estimate, 576 tokens an image, up to the whole context.
+
+`pixels` is the full cache of a smaller prompt, in place of a part of the whole one's cache. There are `LEVELS` sizes: shares of
+the sides of images, of tiles where a family counts these, and of a video's frames. The largest size whose prompt has no more
+entries than the budget is found by bisection; the model's own processor encodes each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mmkv_bench.compression.compressor import full
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.generation.encode import prompt_length
+from mmkv_bench.families.facts import ModelFacts
+from mmkv_bench.generation.encode import EncodedPrompt, lengths_of, prompt_length
+from mmkv_bench.generation.result import CellSpec, ForkResult, fill_asked
+from mmkv_bench.protocols import Lengths, protocol
 
 WAYS = (None, "middle", "left")
 
@@ -69,12 +78,17 @@ def middle(processor: Any, messages: Sequence[dict], limit: int | None) -> list[
     if limit is None:
         return list(messages)
     tokenizer = getattr(processor, "tokenizer", processor)
-    text = _only_text(messages)
-    whole = prompt_length(processor, messages)
-    if whole <= limit:
+    pieces = _pieces(
+        messages,
+        ("text",),
+        "cut_prompt=middle cuts one user message of text, and this prompt has media or several turns; use cut_prompt=left "
+        "or null",
+    )
+    length = prompt_length(processor, messages)
+    if length <= limit:
         return list(messages)
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    half = (limit - (whole - len(ids))) // 2
+    ids = tokenizer("".join(piece["text"] for piece in pieces), add_special_tokens=False)["input_ids"]
+    half = (limit - (length - len(ids))) // 2
     while half > 0:
         ends = (ids[:half], ids[-half:])
         kept = "".join(
@@ -86,21 +100,9 @@ def middle(processor: Any, messages: Sequence[dict], limit: int | None) -> list[
             return cut
         half -= (excess + 1) // 2  # text that is cut anew may be a few tokens longer
     raise UnsupportedError(
-        f"a prompt of {whole} tokens cannot be cut to {limit}: its template alone has {whole - len(ids)}; raise "
+        f"a prompt of {length} tokens cannot be cut to {limit}: its template alone has {length - len(ids)}; raise "
         "model.max_prompt_tokens or lower max_new_tokens"
     )
-
-
-def _only_text(messages: Sequence[dict]) -> str:
-    """Return the text of a prompt that is one user message of text."""
-    content = messages[0]["content"] if len(messages) == 1 else None
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not parts or any(part["type"] != "text" for part in parts):
-        raise UnsupportedError(
-            "cut_prompt=middle cuts one user message of text, and this prompt has media or several turns; use cut_prompt=left "
-            "or null"
-        )
-    return "".join(part["text"] for part in parts)
 
 
 def cut_from_left(
@@ -119,11 +121,16 @@ def cut_from_left(
     """
     if limit is None:
         return list(messages), list(images)
-    parts = _parts(messages)
-    whole = prompt_length(processor, messages, images)
-    if whole <= limit:
+    pieces = _pieces(
+        messages,
+        ("text", "image"),
+        "cut_prompt=left cuts one user message of text and images, and this prompt has videos or several turns; use "
+        "cut_prompt=null",
+    )
+    length = prompt_length(processor, messages, images)
+    if length <= limit:
         return list(messages), list(images)
-    head, rest = _behind(parts, instruction)
+    head, rest = _behind(pieces, instruction)
 
     def kept(count: int, last: str | None = None) -> tuple[list[dict], list]:
         """Return the prompt with the last `count` pieces, or with `last` alone."""
@@ -141,7 +148,7 @@ def cut_from_left(
     if low:
         return kept(low)
     return _end_of(
-        processor, rest[-1], kept, fits, f"a prompt of {whole} tokens cannot be cut to {limit} from the left"
+        processor, rest[-1], kept, fits, f"a prompt of {length} tokens cannot be cut to {limit} from the left"
     )
 
 
@@ -166,16 +173,13 @@ def _end_of(processor: Any, piece: dict, kept: Any, fits: Any, refusal: str) -> 
     return prompt(low)
 
 
-def _parts(messages: Sequence[dict]) -> list[dict]:
-    """Return the pieces of a prompt that is one user message of text and images."""
+def _pieces(messages: Sequence[dict], kinds: Sequence[str], refusal: str) -> list[dict]:
+    """Return the pieces of a prompt that is one user message of pieces of these kinds; raise UnsupportedError otherwise."""
     content = messages[0]["content"] if len(messages) == 1 else None
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not parts or any(part["type"] not in ("text", "image") for part in parts):
-        raise UnsupportedError(
-            "cut_prompt=left cuts one user message of text and images, and this prompt has videos or several turns; use "
-            "cut_prompt=null"
-        )
-    return list(parts)
+    pieces = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not pieces or any(piece["type"] not in kinds for piece in pieces):
+        raise UnsupportedError(refusal)
+    return list(pieces)
 
 
 def _behind(parts: Sequence[dict], instruction: str) -> tuple[list[dict], list[dict]]:
@@ -191,3 +195,79 @@ def _behind(parts: Sequence[dict], instruction: str) -> tuple[list[dict], list[d
     behind = first[len(instruction) :]
     rest = [{"type": "text", "text": behind}] if behind else []
     return [{"type": "text", "text": instruction}], [*rest, *parts[1:]]
+
+
+LEVELS = 256
+"""Number of sizes: a side of 2,048 pixels is scaled in steps of 8; a token covers a square of at least 28 pixels."""
+OVER = "pixels_over_budget"
+
+
+@dataclass
+class SmallerPrompts:
+    """Prompts of one sample at smaller sizes.
+
+    Attributes:
+        encode: share of sides, tiles and frames -> the prompt. whole: the sample's prompt at full size.
+    """
+
+    encode: Callable[[float], EncodedPrompt]
+    whole: EncodedPrompt
+    family: ModelFacts
+    made: dict[int, EncodedPrompt] = field(default_factory=dict)
+
+    def lengths(self, spec: CellSpec) -> Lengths:
+        """Return the whole prompt's lengths under the cell's protocol."""
+        return lengths_of(protocol(spec.protocol), self.whole, self.family)
+
+    def at(self, level: int) -> EncodedPrompt:
+        """Return the prompt at this level of `LEVELS`."""
+        if level not in self.made:
+            self.made[level] = self.encode(level / LEVELS)
+        return self.made[level]
+
+    def within(self, spec: CellSpec) -> int:
+        """Return the largest level whose prompt fits the cell's budget; 1, the smallest, where none does."""
+        entries, rule = spec.entries(self.lengths(spec).reduced), protocol(spec.protocol)
+        fits, above = 1, LEVELS
+        while above - fits > 1:
+            middle = (fits + above) // 2
+            small = lengths_of(rule, self.at(middle), self.family).reduced <= entries
+            fits, above = (middle, above) if small else (fits, middle)
+        return fits
+
+
+def resampled(specs: Sequence[CellSpec], prompt: EncodedPrompt, family: ModelFacts) -> list[CellSpec]:
+    """Return the cells that are answered from a smaller prompt: those of `pixels` whose whole prompt does not fit."""
+    candidates = [spec for spec in specs if spec.compressor.resamples and prompt.visual_tokens]
+    return [spec for spec in candidates if spec.evicts(lengths_of(protocol(spec.protocol), prompt, family).reduced)]
+
+
+def answered(
+    smaller: SmallerPrompts,
+    specs: Sequence[CellSpec],
+    answer: Callable[[EncodedPrompt, list[CellSpec]], Iterator[list[ForkResult]]],
+) -> Iterator[list[ForkResult]]:
+    """Yield results of the cells as they are ready. answer: answers cells of `full` on a smaller prompt."""
+    groups: dict[int, list[CellSpec]] = {}
+    for spec in specs:
+        groups.setdefault(smaller.within(spec), []).append(spec)
+    for level, members in groups.items():
+        small = smaller.at(level)
+        by_name = {spec.cell: spec for spec in members}
+        for results in answer(small, [replace(spec, compressor=full(), budget=None) for spec in members]):
+            yield [_accounted(result, by_name[result.cell], smaller, small) for result in results]
+
+
+def _accounted(result: ForkResult, spec: CellSpec, smaller: SmallerPrompts, small: EncodedPrompt) -> ForkResult:
+    """Rewrite a result as the cell's row, whose budget and ratios refer to the whole prompt."""
+    whole, lengths = smaller.whole, smaller.lengths(spec)
+    reduced = lengths_of(protocol(spec.protocol), small, smaller.family).reduced
+    result.prompt_tokens, result.visual_tokens = whole.length, whole.visual_tokens
+    result.context_tokens, result.budget_entries = lengths.reduced, spec.entries(lengths.reduced)
+    if result.status == "ok":
+        fallbacks = result.fallback
+        fill_asked(result, spec, lengths, sum(map(len, result.kept)), whole.types[0])
+        result.fallback += [*fallbacks, *([OVER] if reduced > spec.entries(lengths.reduced) else [])]
+        result.bytes_full = result.bytes_full // reduced * lengths.reduced
+        result.tokens_from_compressed = result.n_tokens  # the whole prompt was never prefilled for it
+    return result
