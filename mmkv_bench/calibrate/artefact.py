@@ -16,7 +16,7 @@ from typing import Any
 
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.errors import CalibrationError, nearest
-from mmkv_bench.store.digests import canonical_json
+from mmkv_bench.store.files import canonical_json
 
 FORMAT = 1
 AUTO = "auto"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.calibrate.samples import DatasetQuestion, DatasetQuestions, encoded
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.store.digests import canonical_json, checksum
+from mmkv_bench.store.files import canonical_json, checksum
 
 PROCESSOR = ("min_pixels", "max_pixels", "max_prompt_tokens", "frames", "video_max_pixels")
 """Settings of a model that shape its prompts."""

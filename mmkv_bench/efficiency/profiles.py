@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.compression.allocators.replayed import Replayed
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.store.digests import canonical_json, checksum
+from mmkv_bench.store.files import canonical_json, checksum
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from mmkv_bench.errors import CalibrationError, ConfigError
 from mmkv_bench.methods.build import FULL, OUTSIDE, build_compressor, compressor_of, identity_form
 from mmkv_bench.methods.node import DECODING, parameters_json, under_reading, with_checksums
 from mmkv_bench.plan.validate import validate_variants
-from mmkv_bench.store.digests import canonical_json, checksum
+from mmkv_bench.store.files import canonical_json, checksum
 from mmkv_bench.store.schema import NUMERICS_VERSION
 
 if TYPE_CHECKING:

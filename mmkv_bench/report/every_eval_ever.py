@@ -20,7 +20,7 @@ from mmkv_bench.report.answers import AnswerTable
 from mmkv_bench.report.cells import parsed
 from mmkv_bench.report.command import Commands
 from mmkv_bench.statistics.metric_kinds import is_share, lower_is_better
-from mmkv_bench.store.digests import canonical_json
+from mmkv_bench.store.files import canonical_json
 from mmkv_bench.tables.rows import missing
 from mmkv_bench.tables.status import label
 

@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 from mmkv_bench.errors import StoreError
 from mmkv_bench.secrecy import REDACTED
 from mmkv_bench.store import journal
-from mmkv_bench.store.digests import checksum
-from mmkv_bench.store.files import disk_errors, sync_folder, write_bytes
+from mmkv_bench.store.files import checksum, disk_errors, sync_folder, write_bytes
 from mmkv_bench.store.packing import DENSEST, LARGEST, QUICK, alike, arranged, is_packed, ordered, packed
 from mmkv_bench.store.packing import slim as slimmed
 from mmkv_bench.store.parts import column_of, is_in, newest, no_rows, places, runs, texts_of

@@ -1,9 +1,11 @@
-"""Files that appear whole or not at all, and the error a user gets when the disk refuses."""
+"""Files that appear whole or not at all, short checksums, and the error a user gets when the disk refuses."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -12,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 from mmkv_bench.errors import ConfigError, StoreError
 
@@ -21,6 +23,19 @@ MARK = "store.json"
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 """What flock says on a file system without it: nobody can tell a dead writer from a live one there."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys, no spaces and no NaN: equal values give equal text.
+
+    Raises ValueError for NaN and infinities, TypeError for what JSON cannot hold.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def checksum(data: bytes) -> str:
+    """First 16 hex digits of the sha256."""
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def sync_folder(folder: Path) -> None:

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store.digests import canonical_json, checksum
-from mmkv_bench.store.files import locked, new_locked, sync_folder
+from mmkv_bench.store.files import canonical_json, checksum, locked, new_locked, sync_folder
 
 SILENT_S = 900.0
 """Where there are no locks, seconds without a commit after which `pack` takes a journal over."""

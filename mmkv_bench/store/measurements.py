@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store.digests import canonical_json, checksum
+from mmkv_bench.store.files import canonical_json, checksum
 from mmkv_bench.store.parts import column_of, keys, numbers_of
 from mmkv_bench.store.rows import safe_name
 from mmkv_bench.store.schema import SCHEMAS

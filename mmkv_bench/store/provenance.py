@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench import devices
-from mmkv_bench.store.digests import canonical_json
+from mmkv_bench.store.files import canonical_json
 
 PACKAGES = ("torch", "transformers", "lmms_eval", "datasets", "numpy", "pyarrow", "wandb", "hydra-core")
 _CODE = ("mmkv_bench", "conf")  # what in a checkout can change a number

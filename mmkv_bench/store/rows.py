@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from mmkv_bench.errors import StoreError, nearest
 from mmkv_bench.secrecy import REDACTED, without_secrets
-from mmkv_bench.store.digests import canonical_json, checksum
+from mmkv_bench.store.files import canonical_json, checksum
 from mmkv_bench.store.schema import CELL_COLUMNS, COLUMNS, SCHEMAS, TIME, SchemaColumn
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

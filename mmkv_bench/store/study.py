@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.store.digests import checksum
-from mmkv_bench.store.files import MARK, disk_errors, lock_held, write_bytes
+from mmkv_bench.store.files import MARK, checksum, disk_errors, lock_held, write_bytes
 
 if TYPE_CHECKING:
     from mmkv_bench.store.folder import StoreFolder

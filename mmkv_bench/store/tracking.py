@@ -41,8 +41,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.store.digests import checksum
-from mmkv_bench.store.files import lock_held, locked, new_locked
+from mmkv_bench.store.files import checksum, lock_held, locked, new_locked
 from mmkv_bench.store.rows import redact
 
 log = logging.getLogger(__name__)

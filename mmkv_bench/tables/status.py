@@ -20,13 +20,12 @@ import pyarrow as pa
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.protocols import DEFAULT
-from mmkv_bench.store.index import remembered
 from mmkv_bench.store.parts import column_of, numbers_of, places, texts_in, texts_of
 from mmkv_bench.store.response import STATUSES
 from mmkv_bench.store.rows import refuse_malformed
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.study import planned_cells
-from mmkv_bench.store.tally import Tally, tally
+from mmkv_bench.store.tally import Tally, remembered, tally
 
 _CELL = ("cell", "dataset", "method", "budget_entries", "budget_fraction", "protocol", "reading", "seed", "config")
 _TIMED = r'"scenario": ?"efficiency"'  # in the configuration of cells that answer nothing

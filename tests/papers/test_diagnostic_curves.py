@@ -20,7 +20,7 @@ from mmkv_bench.papers.filled_table import fill
 from mmkv_bench.papers.layout import load, table_ids
 from mmkv_bench.papers.metrics import DIAGNOSTICS
 from mmkv_bench.papers.table import render
-from mmkv_bench.store.digests import canonical_json, checksum
+from mmkv_bench.store.files import canonical_json, checksum
 from mmkv_bench.store.store import Store
 from tests.papers.words import notes, text
 

@@ -22,7 +22,7 @@ from mmkv_bench.papers.filled_table import FilledTable, fill
 from mmkv_bench.papers.layout import load, parse
 from mmkv_bench.papers.measurement import STATES, WHOLE, Measurement, _wider
 from mmkv_bench.papers.table import details, render
-from mmkv_bench.store.digests import checksum
+from mmkv_bench.store.files import checksum
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.dataset_groups import Mean, mean
 from mmkv_bench.tables.scores import Scores

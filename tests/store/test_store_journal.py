@@ -12,7 +12,7 @@ from store_examples import journal_damage, response
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store import journal
-from mmkv_bench.store.digests import checksum
+from mmkv_bench.store.files import checksum
 from mmkv_bench.store.journal import Journal
 from mmkv_bench.store.store import Store
 from tests.each import each

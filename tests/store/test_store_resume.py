@@ -12,7 +12,7 @@ import pytest
 from store_examples import cell, failed, metric_row, plain, response, sample_score, write_scores
 
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.store.digests import checksum
+from mmkv_bench.store.files import checksum
 from mmkv_bench.store.rows import check, to_table
 from mmkv_bench.store.schema import SCHEMA_VERSION, STATUSES
 from mmkv_bench.store.sealed import sealed

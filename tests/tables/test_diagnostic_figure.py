@@ -9,7 +9,7 @@ import pytest
 
 from mmkv_bench.cli.verbs.measure import ANALYSES
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.store.digests import canonical_json, checksum
+from mmkv_bench.store.files import canonical_json, checksum
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.diagnostic_figure import DRAWINGS, diagnostic_figure, panels
 from tests.cli.setting import verb

@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.store.index import remembered
 from mmkv_bench.store.rows import refuse_malformed
+from mmkv_bench.store.tally import remembered
 from mmkv_bench.tables.rows import BASELINE, config_of
 from mmkv_bench.tables.status import label
 

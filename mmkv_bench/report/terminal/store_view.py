@@ -14,8 +14,7 @@ from mmkv_bench.report.formats import number_words
 from mmkv_bench.report.terminal.store_cells import StoreCells
 from mmkv_bench.report.terminal.text import pairs, plain, table
 from mmkv_bench.statistics.metric_kinds import MEASURES
-from mmkv_bench.store.index import remembered
-from mmkv_bench.store.tally import tally
+from mmkv_bench.store.tally import remembered, tally
 from mmkv_bench.tables.number_text import score, signed, span
 
 if TYPE_CHECKING:
