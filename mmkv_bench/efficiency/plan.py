@@ -16,7 +16,7 @@ from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, EfficiencyConfig, 
 from mmkv_bench.efficiency.search import Search, search_state
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.families.facts import model_facts
-from mmkv_bench.methods.compatibility import visual_parts
+from mmkv_bench.methods.part_rules import visual_parts
 from mmkv_bench.models.load import quiet_libraries
 from mmkv_bench.models.source import RANDOM, Source
 from mmkv_bench.plan import identity as identities

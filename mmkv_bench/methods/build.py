@@ -14,8 +14,8 @@ from mmkv_bench.config.method_parts import FOLDERS, base_class
 from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.errors import ConfigError, MMKVError, nearest
 from mmkv_bench.methods import method_file
-from mmkv_bench.methods.compatibility import refuse
 from mmkv_bench.methods.node import CALIBRATION, DECODING, PARTS, under_reading
+from mmkv_bench.methods.part_rules import refuse
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor

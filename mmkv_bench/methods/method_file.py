@@ -25,7 +25,7 @@ from mmkv_bench import consent
 from mmkv_bench.config.method_parts import FOLDERS, base_class
 from mmkv_bench.config.shorthand import CUSTOM, README, check_name
 from mmkv_bench.errors import ConfigError, MMKVError, nearest, own_line
-from mmkv_bench.methods.method_file_checks import PREFIX, check_text, read, refuse_openings, settings_prefix
+from mmkv_bench.methods.method_text import PREFIX, check_text, read, refuse_openings, settings_prefix
 
 SELECTOR = {"sinks": 0, "recents": 1, "window": 0}
 """Parameters, with their defaults, of the selector that a file without one gets."""
@@ -163,10 +163,9 @@ def write(path: str, part: str = "scorer") -> None:
         raise ConfigError(f"{path} is no Python file's name; allowed: <name>.py; write {file.stem or 'mine'}.py")
     check_name(file.stem, path)
     title = "".join(word[:1].upper() + word[1:] for word in re.split(r"[_-]+", file.stem))
-    text = (files("mmkv_bench.methods") / "skeletons" / f"{part}.py").read_text(encoding="utf-8")
     try:
         with file.open("x", encoding="utf-8") as opened:
-            opened.write(text.replace("Skeleton", title))
+            opened.write(_skeleton(part).replace("Skeleton", title))
     except FileExistsError:
         raise ConfigError(
             f"{path} exists and is left as it is; name a new file, or `mmkv-bench check {path}`"
@@ -175,6 +174,34 @@ def write(path: str, part: str = "scorer") -> None:
         raise ConfigError(
             f"{path} cannot be written ({error.strerror}); name a file in a folder that you may write"
         ) from None
+
+
+def _skeleton(part: str) -> str:
+    """A file with one part of `skeletons.py`, a scorer beside parts that need one, and the imports that they use."""
+    text = (files("mmkv_bench.methods") / "skeletons.py").read_text(encoding="utf-8")
+    head, *sections = re.split(r"^# ---- ", text, flags=re.MULTILINE)
+    titled = {
+        title.partition(":")[0]: (title, code.strip()) for title, _, code in (one.partition("\n") for one in sections)
+    }
+    title, code = titled[part]
+    if part != "scorer":
+        code = f"{titled['beside'][1].replace('SkeletonWindow', 'Skeleton')}\n\n\n{code}"
+    light, _, typed = head.split('"""', 2)[2].partition("if TYPE_CHECKING:\n")
+    typed = _used(typed, code)
+    imports = _used(light, f"{code} annotations{' TYPE_CHECKING' if typed else ''}")
+    guarded = f"\n\nif TYPE_CHECKING:\n{typed}" if typed else ""
+    return f'"""Skeleton: {title.partition(": ")[2]}"""\n\n{imports}{guarded}\n\n\n{code}\n'
+
+
+def _used(imports: str, code: str) -> str:
+    """Lines of imports with the names that the code has."""
+
+    def keep(line: re.Match[str]) -> str:
+        names = [name for name in line[2].split(", ") if re.search(rf"\b{name}\b", code)]
+        return f"{line[1]}{', '.join(names)}\n" if names else ""
+
+    lines = re.sub(r"^( *from \S+ import )(.+)\n", keep, imports, flags=re.MULTILINE)
+    return re.sub(r"\n{3,}", "\n\n", lines).strip("\n")
 
 
 class _HashedText(InspectLoader):

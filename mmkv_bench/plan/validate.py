@@ -18,7 +18,7 @@ from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.devices.requirements import COMPILED, FLASH, check_compiler, check_flash_attn
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 from mmkv_bench.judging.judge_config import check_judge
-from mmkv_bench.methods import method_file_checks
+from mmkv_bench.methods import method_text
 from mmkv_bench.methods.build import FULL
 from mmkv_bench.methods.node import flat_parameters
 from mmkv_bench.plan.selection import parse_shard
@@ -99,7 +99,7 @@ def validate_combinations(names: Sequence[str], family: ModelFacts, compressors:
     Raises:
         UnsupportedError: visual tokens are needed and the model has none.
     """
-    from mmkv_bench.methods.compatibility import visual_parts
+    from mmkv_bench.methods.part_rules import visual_parts
 
     compressors = list(compressors)
     for name in names:
@@ -206,7 +206,7 @@ def _methods(methods: Nodes, variants: Nodes) -> None:
         raise ConfigError(f"no method is chosen; allowed: {', '.join(schema.options('method'))}; write method=<name>")
     for name, node in methods.items():
         if node["base"] == CUSTOM:
-            method_file_checks.check(node["path"])
+            method_text.check(node["path"])
         reading = node.get("reading")
         for value in [] if reading is None else _values(f"methods.{name}.reading", reading):
             _one_of(f"methods.{name}.reading", value, schema.READINGS)
@@ -261,7 +261,7 @@ def _variants(methods: Nodes, variants: Nodes, folders: tuple[str, ...]) -> None
         if base == FULL:
             raise ConfigError(f"variants.{name}.base=full has no parameters to vary; allowed: {', '.join(known)}")
         if base == CUSTOM:
-            method_file_checks.check(changes.get("path", (methods.get(CUSTOM) or {}).get("path")), str(name))
+            method_text.check(changes.get("path", (methods.get(CUSTOM) or {}).get("path")), str(name))
         if name in methods:
             raise ConfigError(
                 f"variants.{name} has the name of a method of this run; give the variant a name of its own"

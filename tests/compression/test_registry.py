@@ -18,7 +18,7 @@ from mmkv_bench.compression.selectors.modality_quota import ModalityQuota
 from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import options
-from mmkv_bench.methods import promises
+from mmkv_bench.methods import invariants
 from mmkv_bench.methods.build import OUTSIDE, build_compressor
 from mmkv_bench.methods.toy_layers import Problem
 from tests import cover, reference, zoo
@@ -91,7 +91,7 @@ SHAPES = ((2, 1, 1, 1), (2, 2, 3, 1), (3, 2, 1, 2), (7, 4, 1, 6), (23, 2, 3, 1),
 @every_method
 def test_exactly_the_budget_is_kept(name):
     for seed, (length, heads, group, budget) in enumerate(SHAPES):
-        kept(promises.the_budget_is_kept, name, [problem(length, heads, group, seed, budget)], heads=heads)
+        kept(invariants.the_budget_is_kept, name, [problem(length, heads, group, seed, budget)], heads=heads)
 
 
 drawn = given(
@@ -112,7 +112,7 @@ def test_exactly_the_budget_is_kept_of_any_prompt(name, length, heads, group, sh
     asked = replace(
         problem(length, heads, group, seed, budget), observe=functools.partial(observations, length, heads, group, seed)
     )
-    kept(promises.the_budget_is_kept, name, [asked], heads=heads)
+    kept(invariants.the_budget_is_kept, name, [asked], heads=heads)
 
 
 def test_no_paper_reading_exceeds_its_budget_and_only_released_ones_may():
@@ -129,7 +129,7 @@ def test_a_layer_decided_alone_is_decided_as_among_the_others(name):
         if made.scope == "model":
             return  # such a method sees all layers before it decides
         seen = prompt(length, heads, group, seed, made.needs)
-        given_, summed = promises.scores(made, seen, budget), promises.summaries(made, seen, budget)
+        given_, summed = invariants.scores(made, seen, budget), invariants.summaries(made, seen, budget)
         for strict in (False, True):
             together = made.select(given_, budget, types_of(length), range(LAYERS), LAYERS, strict, summaries=summed)
             alone = []
@@ -152,22 +152,22 @@ def test_the_same_prompt_keeps_the_same_entries_whatever_ran_before(name):
 
     def others():
         for other in reversed(NAMES[NAMES.index(name) % 9 :: 9]):  # other methods on the way
-            promises.scores(method(other), crowd, 30, seed=3)
+            invariants.scores(method(other), crowd, 30, seed=3)
             torch.rand(3)
-        promises.select(method(name), problem(40, 2, 3, 11, 9, identity="other"))
+        invariants.select(method(name), problem(40, 2, 3, 11, 9, identity="other"))
 
     asked = Problem(lambda needs: crowd if needs == union() else prompt(*shape, needs), 24, str(shape), LAYERS)
-    kept(promises.nothing_is_remembered, name, [asked], disturb=others, needs=union())
+    kept(invariants.nothing_is_remembered, name, [asked], disturb=others, needs=union())
 
 
 def test_the_seed_decides_stochastic_methods_alone():
     for name in NAMES:
-        kept(promises.seeds_matter_only_if_declared, name, [problem(70, 2, 3, 5, 24)])
+        kept(invariants.seeds_matter_only_if_declared, name, [problem(70, 2, 3, 5, 24)])
 
 
 def test_what_methods_share_is_written_to_by_none():
     for name in NAMES:
-        kept(promises.nothing_is_written_to, name, [problem(70, 2, 3, 5, 24)])
+        kept(invariants.nothing_is_written_to, name, [problem(70, 2, 3, 5, 24)])
 
 
 def test_equal_scores_keep_the_lower_tokens():
@@ -197,8 +197,8 @@ def test_half_precision_gives_finite_scores_and_the_budget(name):
             problem(*shape, dtype=dtype)
             for shape in ((1, 2, 2, 3, 1), (2, 2, 2, 3, 1), (6, 2, 2, 3, 3), (80, 2, 2, 3, 33))
         ]
-        kept(promises.scores_are_finite, name, asked)
-        kept(promises.the_budget_is_kept, name, asked[1:])
+        kept(invariants.scores_are_finite, name, asked)
+        kept(invariants.the_budget_is_kept, name, asked[1:])
 
 
 def test_half_precision_keeps_the_float32_selection_up_to_near_ties():
@@ -219,7 +219,7 @@ def test_half_precision_keeps_the_float32_selection_up_to_near_ties():
         found = []
         for dtype in (torch.float32, torch.bfloat16):
             asked = Problem(functools.partial(rounded, dtype), 30, str(dtype), LAYERS)
-            found.append(promises.select(method(name), asked))
+            found.append(invariants.select(method(name), asked))
         for a, b in zip(*found, strict=True):
             ours, theirs = ({(h, j) for h, row in enumerate(x.tolist()) for j in row if j >= 0} for x in (a, b))
             assert len(ours - theirs) <= 4, f"{name}: more than rounding of the queries to 8 bits can move"

@@ -16,7 +16,7 @@ from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.prefill import Recording
 from mmkv_bench.generation.result import CellSpec
-from mmkv_bench.methods import promises, toy_layers
+from mmkv_bench.methods import invariants, toy_layers
 from mmkv_bench.protocols import Lengths
 from tests.compression import test_registry as registry
 
@@ -87,7 +87,7 @@ def test_method_files_score_the_same_alone_and_beside_others(made):
 
 
 def test_shipped_methods_answer_the_same_alone_and_beside_all_others():
-    model, family, rules, tokenizer, pages = promises._embedded()
+    model, family, rules, tokenizer, pages = invariants._embedded()
     heads, layers = model.config.get_text_config().num_key_value_heads, model.config.get_text_config().num_hidden_layers
     cells = []
     for name in registry.NAMES:

@@ -49,9 +49,9 @@ from mmkv_bench.compression.selectors.text_recents import TextRecents
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import CompatibilityError, ConfigError
-from mmkv_bench.methods import compatibility
+from mmkv_bench.methods import part_rules
 from mmkv_bench.methods.build import build_compressor
-from mmkv_bench.methods.compatibility import objections, refuse, visual_parts
+from mmkv_bench.methods.part_rules import objections, refuse, visual_parts
 from tests.compression import oracles
 from tests.compression.test_registry import NAMES, method, types_of
 from tests.each import each
@@ -132,7 +132,7 @@ def test_a_senseless_combination_is_refused_with_reason_and_remedy(rule, compres
 
 
 def test_every_rule_is_shown_refusing():
-    assert {rule for rule, _, _ in REFUSED} == set(re.findall(r'yield \(?\s*"(\w+)"', inspect.getsource(compatibility)))
+    assert {rule for rule, _, _ in REFUSED} == set(re.findall(r'yield \(?\s*"(\w+)"', inspect.getsource(part_rules)))
 
 
 @each(

@@ -16,8 +16,8 @@ from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.config.method_parts import FOLDERS
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.methods import invariants, toy_layers
 from mmkv_bench.methods import method_file as custom
-from mmkv_bench.methods import promises, toy_layers
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.plan.cells import build_methods, method_entries
 from mmkv_bench.plan.validate import validate
@@ -332,8 +332,8 @@ def test_other_requests_that_make_no_sense_are_refused(overrides, words, folder)
 
 def broken(folder: Path, text: str) -> list[str]:
     (folder / "mine.py").write_text(text)
-    made = promises.method("mine.py")
-    return [check.__name__ for check in promises.CHECKS[:7] if said(check, made) is not None]
+    made = invariants.method("mine.py")
+    return [check.__name__ for check in invariants.CHECKS[:7] if said(check, made) is not None]
 
 
 def said(check, made) -> str | None:
@@ -401,7 +401,7 @@ CAUSES = {
 
 def one_sentence(cause, folder, capsys, monkeypatch):
     text, words, waiting = CAUSES[cause]
-    monkeypatch.setattr(promises, "CHECKS", promises.CHECKS[:7])
+    monkeypatch.setattr(invariants, "CHECKS", invariants.CHECKS[:7])
     (folder / "mine.py").write_text(text)
     assert main(["check", "mine.py"]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -455,4 +455,4 @@ def test_the_check_refuses_what_is_no_method(capsys, folder):
     assert main(["check", str(EXAMPLE), "power"]) == 2
     assert "does not exist" in (err := capsys.readouterr().err) and "'power' is no setting" in err
     assert FOLDERS.keys() == {"scorer", "allocator", "selector", "reducer", "decoding"}
-    assert torch.is_tensor(toy_layers.prompt(3, 1, 1, promises.method(str(EXAMPLE)).needs)[0].key)
+    assert torch.is_tensor(toy_layers.prompt(3, 1, 1, invariants.method(str(EXAMPLE)).needs)[0].key)

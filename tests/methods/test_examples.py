@@ -10,7 +10,7 @@ import torch
 
 from mmkv_bench.cli.main import main
 from mmkv_bench.config.method_parts import FOLDERS
-from mmkv_bench.methods import promises, toy_layers
+from mmkv_bench.methods import invariants, toy_layers
 from mmkv_bench.methods.method_file import load
 from mmkv_bench.methods.registry import method
 from tests.each import each
@@ -28,13 +28,13 @@ def every_file(folder: Path) -> list[Path]:
 
 
 def broken(file: Path, checks, **given) -> list[str]:
-    made = promises.method(str(file))
+    made = invariants.method(str(file))
     return [f"{file.name}: {check.__name__}: {said}" for check in checks if (said := check(made, **given)) is not None]
 
 
 def test_every_example_and_every_skeleton_keeps_the_promises_of_its_parts(tmp_path):
     for file in every_file(tmp_path):
-        assert broken(file, promises.CHECKS[:7], problems=[PROBLEM]) == []
+        assert broken(file, invariants.CHECKS[:7], problems=[PROBLEM]) == []
     parts = {part: getattr(method(str(tmp_path / f"my_{part}.py")), part) for part in FOLDERS}
     assert {type(part).__name__[:2] for part in parts.values()} == {"My"}, "each brings its own part, named by the file"
     assert {role for file in EXAMPLES for role in load(str(file)).classes} >= {

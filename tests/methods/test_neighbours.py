@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.scorers.base import Scorer
-from mmkv_bench.methods import promises, toy_layers
+from mmkv_bench.methods import invariants, toy_layers
 from tests import zoo
 from tests.generation import common
 
@@ -68,9 +68,9 @@ def test_any_scorers_give_the_same_scores_alone_and_beside_each_other(scorers, b
     made = [compressor(scorer) for scorer in scorers]
     needs = Needs(tail_queries=64, column_sums=True, queries=True, states=True, query_moments=True)
     together = toy_layers.prompt(40, 2, 3, needs)
-    beside = [promises.scores(one, together, budget) for one in made]
+    beside = [invariants.scores(one, together, budget) for one in made]
     for one, expected in zip(made, beside, strict=True):
-        alone = promises.scores(one, toy_layers.prompt(40, 2, 3, one.needs), budget)
+        alone = invariants.scores(one, toy_layers.prompt(40, 2, 3, one.needs), budget)
         assert all(torch.equal(a, b) for a, b in zip(alone, expected, strict=True))
 
 
@@ -83,7 +83,7 @@ def test_a_need_that_only_a_neighbour_declares_is_an_error_beside_it_too():
     for gathered in (16, 64):
         seen = toy_layers.prompt(40, 2, 3, Needs(tail_queries=gathered))
         with pytest.raises(RuntimeError, match="reads tail_queries >= 32 but its `needs` does not declare it"):
-            promises.scores(compressor(Wide(queries=16)), seen, 8)
+            invariants.scores(compressor(Wide(queries=16)), seen, 8)
     with pytest.raises(RuntimeError, match="reads column_sums"):
         seen = toy_layers.prompt(40, 2, 3, Needs(tail_queries=64, column_sums=True))
         seen[0].seen_by(object(), Needs()).column_sums  # noqa: B018
@@ -96,5 +96,5 @@ def test_check_sees_a_method_that_its_neighbours_move():
             return obs.shared("mine", lambda: super(Remembering, self).score(obs, budget, seed))  # no memo of its own
 
     made = compressor(Remembering(memoises=False))
-    assert "stay beside the same method with another" in (promises.neighbours_change_nothing(made) or "")
-    assert promises.neighbours_change_nothing(compressor(Mine())) is None
+    assert "stay beside the same method with another" in (invariants.neighbours_change_nothing(made) or "")
+    assert invariants.neighbours_change_nothing(compressor(Mine())) is None

@@ -12,7 +12,7 @@ import pytest
 from mmkv_bench.cli.grammar import VERBS, split
 from mmkv_bench.cli.main import main
 from mmkv_bench.config.compose import compose
-from mmkv_bench.methods import promises
+from mmkv_bench.methods import invariants
 from mmkv_bench.plan.validate import validate
 from tests.cli.setting import overrides
 from tests.each import each
@@ -103,7 +103,7 @@ def test_every_run_that_is_shown_composes_and_is_valid(command, monkeypatch, tmp
 @each("command", arguments("check"))
 def test_every_check_that_is_shown_names_a_method_that_can_be_built(command, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert promises.method(command[0], command[1:]).scorer.power == 2.0
+    assert invariants.method(command[0], command[1:]).scorer.power == 2.0
 
 
 def test_the_number_of_processes_is_read(monkeypatch):

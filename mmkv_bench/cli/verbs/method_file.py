@@ -54,29 +54,29 @@ def check_options(parser: Parser) -> None:
 
 def check(given: argparse.Namespace) -> int:
     """Check all promises: 0 when they are kept, 1 when one is broken; a file that cannot be used at all is refused."""
-    from mmkv_bench.methods import method_file_checks
+    from mmkv_bench.methods import method_text
 
-    method_file_checks.check(given.file)  # before the seconds that torch takes
-    from mmkv_bench.methods import broken_promises, promises
+    method_text.check(given.file)  # before the seconds that torch takes
+    from mmkv_bench.methods import diagnosis, invariants
 
-    made = promises.method(given.file, given.settings)
+    made = invariants.method(given.file, given.settings)
     parts = (made.scorer, made.allocator, made.selector, made.reducer, made.decoding or "no decode policy")
     print(f"{given.file}: {', '.join(map(str, parts))}")
-    broken: dict[broken_promises.Check, broken_promises.Finding] = {}
+    broken: dict[diagnosis.Check, diagnosis.Finding] = {}
     waiting = 0
-    for number, check in enumerate(promises.CHECKS):
-        if broken_promises.hidden(check, broken):
+    for number, check in enumerate(invariants.CHECKS):
+        if diagnosis.hidden(check, broken):
             waiting += 1
             continue
-        finding = broken_promises.tried(check, made, given.file)
+        finding = diagnosis.tried(check, made, given.file)
         if finding is not None and any(other.again(finding) for other in broken.values()):
-            waiting += len(promises.CHECKS) - number
+            waiting += len(invariants.CHECKS) - number
             break
         broken |= {} if finding is None else {check: finding}
         promise = (check.__doc__ or check.__name__).splitlines()[0]
         print(f"ok      {promise}" if finding is None else f"BROKEN  {promise}: {finding}", flush=True)
-    kept = len(promises.CHECKS) - len(broken) - waiting
+    kept = len(invariants.CHECKS) - len(broken) - waiting
     print(
-        f"{kept} of {len(promises.CHECKS)} promises are kept" + f"; {waiting} wait for the line above" * bool(waiting)
+        f"{kept} of {len(invariants.CHECKS)} promises are kept" + f"; {waiting} wait for the line above" * bool(waiting)
     )
     return 1 if broken else 0

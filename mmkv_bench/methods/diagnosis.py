@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import own_line
-from mmkv_bench.methods import promises
+from mmkv_bench.methods import invariants
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor
@@ -21,39 +21,39 @@ Check = Callable[["Compressor"], "str | None"]
 _UNDECLARED = re.compile(r"the scorer reads (\w+)(?: >= (\d+))? but its `needs` does not declare it")
 _SCORED = re.compile(r"gave (torch\.\w+) (\[[\d, ]*\]) in layer \d+; a score is .*? (\[[\d, ]*\])")
 
-_MENDS: dict[Check, tuple[str, str, str]] = {
-    promises.scores_are_finite: (
+_FIXES: dict[Check, tuple[str, str, str]] = {
+    invariants.scores_are_finite: (
         "scorer",
         "score",
         "return finite scores; `.clamp_min(1e-12)` below a division or a log",
     ),
-    promises.the_budget_is_kept: (
+    invariants.the_budget_is_kept: (
         "allocator",
         "caps",
         "let the caps of a layer add up to `budget * KV heads`, or say in `allowance` what they add up to",
     ),
-    promises.nothing_is_remembered: (
+    invariants.nothing_is_remembered: (
         "scorer",
         "score",
         "draw with `generator=obs.generator(seed)`, and keep nothing in the object or the module",
     ),
-    promises.seeds_matter_only_if_declared: ("scorer", "stochastic", ""),
-    promises.equal_keys_give_equal_scores: ("scorer", "key", ""),
-    promises.neighbours_change_nothing: (
+    invariants.seeds_matter_only_if_declared: ("scorer", "stochastic", ""),
+    invariants.equal_keys_give_equal_scores: ("scorer", "key", ""),
+    invariants.neighbours_change_nothing: (
         "scorer",
         "score",
         "put every parameter that a value depends on into the name that it is shared under, or use `obs.memo`",
     ),
-    promises.nothing_is_written_to: ("scorer", "score", "write to a copy: `obs.key.clone()`"),
+    invariants.nothing_is_written_to: ("scorer", "score", "write to a copy: `obs.key.clone()`"),
 }
 """Promise -> the part that usually breaks it, the method to look at, and what to write."""
 
 
-_SAME_TWICE = (promises.nothing_is_remembered, promises.nothing_is_written_to)
+_SAME_TWICE = (invariants.nothing_is_remembered, invariants.nothing_is_written_to)
 _NEEDED: dict[Check, tuple[Check, ...]] = {
-    promises.neighbours_change_nothing: (promises.nothing_is_remembered,),
-    promises.seeds_matter_only_if_declared: _SAME_TWICE,
-    promises.equal_keys_give_equal_scores: _SAME_TWICE,
+    invariants.neighbours_change_nothing: (invariants.nothing_is_remembered,),
+    invariants.seeds_matter_only_if_declared: _SAME_TWICE,
+    invariants.equal_keys_give_equal_scores: _SAME_TWICE,
 }
 """Promise -> promises that have to hold before it can be checked; all need finite scores."""
 
@@ -63,17 +63,17 @@ class Finding:
     """Cause of a broken promise.
 
     Attributes:
-        place: `path:line`, or the file. fault: what is wrong. mend: what to write, "" where unknown.
+        place: `path:line`, or the file. fault: what is wrong. fix: what to write, "" where unknown.
         error: text of the exception, if it was one; two promises with the same error have one cause.
     """
 
     place: str
     fault: str
-    mend: str = ""
+    fix: str = ""
     error: str = ""
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.fault}" + (f"; {self.mend}" if self.mend else "")
+        return f"{self.place}: {self.fault}" + (f"; {self.fix}" if self.fix else "")
 
     def again(self, other: Finding) -> bool:
         """Return True where another promise broke by the same error."""
@@ -82,7 +82,7 @@ class Finding:
 
 def hidden(check: Check, broken: Collection[Check]) -> bool:
     """Return True where a promise cannot be checked while these are broken."""
-    return any(one in broken for one in (promises.scores_are_finite, *_NEEDED.get(check, ())))
+    return any(one in broken for one in (invariants.scores_are_finite, *_NEEDED.get(check, ())))
 
 
 def tried(check: Check, made: Compressor, path: str) -> Finding | None:
@@ -95,15 +95,15 @@ def tried(check: Check, made: Compressor, path: str) -> Finding | None:
 
 
 def _broken(check: Check, fault: str, made: Compressor, path: str) -> Finding:
-    if check not in _MENDS:
+    if check not in _FIXES:
         return Finding(path, fault)
-    part, method, mend = _MENDS[check]
+    part, method, fix = _FIXES[check]
     if part == "allocator" and line_of(path, made.allocator, method) is None:
-        part, method, mend = "selector", "select", "keep as many indices of each head as its cap says"
-    if fault.endswith(promises.IN_REDUCE):
-        part, method, mend = "reducer", "reduce", "write to a copy: `key.clone()`"
+        part, method, fix = "selector", "select", "keep as many indices of each head as its cap says"
+    if fault.endswith(invariants.IN_REDUCE):
+        part, method, fix = "reducer", "reduce", "write to a copy: `key.clone()`"
     line = line_of(path, getattr(made, part), method)
-    return Finding(f"{path}:{line}" if line else path, fault, mend)
+    return Finding(f"{path}:{line}" if line else path, fault, fix)
 
 
 def _raised(error: Exception, made: Compressor, path: str) -> Finding:
@@ -112,17 +112,17 @@ def _raised(error: Exception, made: Compressor, path: str) -> Finding:
     text = f"{type(error).__name__}: {first}" if first else type(error).__name__
     line = own_line(error, str(Path(path).expanduser().resolve()))
     need, scored = _UNDECLARED.search(first), _SCORED.search(first)
-    mend = ""
+    fix = ""
     if need is not None:
-        mend = f"write `needs = Needs({need[1]}={need[2] or True})` into the class {type(made.scorer).__name__}"
+        fix = f"write `needs = Needs({need[1]}={need[2] or True})` into the class {type(made.scorer).__name__}"
     elif scored is not None:
         line = line_of(path, made.scorer, "score")
-        mend = "end with `.float()`" if scored[2] == scored[3] else f"return {scored[3]} numbers, KV heads by tokens"
+        fix = "end with `.float()`" if scored[2] == scored[3] else f"return {scored[3]} numbers, KV heads by tokens"
     elif type(error).__name__ == "NonFiniteScoreError":
-        line, mend = line_of(path, made.scorer, "score"), _MENDS[promises.scores_are_finite][2]
+        line, fix = line_of(path, made.scorer, "score"), _FIXES[invariants.scores_are_finite][2]
     elif type(error).__name__ == "OverBudgetError":
-        line, mend = line_of(path, made.allocator, "caps"), _MENDS[promises.the_budget_is_kept][2]
-    return Finding(f"{path}:{line}" if line else path, text, mend, text)
+        line, fix = line_of(path, made.allocator, "caps"), _FIXES[invariants.the_budget_is_kept][2]
+    return Finding(f"{path}:{line}" if line else path, text, fix, text)
 
 
 def line_of(path: str, part: Any, method: str) -> int | None:

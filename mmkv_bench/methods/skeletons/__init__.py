@@ -1,1 +1,0 @@
-"""Templates of `mmkv-bench new`: one file per part of a method, which runs unchanged."""
