@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.report.formats import byte_words, number, rank_words
+from mmkv_bench.report.fields import byte_words, number, rank_words
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure  # type: ignore[import-untyped]

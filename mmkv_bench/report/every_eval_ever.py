@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import __version__
-from mmkv_bench.report.answers import AnswerTable
-from mmkv_bench.report.cells import parsed
+from mmkv_bench.report.answers import AnswerTable, parsed
 from mmkv_bench.report.command import Commands
 from mmkv_bench.statistics.metric_kinds import is_share, lower_is_better
 from mmkv_bench.store.files import canonical_json

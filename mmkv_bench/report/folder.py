@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import __version__
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.report.charts import by_head
-from mmkv_bench.report.formats import score
+from mmkv_bench.report.fields import score
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure  # type: ignore[import-untyped]

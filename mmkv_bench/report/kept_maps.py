@@ -11,7 +11,7 @@ import numpy as np
 
 from mmkv_bench.report.answers import pa_places
 from mmkv_bench.report.charts import over_image, plain
-from mmkv_bench.report.formats import numbers
+from mmkv_bench.report.fields import numbers
 from mmkv_bench.store.kept_entries import digest, unpacked
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mmkv_bench.report.datatable import Field, datatable, text_field
-from mmkv_bench.report.formats import budget_words, byte_words, interval, rank_words, score
+from mmkv_bench.report.fields import Field, budget_words, byte_words, datatable, interval, rank_words, score, text_field
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.audit import Audit
 from mmkv_bench.tables.captions import axis_words, caption, context_words, line_label

@@ -10,12 +10,21 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mmkv_bench.report import cells as cell_rows
-from mmkv_bench.report.answers import COLUMNS, AnswerTable, CellAnswers, SampleScores, cell_answers, first_samples
+from mmkv_bench.report.answers import (
+    COLUMNS,
+    AnswerTable,
+    CellAnswers,
+    SampleScores,
+    audit_sentences,
+    cell_answers,
+    described,
+    first_samples,
+    metric_rows,
+    parsed,
+)
 from mmkv_bench.report.command import Commands
-from mmkv_bench.report.datatable import Field, datatable, text_field
+from mmkv_bench.report.fields import Field, budget_words, datatable, interval, score, text_field
 from mmkv_bench.report.folder import Folder
-from mmkv_bench.report.formats import budget_words, interval, score
 from mmkv_bench.report.kept_maps import kept_section, kept_tokens
 from mmkv_bench.report.prompts import Prompts
 from mmkv_bench.statistics.metric_kinds import lower_is_better
@@ -82,7 +91,7 @@ class StorePages:
     def __init__(self, number: int, root: Path, rows: Rows, tables: Sequence[ScoreTable]) -> None:
         self.number, self.root = number, root
         self.cells, self.samples, self.metrics = rows.cells, rows.samples, rows.metrics
-        self._described = cell_rows.described(rows.cells)
+        self._described = described(rows.cells)
         self._labels = {
             cell: (line_label(method), budget_words(table.axis, budget))
             for table in tables
@@ -107,7 +116,7 @@ class StorePages:
 
         store = Store(self.root)
         prompts = Prompts(folder, {row["prompt_hash"]: row for row in store.prompts().to_pylist()})
-        configs, metric_rows = self._configs(folder), cell_rows.scores(self.metrics)
+        configs, scores = self._configs(folder), metric_rows(self.metrics)
         alike = [name for name, value in next(iter(self._described.values())).items() if self._alike(name, value)]
         shared = f"store-{self.number}"
         folder.figure(shared, None, ["column", "value"], self._provenance(self.cells["cell"][0], alike))
@@ -129,8 +138,8 @@ class StorePages:
                         **page,
                         number=place,
                         samples=0 if not any(shown.answers[place].status) else len(shown.samples),
-                        scores=list(map(_score_row, metric_rows.get(one.cell, []))),
-                        audit=" ".join(cell_rows.audit_sentences(account["counted"])),
+                        scores=list(map(_score_row, scores.get(one.cell, []))),
+                        audit=" ".join(audit_sentences(account["counted"])),
                         kept=_heads(account["kept"], folder),
                         shared=shared,
                         provenance=[("cell", one.cell), *self._provenance(one.cell, varying)],
@@ -172,7 +181,7 @@ class StorePages:
         """The text of a configuration -> (its number, the name of its file, what it holds)."""
         configs: dict[str, tuple[int, str, Any]] = {}
         for text in dict.fromkeys(self.cells["config"]):
-            place, content = len(configs), cell_rows.parsed(text)
+            place, content = len(configs), parsed(text)
             configs[text] = (1_000_000 * self.number + place, f"{self.number}-{place}", content)
             folder.json(f"configs/{self.number}-{place}.json", content)
         return configs

@@ -19,11 +19,11 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.datasets.page_data import to_row
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.plan.planner import make_plan
+from mmkv_bench.report.answers import first_difference
 from mmkv_bench.report.build import build_report
-from mmkv_bench.report.cells import first_difference
 from mmkv_bench.report.command import Commands
+from mmkv_bench.report.fields import budget_words
 from mmkv_bench.report.folder import Folder
-from mmkv_bench.report.formats import budget_words
 from mmkv_bench.report.prompts import Prompts, pictures_of
 from mmkv_bench.report.scores import ScoreViews
 from mmkv_bench.store.kept_entries import digest, packed, unpacked

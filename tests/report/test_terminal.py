@@ -10,8 +10,7 @@ import pytest
 
 from mmkv_bench.datasets.page_data import to_row
 from mmkv_bench.report.answers import left_at
-from mmkv_bench.report.terminal.kept_map import ASCII, drawn, raster, shares, side_by_side
-from mmkv_bench.report.terminal.text import LONGEST, MARK, cut, marked, plain
+from mmkv_bench.report.terminal import ASCII, LONGEST, MARK, cut, drawn, marked, plain, raster, shares, side_by_side
 from mmkv_bench.store.kept_entries import digest, packed, unpacked
 from mmkv_bench.store.store import Store
 from mmkv_bench.tiny.pages import make_sample
@@ -66,7 +65,7 @@ def test_a_store_is_a_line_per_cell_by_dataset_and_protocol(rows, capsys):
 
 
 def test_of_many_cells_the_first_are_listed_and_the_words_that_choose_among_all(rows, capsys, monkeypatch):
-    monkeypatch.setattr("mmkv_bench.report.terminal.store_view.MOST", 2)
+    monkeypatch.setattr("mmkv_bench.report.show_cells.MOST", 2)
     lines = shown(capsys, rows)
     assert len([line for line in lines if line[:2] == "c0"]) == 2
     assert lines[-6:-4] == [

@@ -14,7 +14,7 @@ from mmkv_bench.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mmkv_bench.report.terminal.store_cells import StoreCells
+    from mmkv_bench.report.show_cells import StoreCells
 
 
 def show_options(parser: Parser) -> None:
@@ -44,10 +44,9 @@ def show_options(parser: Parser) -> None:
 
 def show(given: argparse.Namespace) -> int:
     """Show rows; with --remake 1 where an answer that was made again differs from the stored one, 2 where none could be."""
-    from mmkv_bench.report.terminal.sample import show_sample
-    from mmkv_bench.report.terminal.store_cells import StoreCells
-    from mmkv_bench.report.terminal.store_view import show_cell, show_store
-    from mmkv_bench.report.terminal.text import console
+    from mmkv_bench.report.show_cells import StoreCells, show_cell, show_store
+    from mmkv_bench.report.show_sample import show_sample
+    from mmkv_bench.report.terminal import console
     from mmkv_bench.store.store import Store
 
     out, cells = console(), StoreCells(Store(given.rows))
@@ -76,7 +75,7 @@ def _remake(
 ) -> int:
     """Print the visual tokens that each cell kept."""
     from mmkv_bench.diagnostics.verify import remake
-    from mmkv_bench.report.terminal.kept_map import KeptMap, shares, show
+    from mmkv_bench.report.terminal import KeptMap, shares, show
 
     remade = []
     for group in shown.values():

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.report import kept_maps
+from mmkv_bench.report import kept_maps, terminal
 from mmkv_bench.report.answers import left_at
 from mmkv_bench.report.prompts import Prompts
-from mmkv_bench.report.terminal import kept_map
-from mmkv_bench.report.terminal.kept_map import KeptMap
-from mmkv_bench.report.terminal.store_cells import StoreCells
-from mmkv_bench.report.terminal.text import MARK, cut, marked, pairs, plain, table
+from mmkv_bench.report.show_cells import StoreCells
+from mmkv_bench.report.terminal import MARK, KeptMap, cut, marked, pairs, plain, table
 from mmkv_bench.statistics.metric_kinds import MEASURES
 from mmkv_bench.store.kept_entries import digest, unpacked
 from mmkv_bench.store.parts import is_in
@@ -84,7 +82,7 @@ def show_sample(
         _rendered(console, cells, stored)
     if maps and not remade:
         console.print("\nKept, as the rows say (keep=indices)", style="bold")
-        kept_map.show(console, maps)
+        terminal.show(console, maps)
     return shown
 
 

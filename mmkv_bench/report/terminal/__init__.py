@@ -1,1 +1,0 @@
-"""Views of rows in a terminal: a store, one of its cells, one sample. They load no model."""
