@@ -111,18 +111,13 @@ def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[st
     if device is not None:
         of_model.setdefault("device", device.partition(":")[0])
     run = {"model": pretrained, "method": method, "baseline": "none", "fidelity": "off", "limit": 1} | of_run
-    config = compose(
-        [*words(run), *words({"model": of_model} if of_model else {}), *words(_of_method(method, parameters))]
-    )
+    of_method = {"methods": {method: parameters}} if parameters else {}
+    config = compose([*words(run), *words({"model": of_model} if of_model else {}), *words(of_method)])
     validate(config)
     plan = make_plan(config)
     if len(plan.cells) != 1:
         raise ConfigError(f"{len(plan.cells)} cells cannot answer at once; give one method, budget, protocol and seed")
     return plan
-
-
-def _of_method(method: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {"methods": {method: dict(parameters)}} if parameters else {}
 
 
 def _request(instance: Instance, data: Mapping[str, Any], dataset: str | None) -> Request:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from mmkv_bench.papers.filled_table import FilledTable
-    from mmkv_bench.store.store import Store
 
 Names = str | Sequence[str] | None
 """One name, several, or None for all."""
@@ -38,8 +37,10 @@ class StoredRows:
             nothing but diagnostics.
     """
 
-    def __init__(self, folder: Path, store: Store, cells: pd.DataFrame):
-        self.folder, self.cells, self._store = folder, cells, store
+    def __init__(self, folder: Path, cells: pd.DataFrame):
+        from mmkv_bench.store.store import Store
+
+        self.folder, self.cells, self._store = folder, cells, Store(folder)
 
     @cached_property
     def responses(self) -> pd.DataFrame:
@@ -113,7 +114,7 @@ def load_rows(
     keep &= choose(cells["reading"], _listed(reading), "reading") | cells["reading"].isna()
     if budget is not None:
         keep &= _at(cells, budget if isinstance(budget, list | tuple) else [budget])
-    return _of(root, cells[keep].reset_index(drop=True))
+    return StoredRows(root, cells[keep].reset_index(drop=True))
 
 
 def evaluate(
@@ -159,7 +160,7 @@ def evaluate(
     with contextlib.nullcontext() if verbose else contextlib.redirect_stdout(io.StringIO()):
         code = carry_out(plan)
     cells = _cells(plan.out)
-    rows = _of(plan.out, cells[cells["cell"].isin(plan.names)].reset_index(drop=True))
+    rows = StoredRows(plan.out, cells[cells["cell"].isin(plan.names)].reset_index(drop=True))
     if code:
         failed = int((rows.responses["status"] != "ok").sum())
         warnings.warn(
@@ -288,12 +289,6 @@ def _cells(root: Path) -> pd.DataFrame:
     if cells.empty and not store.files("diagnostics"):
         raise ConfigError(f"'{root}' holds no result rows: give the folder that a run printed as its rows.")
     return cells
-
-
-def _of(root: Path, cells: pd.DataFrame) -> StoredRows:
-    from mmkv_bench.store.store import Store
-
-    return StoredRows(root, Store(root), cells)
 
 
 def _at(cells: pd.DataFrame, budgets: Sequence[Any]) -> pd.Series:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-_COUNTED = ("entries_asked", "entries_resident", "n_tokens", "tokens_from_compressed")
+COUNTED = ("entries_asked", "entries_resident", "n_tokens", "tokens_from_compressed")
+"""Columns of answers that are counts."""
 _LEFT_OUT = ("config", "schema_version", "cell")  # shown elsewhere
 
 
@@ -64,11 +65,11 @@ def counted(cell: slice, answers: Mapping[str, np.ndarray], statuses: Sequence[s
         "answers": len(status),
         "ended": {word: int(n) for word, n in zip(statuses, ends, strict=True) if n},
     }
-    for name in _COUNTED:
+    for name in COUNTED:
         values = answers[name][cell][ok]
         values = values[~np.isnan(values)]
         counts[name] = rounded([values.min(), values.mean(), values.max()]) if len(values) else None
-    asked, resident = (answers[name][cell][ok] for name in _COUNTED[:2])
+    asked, resident = (answers[name][cell][ok] for name in COUNTED[:2])
     counts["over"] = int(np.count_nonzero(resident > asked))
     return counts
 
@@ -151,7 +152,7 @@ def parsed(text: str) -> Any:
 
 
 _TEXTS = ("status", "error", "answer", "token_ids", "fallback", "prompt_hash", "kept", "kept_indices", "kept_digest")
-COLUMNS = ("cell", "sample_id", "dataset", "doc_id", *_TEXTS, *_COUNTED)
+COLUMNS = ("cell", "sample_id", "dataset", "doc_id", *_TEXTS, *COUNTED)
 
 
 @dataclass(frozen=True)
@@ -176,11 +177,11 @@ class AnswerTable:
         """table: of `Store.responses` with `COLUMNS`, texts coded."""
         from mmkv_bench.tables.rows import frame
 
-        narrow = frame(table.select(["cell", "sample_id", "doc_id", "status", *_COUNTED]))
+        narrow = frame(table.select(["cell", "sample_id", "doc_id", "status", *COUNTED]))
         names, of_cell = coded(narrow["cell"])
         ids, sample = coded(narrow["sample_id"])
         statuses, status = coded(narrow["status"])
-        columns = {name: numbers(narrow[name]) for name in _COUNTED} | {"status": status}
+        columns = {name: numbers(narrow[name]) for name in COUNTED} | {"status": status}
         starts = np.searchsorted(of_cell, np.arange(len(names) + 1))
         return cls(table, tuple(names), starts, sample, narrow["doc_id"].to_numpy(), ids, columns, tuple(statuses))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,12 +21,6 @@ GREY = "#8a8a8a"
 AXIS = {"automargin": True}
 MANY_NUMBERS = 400
 """Fields of a heat map above which the numbers are not written into them."""
-
-
-def plain(figure: Figure) -> dict[str, Any]:
-    """A figure as JSON values: data and layout."""
-    held: dict[str, Any] = json.loads(figure.to_json())
-    return held
 
 
 def _figure(traces: Sequence[Mapping[str, Any]], **layout: Any) -> Figure:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import __version__
-from mmkv_bench.report.answers import AnswerTable, parsed
+from mmkv_bench.report.answers import COUNTED, AnswerTable, parsed
 from mmkv_bench.report.command import Commands
 from mmkv_bench.statistics.metric_kinds import is_share, lower_is_better
 from mmkv_bench.store.files import canonical_json
@@ -31,18 +31,9 @@ RELATIONSHIPS = ("first_party", "third_party", "collaborative", "other")
 CONFIDENCE = 0.95
 _DESCRIBED = ("method", "base", "reading", "protocol", "budget_entries", "budget_fraction", "seed", "parameters")
 _PROVEN = (
-    *(
-        "model_fingerprint",
-        "model_revision",
-        "dataset_fingerprint",
-        "dtype",
-        "attention",
-        "numerics_version",
-        "git_commit",
-    ),
-    *("torch", "transformers", "device", "cpu", "versions"),
+    *("model_fingerprint", "model_revision", "dataset_fingerprint", "dtype", "attention", "numerics_version"),
+    *("git_commit", "torch", "transformers", "device", "cpu", "versions"),
 )
-_COUNTED = ("entries_asked", "entries_resident", "n_tokens", "tokens_from_compressed")
 _ANSWERS = ("sample_id", "status", "answer", "token_ids")
 
 
@@ -59,7 +50,7 @@ def records(store: Store, by: By) -> Iterator[tuple[str, dict[str, Any] | None]]
     """(cell, its record), in the order of datasets, methods and budgets; None where none of its metrics has a value."""
     commands = Commands()
     answers = AnswerTable.of(
-        store.responses(None, dict.fromkeys(["cell", "doc_id", "kept", "chosen", *_ANSWERS, *_COUNTED]), coded=True)
+        store.responses(None, dict.fromkeys(["cell", "doc_id", "kept", "chosen", *_ANSWERS, *COUNTED]), coded=True)
     )
     metrics: dict[str, list[Mapping[str, Any]]] = {}
     for row in store.metrics().to_pylist():
@@ -139,7 +130,7 @@ def _record(
         "eval_library": {
             "name": "mmkv_bench",
             "version": __version__,
-            "additional_details": {"lmms_eval": _versions(cell).get("lmms_eval", "unknown")},
+            "additional_details": {"lmms_eval": json.loads(cell["versions"]).get("lmms_eval", "unknown")},
         },
         "model_info": {
             "name": cell["model"],
@@ -185,7 +176,7 @@ def _generation(cell: Mapping[str, Any], command: str, account: Mapping[str, Any
     if command:
         arguments["execution_command"] = command
     details = _strings(cell, _DESCRIBED)
-    for name in _COUNTED:  # least, mean, most over answers
+    for name in COUNTED:  # least, mean, most over answers
         if account.get(name) is not None:
             details |= {
                 f"{name}_{what}": str(value)
@@ -237,10 +228,6 @@ def _score(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _strings(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
     return {name: str(row[name]) for name in names if not missing(row[name])}
-
-
-def _versions(cell: Mapping[str, Any]) -> dict[str, str]:
-    return json.loads(cell["versions"])
 
 
 def _file_name(text: str) -> str:

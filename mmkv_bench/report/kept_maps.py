@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.report.answers import pa_places
-from mmkv_bench.report.charts import over_image, plain
+from mmkv_bench.report.charts import over_image
 from mmkv_bench.report.fields import numbers
 from mmkv_bench.store.kept_entries import digest, unpacked
 
@@ -127,7 +128,10 @@ def kept_section(
         "data": {
             "tokens": len(boxes),
             "bits": {number: tokens.bits for number, tokens in kept.items()},
-            "figures": [plain(over_image(image, grid[:2])) for (image, _), grid in zip(images, grids, strict=True)],
+            "figures": [
+                json.loads(over_image(image, grid[:2]).to_json())
+                for (image, _), grid in zip(images, grids, strict=True)
+            ],
             "places": [grid[2] for grid in grids],
         },
     }

@@ -46,10 +46,16 @@ def show_sample(
     Raises:
         ConfigError: none of them has a row for it.
     """
-    stored = _stored(cells.store, sample)
+    import pyarrow as pa
+
+    prompt_rows = cells.store.prompts()
+    prompt_rows = prompt_rows.filter(is_in(prompt_rows["sample_id"], pa.array([sample])))
+    stored = {row["prompt_hash"]: row for row in prompt_rows.to_pylist()}
     drawn = any(row["visual"] for row in stored.values())  # else nobody could say where what was kept lies
     columns = (*_COLUMNS, "kept_indices", "kept_digest") if drawn else _COLUMNS
-    rows = _of_sample(cells.store.responses(None, columns, coded=True), sample)
+    responses = cells.store.responses(None, columns, coded=True)
+    responses = responses.filter(is_in(responses["sample_id"], pa.array([sample])))
+    rows = {row["cell"]: row for row in responses.to_pylist()}
     named = {*chosen}
     if not rows.keys() & named:
         raise ConfigError(f"none of the {len(chosen)} cells that were named has a row for {sample}; name others")
@@ -98,14 +104,6 @@ def _rendered(console: Console, cells: StoreCells, stored: Mapping[str, Row]) ->
         console.print("\nThe rows do not hold the prompt's text: they are older than the column `rendered`, or slim.")
 
 
-def _of_sample(table: Any, sample: str) -> dict[str, Row]:
-    """Cell -> its row."""
-    import pyarrow as pa
-
-    mine = table.filter(is_in(table["sample_id"], pa.array([sample])))
-    return {row["cell"]: row for row in mine.to_pylist()}
-
-
 def _values(store: Store, names: Sequence[str], sample: str) -> dict[str, dict[str, float | None]]:
     """Cell -> metric of the task -> the sample's value."""
     import pyarrow as pa
@@ -126,14 +124,6 @@ def _contexts(cells: StoreCells, own: Sequence[str]) -> list[list[str]]:
     for cell in own:
         contexts.setdefault(key[cell], []).append(cell)
     return list(contexts.values())
-
-
-def _stored(store: Store, sample: str) -> dict[str, Row]:
-    """Prompt hash -> its row of the table `prompts`."""
-    import pyarrow.compute as pc
-
-    table = store.prompts()
-    return {row["prompt_hash"]: row for row in table.filter(pc.equal(table["sample_id"], sample)).to_pylist()}
 
 
 def _maps(cells: StoreCells, own: Sequence[str], rows: Mapping[str, Row], prompts: Prompts) -> list[KeptMap]:
