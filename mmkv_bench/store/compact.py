@@ -40,17 +40,15 @@ def superseded(store: Store, cells: pa.Table) -> set[str]:
         same = tuple(row[name] for name in _REST)
         if REDACTED not in str(same):
             groups.setdefault(same, []).append((row["method_version"] or 1, row["cell"]))
-    several = {
-        same: sorted(versions) for same, versions in groups.items() if len({version for version, _ in versions}) > 1
-    }
-    names = {cell for versions in several.values() for _, cell in versions}
+    several = [sorted(group) for group in groups.values() if len({version for version, _ in group}) > 1]
+    names = {cell for versions in several for _, cell in versions}
     if not names:
         return set()
     answered = store.done(names)
     scored = set(store.metrics(names, ["cell"])["cell"].to_pylist())
     return {
         old
-        for versions in several.values()
+        for versions in several
         for version, old in versions
         if any(newer > version and new in scored and answered[new] >= answered[old] for newer, new in versions)
     }

@@ -57,12 +57,8 @@ def is_batch(path: Path) -> bool:
 
 def batch_files(root: Path, table: str) -> list[Path]:
     """The files of batches that count, the newest first."""
-    folder = root / table
-    try:
-        names = sorted(name for name in os.listdir(folder) if name.startswith(_PREFIX) and name.endswith(".parquet"))
-    except FileNotFoundError:
-        return []
-    return [folder / name for name in names if table != "metrics" or (root / "samples" / name).exists()]
+    batches = sorted(filter(is_batch, table_files(root, table)))
+    return [path for path in batches if table != "metrics" or (root / "samples" / path.name).exists()]
 
 
 def cells_of_batch(root: Path, name: str) -> set[str]:

@@ -75,20 +75,22 @@ class Tally:
     running: set[str]
     writers: int
 
+    def _sums(self, *columns: str) -> tuple[list[str], list[np.ndarray]]:
+        """The cells, and sums of some columns for each of them."""
+        cells = coded(self.counts["cell"])
+        names, codes = cells.dictionary.to_pylist(), codes_of(cells)
+        return names, [_sums(numbers_of(self.counts[column]), codes, len(names)) for column in columns]
+
     @property
     def digests(self) -> dict[str, tuple[int, str]]:
         """Cell -> how many answers it has, and their digest (`digests_of_cells`)."""
-        cells = coded(self.counts["cell"])
-        names, codes = cells.dictionary.to_pylist(), codes_of(cells)
-        n, low, high = (_sums(numbers_of(self.counts[name]), codes, len(names)) for name in ("n", "low", "high"))
+        names, (n, low, high) = self._sums("n", "low", "high")
         return {name: (int(n[at]), digest_text(low[at], high[at])) for at, name in enumerate(names)}
 
     @property
     def clusters(self) -> dict[str, int]:
         """Cell -> sum of `clusters_of` of its answers, modulo 2^64."""
-        cells = coded(self.counts["cell"])
-        names = cells.dictionary.to_pylist()
-        sums = _sums(numbers_of(self.counts["clusters"]), codes_of(cells), len(names))
+        names, (sums,) = self._sums("clusters")
         return dict(zip(names, sums.view(np.uint64).tolist(), strict=True))
 
 
