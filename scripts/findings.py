@@ -61,7 +61,7 @@ def expansion(results: Path) -> Iterator[str]:
         for budget in table.budgets:
             for other in ("t5_samp", "t5_var_exp"):
                 both = [table.entry(label, budget).scores for label in (other, "mmshift")]
-                scores = samples_of(both, table.metric, table.aggregator).scores
+                scores = samples_of(both, table.metric).scores
                 low, high = _bootstrap(scores[0] - scores[1])
                 pair = tested[budget, "mmshift", other]
                 low_a, high_a = (math.nan if end is None else -end for end in (pair.high, pair.low))

@@ -18,7 +18,7 @@ from mmkv_bench.papers import identity
 from mmkv_bench.papers.address import FRACTION, STAND_IN, Address, budget_of, canonical
 from mmkv_bench.papers.evidence import AMBIGUOUS, FOUND, NONE, Evidence
 from mmkv_bench.papers.metrics import DIAGNOSTICS, Diagnostic
-from mmkv_bench.statistics.shared_draws import intervals
+from mmkv_bench.statistics.intervals import intervals
 from mmkv_bench.tables.rows import FIXTURE
 
 if TYPE_CHECKING:

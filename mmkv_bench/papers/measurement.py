@@ -16,7 +16,6 @@ from mmkv_bench.papers.identity import OF_MODEL
 from mmkv_bench.papers.margins import margin
 from mmkv_bench.tables.compare import against
 from mmkv_bench.tables.dataset_groups import Mean, mean
-from mmkv_bench.tables.metrics import aggregator_of
 from mmkv_bench.tables.scores import Scores
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ def paired_difference(at: Address, a: Measurement, b: Measurement) -> Mean | Non
     assert a.scores is not None
     assert b.scores is not None
     aligned = _aligned(b.scores, a.scores)
-    (difference,) = against([a.scores], aligned, at.metric, aggregator_of(at.metric))
+    (difference,) = against([a.scores], aligned, at.metric)
     if difference.value is None:
         return None
     scale = margin(at.dataset, at.metric).scale

@@ -37,9 +37,9 @@ from mmkv_bench.papers.measurement import (
 )
 from mmkv_bench.papers.metrics import DIAGNOSTICS, PASSES, REDUCTIONS
 from mmkv_bench.papers.store_tables import ANSWERS, OVER, StoreTables
-from mmkv_bench.statistics.shared_draws import intervals
+from mmkv_bench.statistics.intervals import intervals
 from mmkv_bench.tables.cost_rows import ALONE
-from mmkv_bench.tables.metrics import aggregator_of, headlines
+from mmkv_bench.tables.metrics import headlines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,8 +148,7 @@ class EvidenceReader:
             return replace(sized, state=FAILED, why=f"{scores.n - scores.n_ok} of {scores.n} samples")
         scale = margins.margin(address.dataset, address.metric).scale
         by_seed = [sheet.scores([place], address.metric) for place in places] if len(places) > 1 else []
-        aggregator = aggregator_of(address.metric)
-        headline, *seeds = headlines([scores, *by_seed], address.dataset, aggregator, address.metric)
+        headline, *seeds = headlines([scores, *by_seed], address.dataset, address.metric)
         value, low, high = (
             None if headline[key] is None else scale * headline[key] for key in ("value", "low", "high")
         )

@@ -1,15 +1,20 @@
-"""The scores of a column's methods, and the sums over clusters of the differences of its pairs, block by block."""
+"""The scores of a column's methods, and the sums over clusters of the differences of its pairs, block by block.
+
+Sums over clusters are such that a method's aggregate is (sum of its sums) / (sum of the sizes). A mean has them as it is: a
+cluster's scores summed, over its number of samples. Perplexity has them on the log scale: negative log-likelihoods summed, over
+tokens. Any other aggregate (corpus BLEU, F1 of means, METEOR) is linearised: a cluster's sum is its share of the aggregate plus
+what the aggregate loses when the cluster is left out (the jackknife's influence; Efron and Stein, Annals of Statistics 9, 1981),
+which for a mean is the same as its sum of scores.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from mmkv_bench.statistics.influence import ClusterSums, cluster_sums
-from mmkv_bench.statistics.intervals import Aggregator
 from mmkv_bench.statistics.metric_kinds import Pooled
 
 _BLOCK = 1 << 20  # entries of pairs x clusters at a time
@@ -27,7 +32,7 @@ class Samples:
 
     scores: np.ndarray
     clusters: np.ndarray
-    aggregator: Aggregator | None = None
+    aggregator: Pooled | None = None
     share: bool = True
 
     @cached_property
@@ -110,19 +115,11 @@ def blocks(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) ->
 def _joined(parts: Sequence[Block]) -> Block:
     if len(parts) == 1:
         return parts[0]
-
-    def rows(arrays: Iterable[np.ndarray]) -> np.ndarray:
-        return np.concatenate(list(arrays))
-
-    return Block(
-        rows(block.at for block in parts),
-        rows(block.sums for block in parts),
-        rows(np.broadcast_to(block.sizes, block.sums.shape) for block in parts),
-        rows(block.n for block in parts),
-        rows(block.of_a for block in parts),
-        rows(block.of_b for block in parts),
-        parts[0].log,
+    sizes = np.concatenate([np.broadcast_to(block.sizes, block.sums.shape) for block in parts])
+    at, sums, n, of_a, of_b = (
+        np.concatenate([getattr(block, name) for block in parts]) for name in ("at", "sums", "n", "of_a", "of_b")
     )
+    return Block(at, sums, sizes, n, of_a, of_b, parts[0].log)
 
 
 def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -> Iterator[Block]:
@@ -153,17 +150,59 @@ def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -
 
 def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> ClusterSums:
     """Sums over all clusters of the column, 0 in those that hold none of the common samples."""
-    pooled = samples.aggregator is None or isinstance(samples.aggregator, Pooled)
-    # A function sees the samples in their order.
-    own = samples.by_cluster[common[samples.by_cluster]] if pooled else np.flatnonzero(common)
-    index = samples.index[own]
-    held = np.bincount(index, minlength=samples.count) > 0
-    whole = bool(held.all())
-    if not whole:
-        index = (np.cumsum(held) - 1)[index]
-    found = cluster_sums(samples.scores[members].take(own, axis=1), index, int(held.sum()), samples.aggregator)
-    if whole:
-        return found
+    order = samples.by_cluster[common[samples.by_cluster]]
+    index = samples.index[order]
+    present = np.bincount(index, minlength=samples.count) > 0
+    if not present.all():
+        index = (np.cumsum(present) - 1)[index]
+    some = cluster_sums(samples.scores[members].take(order, axis=1), index, int(present.sum()), samples.aggregator)
+    if present.all():
+        return some
     sums, sizes = np.zeros((len(members), samples.count)), np.zeros(samples.count)
-    sums[:, held], sizes[held] = found.sums, found.sizes
-    return ClusterSums(found.values, sums, sizes, found.log)
+    sums[:, present], sizes[present] = some.sums, some.sizes
+    return ClusterSums(some.values, sums, sizes, some.log)
+
+
+@dataclass(frozen=True)
+class ClusterSums:
+    """values float64 [m]: the methods' aggregates; sums [m, G], sizes [G]: see above (log: of the aggregates' logarithms)."""
+
+    values: np.ndarray
+    sums: np.ndarray
+    sizes: np.ndarray
+    log: bool = False
+
+
+def cluster_sums(scores: np.ndarray, index: np.ndarray, count: int, aggregator: Pooled | None = None) -> ClusterSums:
+    """The sums of m methods over `count` clusters.
+
+    scores: float64 [m, n], all finite; for a `Pooled` aggregator its parts [m, n, k]. index: int [n], the cluster of each
+    sample, from 0 to count - 1, each with a sample. aggregator: None = the mean.
+    """
+    numbers = np.bincount(index, minlength=count).astype(np.float64)
+    if aggregator is None:
+        sums = _by_cluster(scores, index, count)
+        return ClusterSums(sums.sum(axis=1) / len(index), sums, numbers)
+    parts = _by_cluster(scores, index, count)
+    totals = parts.sum(axis=1)
+    if not aggregator.ratio:
+        values = aggregator.function(totals)
+        total = numbers.sum()
+        influence = (total - numbers) * (values[:, None] - aggregator.function(totals[:, None] - parts))
+        influence -= influence.sum(axis=1, keepdims=True) * numbers / total
+        return ClusterSums(values, values[:, None] * numbers + influence, numbers)
+    # Methods are scored on the same references, so that their tokens are the same; if not, each counts by its own.
+    tokens = parts[..., 1].mean(axis=0)
+    level = totals[:, :1] / totals[:, 1:2]
+    scale = tokens.sum() / totals[:, 1:2]
+    sums = level * tokens + (parts[..., 0] - level * parts[..., 1]) * scale
+    return ClusterSums(aggregator.function(totals), sums, tokens, log=True)
+
+
+def _by_cluster(scores: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
+    """Sums of [m, n, ...] over the samples of each cluster, [m, count, ...]."""
+    if (index[1:] < index[:-1]).any():
+        order = np.argsort(index, kind="stable")
+        index, scores = index[order], scores[:, order]
+    sizes = np.bincount(index, minlength=count)
+    return np.add.reduceat(scores, np.cumsum(sizes) - sizes, axis=1)

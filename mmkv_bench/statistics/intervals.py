@@ -1,15 +1,16 @@
-"""Confidence intervals of one cell's score: Wilson for means of zeros and ones, else a bootstrap over clusters.
+"""Confidence intervals of cells' scores: Wilson for means of zeros and ones, else a bootstrap over clusters.
 
 Samples of one cluster (an image, a document, a video, a page) are not independent, so both intervals work on clusters:
-the bootstrap draws whole clusters, Wilson's interval uses the effective number of samples (`effective_n`) and Student's
+the bootstrap draws whole clusters, Wilson's interval uses the effective number of samples (`clustered_n`) and Student's
 quantile by the number of clusters.
-Arrays: `values` float64 [n], one finite score per sample; `clusters` [n], any sortable label per sample.
+All cells of a dataset have the same draws, so one product of matrices serves many cells. A product always has `WIDTH`
+columns, so that a cell's numbers do not depend on how many others are given.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -21,7 +22,8 @@ from mmkv_bench.statistics.metric_kinds import Pooled
 DRAWS = 10_000
 ALPHA = 0.05
 LEVEL = 1 - ALPHA
-Aggregator = Callable[[np.ndarray], float]
+WIDTH = 32
+AT_ONCE = 16  # products of a draw; the sums of all draws take 2.5 MB each
 
 _MOST = 0.9  # of the samples in one cluster, for the jackknife
 _BLOCK_ENTRIES = 1 << 22  # counts made at a time
@@ -40,18 +42,6 @@ class Interval:
 NO_INTERVAL = Interval(None, None, "none")
 
 
-def normal_quantile(level: float) -> float:
-    """z of a two-sided interval: 1.95996... for level 0.95."""
-    return NormalDist().inv_cdf(0.5 + level / 2)
-
-
-def t_quantile(level: float, freedom: float) -> float:
-    """Student's quantile of a two-sided interval; at least one degree of freedom is taken."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(max(freedom, 1.0), 0.5 + level / 2))
-
-
 def is_binary(values: np.ndarray) -> bool:
     """True if every score is exactly 0 or 1."""
     return bool(((values == 0) | (values == 1)).all())
@@ -63,7 +53,10 @@ def wilson(mean: float, n: float, level: float = LEVEL, clusters: float | None =
     clusters: where `n` is an effective number that was estimated from clusters, how many equal ones (`equal_clusters`); the
     quantile is then Student's, for the variance of few clusters is estimated badly.
     """
-    z2 = (normal_quantile(level) if clusters is None else t_quantile(level, clusters - 1)) ** 2
+    from scipy.special import stdtrit
+
+    upper = 0.5 + level / 2
+    z2 = (NormalDist().inv_cdf(upper) if clusters is None else float(stdtrit(max(clusters - 1, 1.0), upper))) ** 2
     centre = (mean + z2 / (2 * n)) / (1 + z2 / n)
     half = np.sqrt(z2 * (mean * (1 - mean) / n + z2 / (4 * n * n))) / (1 + z2 / n)
     # The interval holds its estimate; the clipping only removes rounding at 0 and 1.
@@ -86,21 +79,16 @@ def _index_of(positions: bytes, kind: str) -> tuple[np.ndarray, int]:
     return index.reshape(-1), len(distinct)
 
 
-def effective_n(values: np.ndarray, clusters: np.ndarray) -> float:
-    """Number of independent zeros and ones that would vary as much as these clustered ones do.
+def clustered_n(sizes: np.ndarray, residuals: np.ndarray, means: Sequence[float]) -> list[float]:
+    """Numbers of independent zeros and ones that would vary as much as those of m cells, in clusters, do.
 
     n divided by the design effect: the variance of the mean over clusters, by the jackknife, against p(1-p)/n. It is exactly n
     when every cluster holds one sample, never above n, and the number of equal clusters when all values are equal (their
     likeness within clusters cannot be seen then, so the worst is taken).
+
+    Args:
+        sizes: int [G], samples of each cluster; residuals: float64 [m, G], values less the mean summed within clusters.
     """
-    index, count = cluster_index(clusters)
-    mean = float(np.mean(values))
-    return clustered_n(np.bincount(index), np.bincount(index, weights=values - mean, minlength=count)[None], [mean])[0]
-
-
-def clustered_n(sizes: np.ndarray, residuals: np.ndarray, means: Sequence[float]) -> list[float]:
-    """`effective_n` of m cells. sizes: int [G], samples of each cluster; residuals: float64 [m, G], values less the mean
-    summed within clusters."""
     n = int(sizes.sum())
     if len(sizes) == n:
         return [float(n)] * len(means)
@@ -119,13 +107,9 @@ def equal_clusters(sizes: np.ndarray) -> float:
     return float(sizes.sum() ** 2 / np.sum(sizes.astype(np.float64) ** 2))
 
 
-def _seed(dataset: str) -> int:
-    return int.from_bytes(hashlib.sha256(dataset.encode()).digest()[:8], "big")
-
-
 def _count_blocks(dataset: str, n_clusters: int, draws: int) -> Iterator[np.ndarray]:
     """Blocks [rows, n_clusters] uint16: how often each draw holds each cluster. `draws` rows in all."""
-    rng = np.random.default_rng(_seed(dataset))
+    rng = np.random.default_rng(int.from_bytes(hashlib.sha256(dataset.encode()).digest()[:8], "big"))
     step = max(1, _BLOCK_ENTRIES // n_clusters)
     for start in range(0, draws, step):
         rows = min(step, draws - start)
@@ -148,37 +132,6 @@ def cluster_draws(dataset: str, n_clusters: int, draws: int = DRAWS) -> Iterator
     yield from make(dataset, n_clusters, draws)
 
 
-def bootstrap_statistics(
-    values: np.ndarray, clusters: np.ndarray, dataset: str, aggregator: Aggregator | None = None, draws: int = DRAWS
-) -> np.ndarray:
-    """The statistic of each draw of clusters, float64 [draws]: the mean of the drawn samples, or `aggregator` of them.
-
-    `aggregator` gets the drawn samples' values, [m] or [m, k] (a sample drawn twice appears twice, in cluster order); one
-    that is `Pooled` gets their sums, of all draws at once.
-    """
-    index, count = cluster_index(clusters)
-    if isinstance(aggregator, Pooled):
-        columns = np.zeros((count, values.shape[1]))
-        np.add.at(columns, index, values)
-        draws_of = cluster_draws(dataset, count, draws)
-        return np.concatenate([aggregator.function(block.astype(np.float64) @ columns) for block in draws_of])
-    if aggregator is None:
-        columns = np.stack(
-            [np.bincount(index, weights=values, minlength=count), np.bincount(index, minlength=count)], 1
-        )
-        totals = np.concatenate([block.astype(np.float64) @ columns for block in cluster_draws(dataset, count, draws)])
-        return totals[:, 0] / totals[:, 1]
-    order = np.argsort(index, kind="stable")
-    ordered, sorted_index = values[order], index[order]
-    return np.array(
-        [
-            aggregator(np.repeat(ordered, row[sorted_index], axis=0))
-            for block in cluster_draws(dataset, count, draws)
-            for row in block
-        ]
-    )
-
-
 def percentile_ends(statistics: np.ndarray, alpha: float) -> tuple[float, float]:
     """Percentile interval at level 1 - alpha, by order statistics of the draws.
 
@@ -193,26 +146,88 @@ def percentile_ends(statistics: np.ndarray, alpha: float) -> tuple[float, float]
     return float(ordered[skip]), float(ordered[draws - 1 - skip])
 
 
-def interval(
-    values: np.ndarray,
-    clusters: np.ndarray,
-    dataset: str,
-    level: float = LEVEL,
-    aggregator: Aggregator | None = None,
-    share: bool = True,
-) -> Interval:
-    """Interval of a cell's score: Wilson for a mean of zeros and ones, else the percentile bootstrap over clusters.
+Cell = tuple[np.ndarray, np.ndarray]
+"""Values [n], or parts [n, k], and clusters [n]."""
+
+
+def intervals(
+    cells: Sequence[Cell], dataset: str, aggregator: Pooled | None = None, share: bool = True
+) -> list[Interval]:
+    """The interval of each cell's score: Wilson for a mean of zeros and ones, else the percentile bootstrap over clusters.
 
     No interval is given for no sample, nor by a bootstrap of a single cluster, which cannot vary. `share` False: the score
     is an amount, and zeros and ones among its values are a coincidence.
     """
-    if len(values) == 0:
-        return NO_INTERVAL
-    if share and aggregator is None and is_binary(values):
-        sizes = np.bincount(cluster_index(clusters)[0])
-        equal = None if len(sizes) == len(values) else equal_clusters(sizes)
-        return Interval(*wilson(float(np.mean(values)), effective_n(values, clusters), level, equal), "wilson")
-    if cluster_index(clusters)[1] < 2:
-        return NO_INTERVAL
-    statistics = bootstrap_statistics(values, clusters, dataset, aggregator)
-    return Interval(*percentile_ends(statistics, 1 - level), "bootstrap")
+    intervals = [NO_INTERVAL] * len(cells)
+    alike: dict[tuple[bool, int, bytes], list[int]] = {}
+    for i, (values, clusters) in enumerate(cells):
+        index, count = cluster_index(clusters)
+        binary = share and aggregator is None and is_binary(values)
+        if len(values) and (binary or count > 1):
+            alike.setdefault((binary, count, index.tobytes()), []).append(i)
+    for (binary, count, _), numbers in alike.items():
+        alike_values = [cells[i][0] for i in numbers]
+        index, _ = cluster_index(cells[numbers[0]][1])
+        ends: Iterable[Interval]
+        if binary:
+            ends = _wilson(np.array(alike_values, dtype=np.float64), index, count)
+        else:
+            draws = bootstrap_statistics(alike_values, index, count, dataset, aggregator)
+            ends = (Interval(*percentile_ends(drawn, 1 - LEVEL), "bootstrap") for drawn in draws)
+        for i, each in zip(numbers, ends, strict=True):
+            intervals[i] = each
+    return intervals
+
+
+def _wilson(values: np.ndarray, index: np.ndarray, count: int) -> Iterator[Interval]:
+    """Wilson's intervals of cells with the same clusters, values [m, n] of zeros and ones, by their `clustered_n`."""
+    m, n = values.shape
+    means = values.mean(axis=1)
+    places = (index + np.arange(m)[:, None] * count).ravel()
+    residuals = np.bincount(places, weights=(values - means[:, None]).ravel(), minlength=m * count).reshape(m, count)
+    sizes = np.bincount(index, minlength=count)
+    equal = None if count == n else equal_clusters(sizes)
+    for mean, effective in zip(means.tolist(), clustered_n(sizes, residuals, means.tolist()), strict=True):
+        yield Interval(*wilson(mean, effective, clusters=equal), "wilson")
+
+
+def bootstrap_statistics(
+    values: Sequence[np.ndarray],
+    index: np.ndarray,
+    count: int,
+    dataset: str,
+    aggregator: Pooled | None = None,
+    draws: int = DRAWS,
+) -> Iterator[np.ndarray]:
+    """The statistic of every draw, float64 [draws], of each of the cells, which have the same clusters: the mean of the drawn
+    samples, or the aggregate of their sums.
+
+    Args:
+        values: float64 [n] of each cell, or parts [n, k]; index: int [n], the cluster of each sample among `count`.
+    """
+    size = 1 if aggregator is None else values[0].shape[1]
+    step = max(1, (WIDTH - (aggregator is None)) // size)
+    products = [values[start : start + step] for start in range(0, len(values), step)]
+    for start in range(0, len(products), AT_ONCE):
+        some = products[start : start + AT_ONCE]
+        columns = [_columns(cells, index, count, max(WIDTH, step * size)) for cells in some]
+        sums: list[list[np.ndarray]] = [[] for _ in some]
+        for block in cluster_draws(dataset, count, draws):  # those of many clusters are made anew at each use
+            counts = block.astype(np.float64)
+            for blocks, each in zip(sums, columns, strict=True):
+                blocks.append(counts @ each)
+        for cells, totals in zip(some, map(np.concatenate, sums), strict=True):
+            for i in range(len(cells)):
+                drawn = totals[:, i * size : (i + 1) * size]
+                yield drawn[:, 0] / totals[:, -1] if aggregator is None else aggregator.function(drawn)
+
+
+def _columns(values: Sequence[np.ndarray], index: np.ndarray, count: int, width: int) -> np.ndarray:
+    """The clusters' sums of each cell, float64 [clusters, width]; of means the last column is how many samples a cluster has."""
+    columns = np.zeros((count, width))
+    for i, each in enumerate(values):
+        size = each.size // len(each)
+        np.add.at(columns[:, i * size : (i + 1) * size], index, each.reshape(len(each), size))
+    if values[0].ndim == 1:
+        columns[:, -1] = np.bincount(index, minlength=count)
+    return columns

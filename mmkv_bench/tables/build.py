@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.statistics.intervals import Aggregator
-from mmkv_bench.statistics.metric_kinds import FIDELITY, PARSE_FAILED, upstream
+from mmkv_bench.statistics.metric_kinds import FIDELITY, PARSE_FAILED, aggregate_of, upstream
 from mmkv_bench.tables.audit import Audits, free_share
 from mmkv_bench.tables.compare import columns
 from mmkv_bench.tables.gates import find, verdict
-from mmkv_bench.tables.metrics import aggregate, aggregator_of, headlines
+from mmkv_bench.tables.metrics import aggregate, headlines
 from mmkv_bench.tables.rows import BASELINE, Rows, check, choose, choose_cells, latest, missing, with_limits
 from mmkv_bench.tables.score_table import Entry, ScoreTable
 from mmkv_bench.tables.scores import Scores, Sheet, common_samples
@@ -38,12 +37,10 @@ def build(
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
     metrics: Sequence[str] | None = None,
-    aggregators: Mapping[str, Aggregator] | None = None,
 ) -> list[ScoreTable]:
     """All tables of the rows, ordered by context; the filters name what to keep (None = everything, but of the metrics not
     those of fidelity, which every run has and `fidelity.py` prints together).
 
-    aggregators: metric -> aggregate, where it is not the one known by the metric's name.
     Raises ConfigError when a filter names what the rows do not hold, StoreError when rows contradict each other.
     """
     import pandas as pd
@@ -54,7 +51,7 @@ def build(
     rows = replace(rows, cells=with_limits(_of_trained(rows.cells)))
     keep = choose_cells(rows.cells, datasets, protocols, readings)
     choose(pd.Series(list(rows.names), dtype=object), metrics, "metric")
-    parts = _Parts(rows, aggregators or {})
+    parts = _Parts(rows)
     cells = rows.cells.assign(place=np.arange(len(rows.cells)), latest=latest(rows.cells))[keep]
     tables = []
     for sweep in sweeps(cells):
@@ -83,13 +80,12 @@ _METRICS = ("cell", "metric", "lmms_eval", "judge", "judge_prompts", "judge_temp
 class _Parts:
     """Material of all tables, coded once: scores, audits, and the judges and lmms-eval's aggregates of the `metrics` rows."""
 
-    def __init__(self, rows: Rows, aggregators: Mapping[str, Aggregator]):
+    def __init__(self, rows: Rows):
         import pandas as pd
 
         self.sheet = Sheet.of(rows.samples, list(rows.cells["cell"]))
         responses = [rows.responses] if isinstance(rows.responses, pd.DataFrame) else rows.responses
         self.audits = Audits(responses, self.sheet)
-        self.aggregators = aggregators
         self.full = rows.full
         self.primary = rows.primary
         self.lmms_eval: dict[tuple[str, str], float] = {}
@@ -122,9 +118,8 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
                 tuple(group.seeds[i] for i in scored),
             )
             groups[key].refuse_twins()
-    aggregator = aggregator_of(metric, parts.aggregators)
     scores = {key: sheet.scores(group.places, metric) for key, group in groups.items()}
-    found = headlines(list(scores.values()), sweep.context["dataset"], aggregator, metric)
+    found = headlines(list(scores.values()), sweep.context["dataset"], metric)
     common = common_samples(scores.values())
     entries = {
         key: _entry(groups[key], own, numbers, metric, parts)
@@ -133,12 +128,12 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
     if len(common):
         for key, own in scores.items():
             whole = own.n_ok == own.n == len(common)  # then the headline is of no other samples
-            shared = entries[key].value if whole else aggregate(own.among(common), aggregator)
+            shared = entries[key].value if whole else aggregate(own.among(common), aggregate_of(metric))
             entries[key] = replace(entries[key], common=shared)
     begun = {label for label, _ in (*entries, *waiting)}  # cells are stored before their first answer is
     methods = tuple(method for method in sweep.methods if method.label in begun)
     budgets = tuple(sorted({budget for _, budget in entries if budget}, key=Decimal))
-    table = ScoreTable(sweep.context, metric, sweep.axis, budgets, methods, entries, waiting, aggregator=aggregator)
+    table = ScoreTable(sweep.context, metric, sweep.axis, budgets, methods, entries, waiting)
     table.columns = columns(table)
     table.free = _free(sweep, table, parts.full)
     table.calibrations = {method.label: sweep.calibrations[method.label] for method in methods if method.calibrated}

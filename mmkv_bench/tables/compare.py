@@ -15,8 +15,8 @@ import numpy as np
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.statistics.blocks import Samples
 from mmkv_bench.statistics.column import Column, compare_column, compare_pairs, holm
-from mmkv_bench.statistics.intervals import ALPHA, Aggregator
-from mmkv_bench.statistics.metric_kinds import Pooled, is_share, lower_is_better
+from mmkv_bench.statistics.intervals import ALPHA
+from mmkv_bench.statistics.metric_kinds import aggregate_of, is_share, lower_is_better
 from mmkv_bench.tables.line import Line
 
 if TYPE_CHECKING:
@@ -79,14 +79,15 @@ class Pair:
         return replace(self, a=self.b, b=self.a, difference=-self.difference, low=low, high=high)
 
 
-def samples_of(scores: Sequence[Scores], metric: str, aggregator: Aggregator | None) -> Samples:
+def samples_of(scores: Sequence[Scores], metric: str) -> Samples:
     """The scores of several cells of one sheet as one array over all samples that any of them has."""
     every, clusters = scores[0].samples, scores[0].clusters
     same = all(np.array_equal(cell.samples, every) for cell in scores)
     if not same:
         every, first = np.unique(np.concatenate([cell.samples for cell in scores]), return_index=True)
         clusters = np.concatenate([cell.clusters for cell in scores])[first]
-    pooled = isinstance(aggregator, Pooled)
+    aggregator = aggregate_of(metric)
+    pooled = aggregator is not None
     width = (max((cell.parts.shape[1] for cell in scores if cell.parts is not None), default=1),) if pooled else ()
     values = np.full((len(scores), len(every), *width), np.nan)
     for i, cell in enumerate(scores):
@@ -105,7 +106,7 @@ def columns(table: ScoreTable) -> dict[str, Column]:
         rivals = {line.label: table.entries[line.label, budget] for line in table.family(budget).rivals}
         rivals = {label: entry for label, entry in rivals.items() if entry.audit.comparable}
         if rivals:
-            samples = samples_of([entry.scores for entry in rivals.values()], table.metric, table.aggregator)
+            samples = samples_of([entry.scores for entry in rivals.values()], table.metric)
             found[budget] = compare_column(list(rivals), samples, falling=lower_is_better(table.metric))
     return found
 
@@ -127,7 +128,7 @@ def every_pair(table: ScoreTable) -> list[Pair]:
         pairs = _pairs(budget, column) if column else []
         a, b = np.triu_indices(len(names), 1)
         others = [not {names[i], names[j]} <= rivals for i, j in zip(a, b, strict=True)]
-        samples = samples_of([entry.scores for entry in entries.values()], table.metric, table.aggregator)
+        samples = samples_of([entry.scores for entry in entries.values()], table.metric)
         other = compare_pairs(names, samples, a[others], b[others], falling=lower_is_better(table.metric))
         by_names = {(pair.a, pair.b): pair for pair in [*pairs, *_pairs(budget, other, compete=False)]}
         found += [by_names[names[i], names[j]] for i, j in zip(a, b, strict=True)]
@@ -150,9 +151,9 @@ def _pairs(budget: str, column: Column, which: np.ndarray | None = None, compete
     return found
 
 
-def against(scores: Sequence[Scores], baseline: Scores, metric: str, aggregator: Aggregator | None) -> list[Difference]:
+def against(scores: Sequence[Scores], baseline: Scores, metric: str) -> list[Difference]:
     """Each of the cells minus `baseline`, with 95 % intervals; a cell's numbers do not depend on which others are given."""
-    samples = samples_of([*scores, baseline], metric, aggregator)
+    samples = samples_of([*scores, baseline], metric)
     a = np.arange(len(scores))
     column = compare_pairs([""] * (len(a) + 1), samples, a, np.full(len(a), len(a)))
     return [

@@ -213,7 +213,7 @@ def _entries(tables: Mapping[str, ScoreTable], names: Sequence[str], label: str,
 
 
 def _difference(table: ScoreTable, a: Entry, b: Entry) -> Mean:
-    (difference,) = against([a.scores], b.scores, table.metric, table.aggregator)
+    (difference,) = against([a.scores], b.scores, table.metric)
     assert difference.value is not None, "two complete cells of a dataset share its samples"
     return Mean(difference.value, difference.low, difference.high)
 

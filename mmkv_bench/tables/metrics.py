@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.statistics.intervals import NO_INTERVAL, Aggregator, Interval
+from mmkv_bench.statistics.intervals import NO_INTERVAL, Interval, intervals
 from mmkv_bench.statistics.metric_kinds import Pooled, aggregate_of, is_share, lower_is_better
-from mmkv_bench.statistics.shared_draws import intervals
 from mmkv_bench.tables.compare import Difference, against
 from mmkv_bench.tables.rows import BASELINE, check, context_key, with_limits
 from mmkv_bench.tables.scores import Scores, Sheet
@@ -27,7 +26,6 @@ def metrics_rows(
     samples: pd.DataFrame,
     cells: pd.DataFrame,
     *,
-    aggregators: Mapping[str, Aggregator] | None = None,
     lmms_eval: Mapping[tuple[str, str], float | None] | None = None,
     reasons: Mapping[str | tuple[str, str], str | None] | None = None,
     judges: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
@@ -38,8 +36,7 @@ def metrics_rows(
     ok in both; it is null where there is no such cell, and for `full` itself. So `samples` and `cells` must hold the
     `full` cells beside those that are wanted.
 
-    samples, cells: frames of the tables of those names. aggregators: metric -> aggregate where it is not the one known by
-    the metric's name (`known.aggregate_of`).
+    samples, cells: frames of the tables of those names.
     lmms_eval, judges: (cell, metric) -> lmms-eval's own aggregate, the judge's columns. reasons: cell, or cell and
     metric, -> why lmms-eval gives no aggregate.
 
@@ -54,8 +51,8 @@ def metrics_rows(
     for cell, metric in scores:
         metrics_of.setdefault(cell, []).append(metric)
     described = cells.to_dict("records")
-    differences = _differences(described, scores, aggregators)
-    numbers = _headlines(described, scores, aggregators)
+    differences = _differences(described, scores)
+    numbers = _headlines(described, scores)
     rows = []
     for cell in described:
         for metric in metrics_of.get(cell["cell"], ()):
@@ -92,9 +89,7 @@ def _full_of(cells: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...], str]:
 
 
 def _headlines(
-    cells: Sequence[Mapping[str, Any]],
-    scores: Mapping[tuple[str, str], Scores],
-    aggregators: Mapping[str, Aggregator] | None,
+    cells: Sequence[Mapping[str, Any]], scores: Mapping[tuple[str, str], Scores]
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """(cell, metric) -> its headline; all cells of a dataset and metric at once."""
     dataset_of = {row["cell"]: row["dataset"] for row in cells}
@@ -103,19 +98,17 @@ def _headlines(
         groups.setdefault((dataset_of[cell], metric), []).append((cell, metric))
     numbers: dict[tuple[str, str], dict[str, Any]] = {}
     for (dataset, metric), keys in groups.items():
-        aggregator = aggregator_of(metric, aggregators)
-        numbers |= dict(zip(keys, headlines([scores[key] for key in keys], dataset, aggregator, metric), strict=True))
+        numbers |= dict(zip(keys, headlines([scores[key] for key in keys], dataset, metric), strict=True))
     return numbers
 
 
-def headlines(
-    scores: Sequence[Scores], dataset: str, aggregator: Aggregator | None = None, metric: str = ""
-) -> list[dict[str, Any]]:
+def headlines(scores: Sequence[Scores], dataset: str, metric: str) -> list[dict[str, Any]]:
     """n, n_ok, value and interval of each of a table's cells (null unless every sample is ok), and the score with failures as 0.
 
     Where less is better, 0 would flatter a failure, and nothing is counted in its place; nor is an answer 0 that no judge
     has judged, nor a failure of which the metric's parts are not known.
     """
+    aggregator = aggregate_of(metric)
     for cell in scores:
         _require_parts(cell, dataset, aggregator)
     whole = [(_aggregated(cell, aggregator), cell.clusters) for cell in scores if cell.complete]
@@ -123,7 +116,7 @@ def headlines(
     return [_headline(cell, aggregator, metric, next(ends) if cell.complete else NO_INTERVAL) for cell in scores]
 
 
-def _headline(scores: Scores, aggregator: Aggregator | None, metric: str, interval: Interval) -> dict[str, Any]:
+def _headline(scores: Scores, aggregator: Pooled | None, metric: str, interval: Interval) -> dict[str, Any]:
     value = aggregate(scores, aggregator) if scores.complete else None
     return {
         "n": scores.n,
@@ -136,38 +129,33 @@ def _headline(scores: Scores, aggregator: Aggregator | None, metric: str, interv
     }
 
 
-def aggregator_of(metric: str, given: Mapping[str, Aggregator] | None = None) -> Aggregator | None:
-    """The aggregate of a metric: the given one, else the one known by its name; None = the mean."""
-    return (given or {}).get(metric) or aggregate_of(metric)
-
-
-def aggregate(scores: Scores, aggregator: Aggregator | None = None) -> float:
+def aggregate(scores: Scores, aggregator: Pooled | None = None) -> float:
     """The score of a set of samples: their mean unless the metric has an aggregate of its own."""
     if aggregator is None:
         return float(np.mean(scores.values))
-    return float(aggregator(_aggregated(scores, aggregator)))
+    return aggregator(_aggregated(scores, aggregator))
 
 
-def _aggregated(scores: Scores, aggregator: Aggregator | None) -> np.ndarray:
+def _aggregated(scores: Scores, aggregator: Pooled | None) -> np.ndarray:
     """The values that are aggregated: float64 [n], or the parts [n, k]."""
-    if not isinstance(aggregator, Pooled):
+    if aggregator is None:
         return scores.values
     assert scores.parts is not None, "whoever asks for an aggregate of parts has made sure that there are any"
     return scores.parts
 
 
-def _with_failures(scores: Scores, aggregator: Aggregator | None, metric: str) -> float | None:
+def _with_failures(scores: Scores, aggregator: Pooled | None, metric: str) -> float | None:
     """The aggregate with failed samples as 0, whose parts are those of an empty answer already; None where that says
     nothing."""
-    known = not isinstance(aggregator, Pooled) or (scores.parts is not None and not np.isnan(scores.parts).any())
+    known = aggregator is None or (scores.parts is not None and not np.isnan(scores.parts).any())
     if not scores.n or not known or scores.unjudged or lower_is_better(metric):
         return None
     return aggregate(replace(scores, values=np.nan_to_num(scores.values, nan=0.0)), aggregator)
 
 
-def _require_parts(scores: Scores, dataset: str, aggregator: Aggregator | None) -> None:
+def _require_parts(scores: Scores, dataset: str, aggregator: Pooled | None) -> None:
     """Samples that are ok need parts; failed ones may lack them, as when no sample of a cell reached the scorer."""
-    if not isinstance(aggregator, Pooled) or not scores.n_ok:
+    if aggregator is None or not scores.n_ok:
         return
     if scores.parts is None or np.isnan(scores.parts[scores.ok]).any():
         raise StoreError(
@@ -177,9 +165,7 @@ def _require_parts(scores: Scores, dataset: str, aggregator: Aggregator | None) 
 
 
 def _differences(
-    cells: Sequence[Mapping[str, Any]],
-    scores: Mapping[tuple[str, str], Scores],
-    aggregators: Mapping[str, Aggregator] | None,
+    cells: Sequence[Mapping[str, Any]], scores: Mapping[tuple[str, str], Scores]
 ) -> dict[tuple[str, str], Difference]:
     """(cell, metric) -> the cell minus `full` of its context; all cells that have the same `full` at once."""
     full_of = _full_of(cells)
@@ -191,8 +177,7 @@ def _differences(
             groups.setdefault((baseline, metric), []).append(cell)
     differences: dict[tuple[str, str], Difference] = {}
     for (baseline, metric), names in groups.items():
-        aggregator = aggregator_of(metric, aggregators)
-        values = against([scores[cell, metric] for cell in names], scores[baseline, metric], metric, aggregator)
+        values = against([scores[cell, metric] for cell in names], scores[baseline, metric], metric)
         differences |= {(cell, metric): value for cell, value in zip(names, values, strict=True)}
     return differences
 

@@ -15,7 +15,7 @@ from mmkv_bench.statistics.metric_kinds import (
     MEASURES,
     PARSE_FAILED,
     SAME,
-    Pooled,
+    aggregate_of,
     lower_is_better,
     upstream,
 )
@@ -187,7 +187,8 @@ def _resolution(table: ScoreTable, columns: Mapping[str, Column]) -> list[Note]:
     gaps = {budget: gap for budget, column in columns.items() if (gap := column.resolution) is not None}
     if not gaps:
         return []
-    ratio = isinstance(table.aggregator, Pooled) and table.aggregator.ratio
+    aggregator = aggregate_of(table.metric)
+    ratio = aggregator is not None and aggregator.ratio
     words = [
         f"{'none' if gap == inf else f'a ratio of {exp(gap):.3g}' if ratio else f'{gap:.2g}'}{budget and f' at {budget}'}"
         for budget, gap in gaps.items()

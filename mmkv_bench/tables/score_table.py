@@ -13,7 +13,6 @@ from functools import cached_property
 import numpy as np
 
 from mmkv_bench.statistics.column import Column
-from mmkv_bench.statistics.intervals import Aggregator
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.study import PrimaryEndpoint
 from mmkv_bench.tables.audit import MOSTLY, Audit
@@ -64,7 +63,7 @@ class ScoreTable:
     """Entries by (label, budget); `budgets` are exact decimal strings in ascending order, "" stands for no budget.
 
     `waiting` counts the answers, by (label, budget), that have no score yet; `columns` holds, by budget, the methods that
-    compete there (`compare.columns`); `aggregator` is the metric's, None = the mean; `gate` says whether `full` scores what
+    compete there (`compare.columns`); `gate` says whether `full` scores what
     is printed for it (None: nobody expects it to);
     `free` is the share of the answers that no method can change (see `free.share`), `calibrations` says of each calibrated
     line what its artefacts were made of, `primary` is the study's primary endpoint, `versions` the versions by budget of lines
@@ -79,7 +78,6 @@ class ScoreTable:
     entries: dict[tuple[str, str], Entry]
     waiting: dict[tuple[str, str], int] = field(default_factory=dict)
     columns: dict[str, Column] = field(default_factory=dict)
-    aggregator: Aggregator | None = None
     gate: str | None = None
     free: float | None = None
     calibrations: dict[str, tuple[str, ...]] = field(default_factory=dict)

@@ -132,7 +132,7 @@ def test_where_less_is_better_failures_and_what_is_not_judged_leave_no_headline(
     found = score(spec, answered(requests, known_texts()), judge=new_judge(retries=0))
     rows = pd.DataFrame([row._asdict() | {"cell": "c"} for row in found.samples])
     for metric in ("autodq_no_events", "autodq_f1_stock", "autodq_f1"):
-        (made,) = headlines([gather(rows[rows["metric"] == metric])], "dream1k", aggregate_of(metric), metric)
+        (made,) = headlines([gather(rows[rows["metric"] == metric])], "dream1k", metric)
         assert (made["value"], made["value_failures_zero"]) == (None, None)
 
 

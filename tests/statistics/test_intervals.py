@@ -13,16 +13,29 @@ from scipy import stats
 from mmkv_bench.statistics import intervals
 from mmkv_bench.statistics.intervals import (
     NO_INTERVAL,
+    Interval,
     bootstrap_statistics,
     cluster_draws,
-    effective_n,
-    interval,
+    clustered_n,
     percentile_ends,
     wilson,
 )
 from tests.each import each
 
 SHORT = settings(max_examples=60, deadline=None)
+
+
+def interval(values: np.ndarray, clusters: np.ndarray, dataset: str) -> Interval:
+    """The interval of one cell."""
+    (found,) = intervals.intervals([(values, clusters)], dataset)
+    return found
+
+
+def effective_n(values: np.ndarray, index: np.ndarray) -> float:
+    """`clustered_n` of one cell."""
+    mean = float(values.mean())
+    (found,) = clustered_n(np.bincount(index), np.bincount(index, weights=values - mean)[None], [mean])
+    return found
 
 
 def slow_wilson(k: int, n: int, level: float) -> tuple[float, float]:
@@ -133,7 +146,8 @@ def test_bootstrap_equals_a_loop_over_draws_clusters_and_samples() -> None:
     values = [0.2, 0.9, 0.4, 1.0, 0.0, 0.7, 0.33, 0.5]
     clusters = ["b", "a", "b", "c", "d", "a", "b", "e"]
     slow = slow_bootstrap(values, clusters, "docvqa")
-    fast = bootstrap_statistics(np.array(values), np.array(clusters), "docvqa")
+    index = np.unique(clusters, return_inverse=True)[1]
+    (fast,) = bootstrap_statistics([np.array(values)], index, 5, "docvqa")
     np.testing.assert_allclose(fast, slow, atol=1e-14)
     ordered = sorted(slow)
     found = interval(np.array(values), np.array(clusters), "docvqa")
@@ -149,18 +163,6 @@ def test_bootstrap_agrees_with_scipy_on_unclustered_samples() -> None:
     spread = np.std(values) / np.sqrt(150)
     assert found.low == pytest.approx(other.confidence_interval.low, abs=0.12 * spread)
     assert found.high == pytest.approx(other.confidence_interval.high, abs=0.12 * spread)
-
-
-def test_an_aggregator_sees_the_drawn_samples() -> None:
-    values = np.array([0.2, 0.9, 0.4, 1.0, 0.1])
-    clusters = np.array(["b", "a", "b", "c", "a"])
-    by_mean = bootstrap_statistics(values, clusters, "any", lambda drawn: float(np.mean(drawn)), draws=400)
-    np.testing.assert_allclose(by_mean, bootstrap_statistics(values, clusters, "any", draws=400), atol=1e-14)
-    sizes = bootstrap_statistics(values, clusters, "any", len, draws=400)
-    per_cluster = np.concatenate(list(cluster_draws("any", 3, draws=400))) @ np.array([2, 2, 1])
-    np.testing.assert_array_equal(sizes, per_cluster)
-    found = interval(np.array([0.0, 1, 1, 0]), np.arange(4), "any", aggregator=lambda drawn: float(np.max(drawn)))
-    assert found.kind == "bootstrap" and found.high == 1.0
 
 
 @SHORT

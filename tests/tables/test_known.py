@@ -61,8 +61,7 @@ def test_the_headline_of_corpus_bleu_is_the_corpus_value_and_no_mean():
 def test_sums_of_drawn_clusters_give_what_drawn_samples_give():
     rng = np.random.default_rng(3)
     a = np.array(bleu_parts(rng, 12), float)
-    clusters = np.array(list("aabbccddeeff"))
-    found = bootstrap_statistics(a, clusters, "any", aggregate_of(BLEU), draws=60)
+    (found,) = bootstrap_statistics([a], np.repeat(np.arange(6), 2), 6, "any", aggregate_of(BLEU), draws=60)
     counts = np.concatenate(list(cluster_draws("any", 6, draws=60)))
     slow = [slow_bleu(np.repeat(a, np.repeat(row, 2), axis=0).tolist()) for row in counts]
     np.testing.assert_allclose(found, slow, atol=1e-6)
@@ -114,7 +113,7 @@ def test_a_seed_that_failed_whole_takes_its_samples_and_no_others() -> None:
     scores = gather(frame)
     np.testing.assert_array_equal(scores.ok, [False, True])
     np.testing.assert_array_equal(scores.parts, [[np.nan, np.nan], [3.0, 4.0]])
-    (row,) = headlines([scores], "any", aggregate_of("ppl"), BLEU)
+    (row,) = headlines([scores], "any", "ppl")
     assert (row["n"], row["n_ok"], row["value"], row["value_failures_zero"]) == (2, 1, None, None)
 
 
@@ -138,7 +137,7 @@ def test_a_pooled_aggregate_of_another_kind_needs_its_function_alone():
     perplexity = Pooled(lambda totals: np.exp(totals[..., 0] / totals[..., 1]))
     parts = np.array([[2.0, 4.0], [9.0, 3.0]])
     assert perplexity(parts) == pytest.approx(math.exp(11 / 7))
-    draws = bootstrap_statistics(parts, np.arange(2), "any", perplexity, draws=50)
+    (draws,) = bootstrap_statistics([parts], np.arange(2), 2, "any", perplexity, draws=50)
     assert set(np.round(draws, 9)) <= {round(math.exp(x), 9) for x in (0.5, 11 / 7, 3.0)}
 
 
