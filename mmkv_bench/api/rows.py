@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.config.shorthand import words
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.fidelity import names
 from mmkv_bench.tables.formats import markdown
 from mmkv_bench.tables.latex import latex
 from mmkv_bench.tables.rows import choose, load
 from mmkv_bench.tables.score_table import ScoreTable
-from mmkv_bench.tables.score_text import frame, tables_of_scores
+from mmkv_bench.tables.score_text import frame, names, tables_of_scores
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,15 +12,14 @@ from markupsafe import Markup
 from mmkv_bench.report.fields import Field, budget_words, byte_words, datatable, interval, rank_words, score, text_field
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.audit import Audit
-from mmkv_bench.tables.captions import axis_words, caption, context_words, line_label
-from mmkv_bench.tables.cost_names import KNOWN
+from mmkv_bench.tables.cost_rows import KNOWN
 from mmkv_bench.tables.costs import CostEntry, CostTable
-from mmkv_bench.tables.line import Line
+from mmkv_bench.tables.dataset_groups import TaskRanks, families, headlines, ranks_over
 from mmkv_bench.tables.notes import predicts_nothing, score_notes
 from mmkv_bench.tables.rows import CONTEXT
-from mmkv_bench.tables.score_table import ScoreTable
+from mmkv_bench.tables.score_table import Line, ScoreTable
 from mmkv_bench.tables.score_text import SHORT
-from mmkv_bench.tables.task_ranks import TaskRanks, families, headlines, ranks_over
+from mmkv_bench.tables.text import axis_words, caption, context_words, line_label
 
 COSTS = (KNOWN["bytes_held"], KNOWN["bytes_device"], KNOWN["tpot_s"])
 FILTERED = ("model", "dataset", "protocol", "reading", "method", "budget", "metric", "rows")

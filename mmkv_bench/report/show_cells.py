@@ -21,9 +21,9 @@ from mmkv_bench.report.terminal import pairs, plain, table
 from mmkv_bench.statistics.metric_kinds import MEASURES
 from mmkv_bench.store.rows import refuse_malformed
 from mmkv_bench.store.tally import remembered, tally
-from mmkv_bench.tables.number_text import score, signed, span
 from mmkv_bench.tables.rows import BASELINE, config_of
 from mmkv_bench.tables.status import label
+from mmkv_bench.tables.text import score, signed, span
 
 if TYPE_CHECKING:
     from rich.console import Console

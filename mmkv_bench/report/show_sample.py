@@ -17,8 +17,8 @@ from mmkv_bench.report.terminal import MARK, KeptMap, cut, marked, pairs, plain,
 from mmkv_bench.statistics.metric_kinds import MEASURES
 from mmkv_bench.store.kept_entries import digest, unpacked
 from mmkv_bench.store.parts import is_in
-from mmkv_bench.tables.number_text import score
 from mmkv_bench.tables.rows import BASELINE, context_key, with_limits
+from mmkv_bench.tables.text import score
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -29,9 +29,9 @@ from mmkv_bench.report.kept_maps import kept_section, kept_tokens
 from mmkv_bench.report.prompts import Prompts
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.packing import blocks
-from mmkv_bench.tables.captions import line_label
 from mmkv_bench.tables.rows import AT_ONCE, BASELINE, Rows, context_key, with_limits
 from mmkv_bench.tables.score_table import ScoreTable
+from mmkv_bench.tables.text import line_label
 
 
 @dataclass(frozen=True)

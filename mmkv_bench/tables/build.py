@@ -13,12 +13,11 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.metric_kinds import FIDELITY, PARSE_FAILED, aggregate_of, upstream
 from mmkv_bench.tables.audit import Audits, free_share
 from mmkv_bench.tables.compare import columns
-from mmkv_bench.tables.gates import find, verdict
 from mmkv_bench.tables.metrics import aggregate, headlines
 from mmkv_bench.tables.rows import BASELINE, Rows, check, choose, choose_cells, latest, missing, with_limits
 from mmkv_bench.tables.score_table import Entry, ScoreTable
 from mmkv_bench.tables.scores import Scores, Sheet, common_samples
-from mmkv_bench.tables.sweep import SeedGroup, Sweep, sweeps
+from mmkv_bench.tables.sweep import SeedGroup, Sweep, find, sweeps, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +38,7 @@ def build(
     metrics: Sequence[str] | None = None,
 ) -> list[ScoreTable]:
     """All tables of the rows, ordered by context; the filters name what to keep (None = everything, but of the metrics not
-    those of fidelity, which every run has and `fidelity.py` prints together).
+    those of fidelity, which every run has and `score_text.fidelity_tables` prints together).
 
     Raises ConfigError when a filter names what the rows do not hold, StoreError when rows contradict each other.
     """

@@ -17,7 +17,7 @@ from mmkv_bench.statistics.blocks import Samples
 from mmkv_bench.statistics.column import Column, compare_column, compare_pairs, holm
 from mmkv_bench.statistics.intervals import ALPHA
 from mmkv_bench.statistics.metric_kinds import aggregate_of, is_share, lower_is_better
-from mmkv_bench.tables.line import Line
+from mmkv_bench.tables.score_table import Line
 
 if TYPE_CHECKING:
     from mmkv_bench.tables.score_table import ScoreTable

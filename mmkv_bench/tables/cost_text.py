@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from mmkv_bench.tables.captions import axis_words, context_words, line_label
-from mmkv_bench.tables.cost_names import Cost
+from mmkv_bench.tables.cost_rows import Cost
 from mmkv_bench.tables.costs import LIMIT, TIMED, CostEntry, CostTable
-from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import OVER_FULL, cost_notes
-from mmkv_bench.tables.number_text import number, number_span, unit_of
+from mmkv_bench.tables.score_table import Line
 from mmkv_bench.tables.table import Grid, GridCell, Table
+from mmkv_bench.tables.text import axis_words, context_words, line_label, number, number_span, unit_of
 
 _TIMED = ("seconds", "tokens/s")
 

@@ -20,10 +20,9 @@ from mmkv_bench.statistics.medians import Medians, medians
 from mmkv_bench.store.measurements import load_warning
 from mmkv_bench.store.rows import processor
 from mmkv_bench.store.schema import STATUSES
-from mmkv_bench.tables.cost_names import KNOWN, Cost
-from mmkv_bench.tables.cost_rows import CostRows, answer_costs, pass_costs
-from mmkv_bench.tables.line import Line
+from mmkv_bench.tables.cost_rows import KNOWN, Cost, CostRows, answer_costs, pass_costs
 from mmkv_bench.tables.rows import BASELINE, NO_ROWS, cells_of, choose_cells, latest, missing, open_store, with_limits
+from mmkv_bench.tables.score_table import Line
 from mmkv_bench.tables.sweep import Sweep, sweeps
 
 if TYPE_CHECKING:

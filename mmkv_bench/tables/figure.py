@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.tables.captions import caption, line_label, size_text
-from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import OVER
 from mmkv_bench.tables.rows import BASELINE
-from mmkv_bench.tables.score_table import AXES, Entry, ScoreTable
+from mmkv_bench.tables.score_table import AXES, Entry, Line, ScoreTable
+from mmkv_bench.tables.text import caption, line_label, size_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,12 +20,11 @@ from mmkv_bench.statistics.metric_kinds import (
     upstream,
 )
 from mmkv_bench.statistics.paired_test import LARGEST_SHARE
-from mmkv_bench.tables.captions import cell_words
 from mmkv_bench.tables.costs import LIMIT, TIMED
-from mmkv_bench.tables.line import CONTROLS, Line
 from mmkv_bench.tables.rows import BASELINE, FIXTURE
-from mmkv_bench.tables.score_table import Entry, ScoreTable
+from mmkv_bench.tables.score_table import CONTROLS, Entry, Line, ScoreTable
 from mmkv_bench.tables.table import Note, Rank
+from mmkv_bench.tables.text import cell_words
 
 if TYPE_CHECKING:
     from mmkv_bench.tables.costs import CostTable

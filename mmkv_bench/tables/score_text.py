@@ -1,23 +1,28 @@
-"""Tables of scores for the writers: a row per method, a column per budget, then common samples, ranks and pairs."""
+"""Tables of scores for the writers: a row per method, a column per budget, then common samples, ranks and pairs.
+
+A table of fidelity to `full` has a column per metric: how far distributions are, and how far answers go along with full's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.intervals import ALPHA
-from mmkv_bench.statistics.metric_kinds import MEASURES, lower_is_better
-from mmkv_bench.tables.captions import caption, line_label, title
+from mmkv_bench.statistics.metric_kinds import FIDELITY, MEASURES, lower_is_better
+from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import Pair, better, comparisons, every_pair, separated_pairs
-from mmkv_bench.tables.line import Line
-from mmkv_bench.tables.notes import marks, score_notes
-from mmkv_bench.tables.number_text import p_value, score, signed, span
-from mmkv_bench.tables.score_table import Entry, ScoreTable
+from mmkv_bench.tables.notes import fidelity_notes, marks, score_notes
+from mmkv_bench.tables.rows import Rows
+from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
+from mmkv_bench.tables.text import caption, line_label, p_value, score, signed, span, title
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 SHORT = 12
 """Digits of a cell's hash that tables show; every command takes them."""
@@ -268,3 +273,80 @@ def _pair_records(table: ScoreTable) -> list[dict[str, Any]]:
         }
         for pair in every_pair(table)
     ]
+
+
+GROUP = "fidelity"
+"""Name for all of these metrics on a command line."""
+
+COLUMNS = {
+    "fidelity_kl": "KL [nats, <= 5]",
+    "fidelity_kl_first": "KL token 1 [<= 5]",
+    "fidelity_top1": "top-1",
+    "divergence": "tokens in common",
+    "same_answer": "same answer",
+}
+
+
+def among(metrics: Sequence[str]) -> set[str]:
+    """The metrics of fidelity that a list asks for."""
+    return set(FIDELITY) if GROUP in metrics else set(FIDELITY).intersection(metrics)
+
+
+def names(metrics: Sequence[str] | None, rows: Rows) -> list[str] | None:
+    """A list of metrics in which `fidelity` stands for those of its metrics that the rows hold."""
+    held = [name for name in FIDELITY if name in rows.names]
+    return (
+        None
+        if metrics is None
+        else [name for metric in metrics for name in (held if held and metric == GROUP else [metric])]
+    )
+
+
+def fidelity_tables(
+    rows: Rows,
+    datasets: Sequence[str] | None = None,
+    protocols: Sequence[str] | None = None,
+    readings: Sequence[str] | None = None,
+) -> list[Table]:
+    """One table per dataset, protocol and kind of budget: a line per method and budget, a column per metric.
+
+    Raises ConfigError when no answer of the rows was held against full's.
+    """
+    found = [name for name in COLUMNS if name in rows.names]
+    if not found:
+        raise ConfigError(
+            "These rows hold no fidelity: they were made with fidelity=off, with sharing=off, without `full`, or before it "
+            "was measured. Run them again in another folder (out=<folder>) for it."
+        )
+    tables = build(rows, datasets=datasets, protocols=protocols, readings=readings, metrics=found)
+    groups: dict[tuple[str, ...], dict[str, ScoreTable]] = {}
+    for table in tables:
+        groups.setdefault((*table.context.values(), table.axis), {})[table.metric] = table
+    return [_fidelity_table(group, tables) for group in groups.values()]
+
+
+def _fidelity_table(group: Mapping[str, ScoreTable], tables: Sequence[ScoreTable]) -> Table:
+    shown = [metric for metric in COLUMNS if metric in group]
+    first = group[shown[0]]
+    lines = {
+        (method.label, budget): method for t in group.values() for method in t.methods for budget in ("", *t.budgets)
+    }
+    rows = [
+        [line_label(method), budget or "all", *(_fidelity_cell(group[metric], label, budget) for metric in shown)]
+        for (label, budget), method in lines.items()
+        if any((label, budget) in table.entries for table in group.values())
+    ]
+    grid = Grid(["method", "budget", *(COLUMNS[metric] for metric in shown)], rows, labels=2)
+    words = caption(first, tables, intervals=False)
+    return Table(f"{first.dataset}, {GROUP}", words, [grid], fidelity_notes(first, [*group]))
+
+
+def _fidelity_cell(table: ScoreTable, label: str, budget: str) -> str:
+    entry = table.entries.get((label, budget))
+    if entry is None:
+        return ""
+    if entry.value is None:
+        return f"{entry.scores.n_ok}/{entry.scores.n} measured"
+    if table.metric.startswith("fidelity_kl"):
+        return f"{entry.value:.2g}" if entry.value else "0"
+    return f"{entry.value:.1f}" if table.metric == "divergence" else f"{entry.value:.3f}"

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.statistics.metric_kinds import MEASURES, PARSE_FAILED
-from mmkv_bench.tables.cost_names import KNOWN
-from mmkv_bench.tables.cost_rows import answer_costs, pass_costs
+from mmkv_bench.tables.cost_rows import KNOWN, answer_costs, pass_costs
 from mmkv_bench.tables.rows import config_of, latest, missing, with_limits
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pytest
 
 from mmkv_bench.cli.main import main
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.cost_names import divided
+from mmkv_bench.tables.cost_rows import divided
 from mmkv_bench.tables.costs import cost_tables
 from tests.run.setting import done
 

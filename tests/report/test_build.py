@@ -29,9 +29,9 @@ from mmkv_bench.report.scores import ScoreViews
 from mmkv_bench.store.kept_entries import digest, packed, unpacked
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
+from mmkv_bench.tables.dataset_groups import tables_of_ranks
 from mmkv_bench.tables.metrics import metrics_rows
 from mmkv_bench.tables.rows import load
-from mmkv_bench.tables.task_ranks import tables_of_ranks
 from mmkv_bench.tiny.pages import make_sample
 from tests.cli.setting import verb
 from tests.clips import write_clip

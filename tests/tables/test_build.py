@@ -9,9 +9,9 @@ import pytest
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.statistics.intervals import wilson
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.captions import caption
 from mmkv_bench.tables.compare import separated_pairs
 from mmkv_bench.tables.score_table import ScoreTable
+from mmkv_bench.tables.text import caption
 from tests.each import each
 from tests.tables.examples import Example, notes, zeros_and_ones
 

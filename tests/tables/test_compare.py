@@ -11,7 +11,7 @@ from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import options
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import every_pair, separated_pairs
-from mmkv_bench.tables.line import CONTROLS, PRESETS, Line, family
+from mmkv_bench.tables.score_table import CONTROLS, PRESETS, Line, family
 from tests.tables.examples import Example, markdown, notes, zeros_and_ones
 
 

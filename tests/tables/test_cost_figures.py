@@ -9,10 +9,9 @@ import pytest
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.cost_figure import length_figure
-from mmkv_bench.tables.cost_names import KNOWN, divided
+from mmkv_bench.tables.cost_figures import front_figure, fronts, length_figure
+from mmkv_bench.tables.cost_rows import KNOWN, divided
 from mmkv_bench.tables.costs import known_tables, needed, set_limits
-from mmkv_bench.tables.fronts import front_figure, fronts
 from mmkv_bench.tables.rows import load
 from tests.cli.setting import verb
 from tests.tables.examples import Example, zeros_and_ones

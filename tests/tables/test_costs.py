@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.cost_names import KNOWN, divided
+from mmkv_bench.tables.cost_rows import KNOWN, divided
 from mmkv_bench.tables.cost_text import tables_of_costs
 from mmkv_bench.tables.costs import cost_tables, needed, set_limits
 from mmkv_bench.tables.formats import write
-from mmkv_bench.tables.number_text import number, unit_of
+from mmkv_bench.tables.text import number, unit_of
 from tests.cli.setting import verb
 from tests.tables.examples import Example, cell_row
 from tests.tables.test_tables_command import printed, refusal

@@ -13,10 +13,10 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.intervals import cluster_draws, percentile_ends
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.captions import caption
-from mmkv_bench.tables.fidelity import fidelity_tables
 from mmkv_bench.tables.formats import markdown as as_markdown
 from mmkv_bench.tables.metrics import metrics_rows
+from mmkv_bench.tables.score_text import fidelity_tables
+from mmkv_bench.tables.text import caption
 from tests.cli.setting import verb
 from tests.tables.examples import Example, markdown, sample_rows, zeros_and_ones
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mmkv_bench.tables.build import build
+from mmkv_bench.tables.formats import html
 from mmkv_bench.tables.formats import markdown as as_markdown
-from mmkv_bench.tables.html import html
 from mmkv_bench.tables.score_text import tables_of_scores
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
 from tests.cli.setting import verb

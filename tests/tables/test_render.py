@@ -9,8 +9,8 @@ import pytest
 
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.latex import escape
-from mmkv_bench.tables.number_text import score, signed
 from mmkv_bench.tables.score_table import ScoreTable
+from mmkv_bench.tables.text import score, signed
 from tests.each import each
 from tests.tables.examples import HEADS, PROMPT, Example, csv_cells, csv_pairs, latex, markdown, zeros_and_ones
 

@@ -10,8 +10,8 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.blocks import Samples
 from mmkv_bench.statistics.column import compare_column
 from mmkv_bench.tables.build import build
+from mmkv_bench.tables.dataset_groups import tables_of_ranks, task_ranks
 from mmkv_bench.tables.formats import markdown as as_markdown
-from mmkv_bench.tables.task_ranks import tables_of_ranks, task_ranks
 from tests.tables.examples import Example, zeros_and_ones
 
 RIGHT = {"a": {"snapkv": 80, "keydiff": 60, "mmshift": 20}, "b": {"snapkv": 60, "keydiff": 62, "mmshift": 5, "h2o": 90}}

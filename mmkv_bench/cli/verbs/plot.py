@@ -14,7 +14,7 @@ from mmkv_bench.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mmkv_bench.tables.cost_names import Cost
+    from mmkv_bench.tables.cost_rows import Cost
     from mmkv_bench.tables.score_table import ScoreTable
 
 AXES = ("entries", "fraction")
@@ -106,7 +106,7 @@ def _diagnostic(given: argparse.Namespace) -> tuple[Figure, list[str]]:
 def _length(given: argparse.Namespace) -> tuple[Figure, list[str]]:
     from mmkv_bench.forecast.roofline import roofline_by_context
     from mmkv_bench.store.store import Store
-    from mmkv_bench.tables.cost_figure import length_figure
+    from mmkv_bench.tables.cost_figures import length_figure
     from mmkv_bench.tables.costs import known_tables, needed, set_limits
 
     costs = _costs(given, ["tpot_s"])
@@ -125,7 +125,7 @@ def _length(given: argparse.Namespace) -> tuple[Figure, list[str]]:
 
 
 def _front(given: argparse.Namespace) -> tuple[Figure, list[str]]:
-    from mmkv_bench.tables.fronts import front_figure, fronts
+    from mmkv_bench.tables.cost_figures import front_figure, fronts
 
     roots = [rows_folder(root) for root in dict.fromkeys([given.rows, given.costs or given.rows])]
     costs = _costs(given, ["bytes", "tpot_s"])
@@ -139,7 +139,7 @@ def _front(given: argparse.Namespace) -> tuple[Figure, list[str]]:
 
 
 def _costs(given: argparse.Namespace, usual: Sequence[str]) -> list[Cost]:
-    from mmkv_bench.tables.cost_names import divided, refuse_unknown
+    from mmkv_bench.tables.cost_rows import divided, refuse_unknown
 
     names, costs = divided(given.cost or usual)
     refuse_unknown(names, ())

@@ -14,7 +14,7 @@ from mmkv_bench.errors import ConfigError
 if TYPE_CHECKING:
     from mmkv_bench.papers.filled_table import FilledTable
     from mmkv_bench.papers.layout import TableLayout
-    from mmkv_bench.tables.cost_names import Cost
+    from mmkv_bench.tables.cost_rows import Cost
     from mmkv_bench.tables.table import Table
 
 _OF_SCORES = ("groups", "pairs", "ranks", "methods", "budgets", "against")
@@ -63,7 +63,7 @@ def tables_options(parser: Parser) -> None:
 
 def tables(given: argparse.Namespace) -> int:
     """Print tables of scores, then those of costs."""
-    from mmkv_bench.tables.cost_names import divided
+    from mmkv_bench.tables.cost_rows import divided
     from mmkv_bench.tables.formats import write
 
     names, costs = divided(given.metric or ())
@@ -76,7 +76,7 @@ def tables(given: argparse.Namespace) -> int:
 
 def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Sequence[Cost]) -> None:
     """Raise ConfigError for options that would change nothing of what is printed, and for what no format prints together."""
-    from mmkv_bench.tables.fidelity import GROUP, among
+    from mmkv_bench.tables.score_text import GROUP, among
 
     of_scores = [name for name in _OF_SCORES if getattr(given, name)]
     if costs and of_scores:
@@ -105,11 +105,16 @@ def _score_tables(given: argparse.Namespace, metrics: Sequence[str]) -> list[Tab
     from mmkv_bench.tables import fidelity
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.compare import narrowed
-    from mmkv_bench.tables.cost_names import refuse_unknown
-    from mmkv_bench.tables.dataset_groups import gate_configs, group_tables, groups_of, tables_of_groups
+    from mmkv_bench.tables.cost_rows import refuse_unknown
+    from mmkv_bench.tables.dataset_groups import (
+        gate_configs,
+        group_tables,
+        groups_of,
+        tables_of_groups,
+        tables_of_ranks,
+    )
     from mmkv_bench.tables.rows import load
     from mmkv_bench.tables.score_text import tables_of_scores
-    from mmkv_bench.tables.task_ranks import tables_of_ranks
 
     rows = load(given.rows, fidelity=fidelity.among(metrics))
     filters = {"datasets": given.dataset, "protocols": given.protocol, "readings": given.reading}
