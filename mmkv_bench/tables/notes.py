@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from mmkv_bench.tables.costs import CostTable
 
 OVER, PREFILL, BEFORE_CUT, PACKED, RETRIEVED, PRESET = "†", "§", "¶", "‡", "◊", "∥"
-FIXTURE_DATA = Note(
-    "Fixture data, made to exercise the task: the scores say nothing about model or methods.", Rank.WARNING
-)
+FIXTURE_DATA = "Fixture data, made to exercise the task: the scores say nothing about model or methods."
 RANKS = "Ranks run from 1 + the number of methods proven better to m - the number proven worse"
 OVER_FULL = "/ full"
 _EMBEDDED = "tiny"
@@ -60,21 +58,22 @@ def marks(table: ScoreTable, method: Line, entry: Entry, budget: str) -> list[st
     return [mark for mark, true in flags.items() if true] + [letters[reason] for reason in audit.fallbacks]
 
 
+def _notes(*candidates: tuple[object, Rank, str]) -> list[Note]:
+    """The notes whose condition, the first of each three, holds."""
+    return [Note(text, rank) for true, rank, text in candidates if true]
+
+
 def score_notes(table: ScoreTable) -> list[Note]:
     """Notes of a table of scores."""
     return [
-        *_source_notes(table),
-        *_judge_notes(table),
+        *_data_notes(table),
         *_failure_notes(table),
         *_bold_notes(table),
         *_mark_notes(table),
         *_free_notes(table),
         *_line_notes(table),
         *_version_notes(table),
-        *_cpu_notes(table),
-        *_calibration_notes(table),
-        *_unread_notes(table),
-        *_lmms_eval_notes(table),
+        *_origin_notes(table),
     ]
 
 
@@ -89,61 +88,55 @@ def _mostly_prefill(method: Line, entry: Entry) -> bool:
     return method.base != BASELINE and 2 * entry.audit.from_prefill > entry.audit.n
 
 
-def _source_notes(table: ScoreTable) -> list[Note]:
-    notes = [Note("Smaller values are better.", Rank.MARK)] * lower_is_better(table.metric)
-    notes += [FIXTURE_DATA] * table.dataset.endswith(FIXTURE)
-    return [*notes, *([gate_note(table.gate)] if table.gate else [])]
-
-
-def gate_note(verdict: str) -> Note:
-    """A note of a sentence of `gates.verdict`: a failed gate comes first."""
-    return Note(verdict, Rank.WARNING if " failed:" in verdict else Rank.READING)
-
-
-def _judge_notes(table: ScoreTable) -> list[Note]:
+def _data_notes(table: ScoreTable) -> list[Note]:
+    """Direction of the metric, data, the full-cache check, and judges."""
     entries = table.entries.values()
     judges = sorted({judge for entry in entries for judge in entry.judges})
-    notes = [Note(f"Judged by {judges[0]}.")] if len(judges) == 1 else []
-    if len(judges) > 1:
-        notes.append(Note(f"Several judges, whose scores cannot be compared: {'; '.join(judges)}.", Rank.WARNING))
-    without = sum(entry.scores.unjudged for entry in entries)
-    if without and table.metric in MEASURES:
-        answers = sum(entry.scores.n for entry in entries)
-        text = f"Not measured: {without} of {answers} answers. Run again with out=<another folder> to measure them."
-        notes.append(Note(text, Rank.WARNING))
-    elif without:
-        text = "Not judged: answers without a judge's score, of all answers. stage=score with a judge adds the scores."
-        notes.append(Note(text, Rank.WARNING))
-    return notes
+    without, answers = sum(entry.scores.unjudged for entry in entries), sum(entry.scores.n for entry in entries)
+    missing = "Not judged: answers without a judge's score, of all answers. stage=score with a judge adds the scores."
+    if table.metric in MEASURES:
+        missing = f"Not measured: {without} of {answers} answers. Run again with out=<another folder> to measure them."
+    return _notes(
+        (lower_is_better(table.metric), Rank.MARK, "Smaller values are better."),
+        (table.dataset.endswith(FIXTURE), Rank.WARNING, FIXTURE_DATA),
+        (table.gate, _gate_rank(table.gate or ""), table.gate or ""),
+        (len(judges) == 1, Rank.READING, f"Judged by {''.join(judges)}."),
+        (len(judges) > 1, Rank.WARNING, f"Several judges, whose scores cannot be compared: {'; '.join(judges)}."),
+        (without, Rank.WARNING, missing),
+    )
+
+
+def _gate_rank(verdict: str) -> Rank:
+    """The rank of a sentence of `sweep.verdict`: a failed check comes first."""
+    return Rank.WARNING if " failed:" in verdict else Rank.READING
 
 
 def _failure_notes(table: ScoreTable) -> list[Note]:
-    notes = []
-    if any(not entry.scores.complete and not entry.scores.unjudged for entry in table.entries.values()):
-        text = (
-            "Cells with failures show samples ok / samples, the score with failures as 0 / the score over the "
-            f"{len(table.common_ids)} samples ok in every cell."
-        )
-        notes.append(Note(text, Rank.WARNING))
-    short = [f"{words} (n={e.scores.n})" for words, _, e in _cells(table) if e.scores.n < table.sizes[-1]]
-    if short:
-        text = f"Fewer samples than the {table.sizes[-1]} of the largest cell: {', '.join(short)}."
-        notes.append(Note(text, Rank.WARNING))
-    chosen = [(words, e.audit.chosen, e.audit.n) for words, _, e in _cells(table) if e.audit.chosen]
-    if chosen:
-        text = (
-            "Samples chosen by id (samples=[...]) do not represent the dataset, so these cells are not compared: "
-            f"{_listed(chosen)}. out=<another folder> keeps such answers apart."
-        )
-        notes.append(Note(text, Rank.WARNING))
+    cells, most = _cells(table), table.sizes[-1] if table.sizes else 0
+    failed = any(not entry.scores.complete and not entry.scores.unjudged for entry in table.entries.values())
+    short = [f"{words} (n={e.scores.n})" for words, _, e in cells if e.scores.n < most]
+    chosen = [(words, e.audit.chosen, e.audit.n) for words, _, e in cells if e.audit.chosen]
     unranked = table.unranked()
-    if unranked:
-        at = "" if len(unranked) == len(table.columns) else f" at {', '.join(unranked)}"
-        notes.append(Note(f"No bold{at}: the cells that are compared are not ok on the same samples.", Rank.MARK))
-    waiting = [f"{cell_words(*key)} ({count})" for key, count in table.waiting.items()]
-    if waiting:
-        notes.append(Note(f"Answers without scores yet (stage=score adds them): {', '.join(waiting)}.", Rank.WARNING))
-    return notes
+    at = "" if len(unranked) == len(table.columns) else f" at {', '.join(unranked)}"
+    waiting = ", ".join(f"{cell_words(*key)} ({count})" for key, count in table.waiting.items())
+    common = len(table.common_ids) if failed else 0
+    return _notes(
+        (
+            failed,
+            Rank.WARNING,
+            "Cells with failures show samples ok / samples, the score with failures as 0 / the score over the "
+            f"{common} samples ok in every cell.",
+        ),
+        (short, Rank.WARNING, f"Fewer samples than the {most} of the largest cell: {', '.join(short)}."),
+        (
+            chosen,
+            Rank.WARNING,
+            "Samples chosen by id (samples=[...]) do not represent the dataset, so these cells are not compared: "
+            f"{_listed(chosen)}. out=<another folder> keeps such answers apart.",
+        ),
+        (unranked, Rank.MARK, f"No bold{at}: the cells that are compared are not ok on the same samples."),
+        (waiting, Rank.WARNING, f"Answers without scores yet (stage=score adds them): {waiting}."),
+    )
 
 
 def _bold_notes(table: ScoreTable) -> list[Note]:
@@ -152,27 +145,31 @@ def _bold_notes(table: ScoreTable) -> list[Note]:
     if not columns:
         return _study_notes(table)
     ranked = {budget: column for budget in table.budgets if (column := table.ranked(budget))}
-    notes = []
-    if ranked:
-        sizes = sorted({len(column.names) for column in ranked.values()})
-        m = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-        text = (
-            f"Bold: not significantly worse than any other method (alpha {ALPHA:g}, corrected for m = {m}). The best method "
-            f"is among them with {LEVEL:.0%} confidence."
-        )
-        details = (
-            f"{RANKS}, with m methods compared. A method is proven worse by a paired test at p <= {ALPHA:g} / (m - 1), or "
-            "in a pair separated by Holm. "
-            "Not bold is no proof of being worse."
-        )
-        notes += [Note(text, Rank.MARK), Note(details, Rank.DETAIL)]
+    sizes = sorted({len(column.names) for column in ranked.values()})
+    m = " to ".join(map(str, dict.fromkeys([*sizes[:1], *sizes[-1:]])))
     blind = [budget for budget, column in columns.items() if not column.decidable.any()]
     undecided = [budget for budget, column in columns.items() if not column.beats.any() and budget not in blind]
-    if undecided:
-        notes.append(Note(f"No bold{_at(undecided)}: no method is proven better than another.", Rank.MARK))
-    if blind:
-        text = f"Not decidable{_at(blind)}: one document, image or video holds more than {LARGEST_SHARE:.0%} of the samples."
-        notes.append(Note(text, Rank.MARK))
+    notes = _notes(
+        (
+            ranked,
+            Rank.MARK,
+            f"Bold: not significantly worse than any other method (alpha {ALPHA:g}, corrected for m = {m}). The best method "
+            f"is among them with {LEVEL:.0%} confidence.",
+        ),
+        (
+            ranked,
+            Rank.DETAIL,
+            f"{RANKS}, with m methods compared. A method is proven worse by a paired test at p <= {ALPHA:g} / (m - 1), or "
+            "in a pair separated by Holm. "
+            "Not bold is no proof of being worse.",
+        ),
+        (undecided, Rank.MARK, f"No bold{_at(undecided)}: no method is proven better than another."),
+        (
+            blind,
+            Rank.MARK,
+            f"Not decidable{_at(blind)}: one document, image or video holds more than {LARGEST_SHARE:.0%} of the samples.",
+        ),
+    )
     notes += _resolution(table, columns) + _study_notes(table)
     return notes + (_rival_notes(table, list(ranked)) if ranked else [])
 
@@ -271,19 +268,11 @@ def _mark_notes(table: ScoreTable) -> list[Note]:
     for reason, letter in fallback_letters(table).items():
         found = [(words, e.audit.fallbacks.get(reason, 0), e.audit.n) for words, _, e in cells]
         mark(letter, f"fallback {reason}", f"fallback {reason}: {_listed([cell for cell in found if cell[1]])}")
-    notes = []
-    if defects:
-        text = f"Defect: {', '.join(defects)} over the budget, which reading=released or a paper's own formula alone may be."
-        notes.append(Note(text, Rank.WARNING))
-    if meanings:
-        legend = "; ".join(f"{sign} = {meaning}" for sign, meaning in meanings.items())
-        notes.append(Note(f"Marks: {legend}.", Rank.MARK))
-    if any(e.audit.held is None for _, _, e in cells if not e.audit.entries_only):
-        text = (
-            "Rows without bytes_held show bytes_device and bytes_metadata, without reserved slots and decoding buffers."
-        )
-        details.append(Note(text, Rank.DETAIL))
-    return notes + details
+    legend = "; ".join(f"{sign} = {meaning}" for sign, meaning in meanings.items())
+    defect = (
+        f"Defect: {', '.join(defects)} over the budget, which reading=released or a paper's own formula alone may be."
+    )
+    return [*_notes((defects, Rank.WARNING, defect), (legend, Rank.MARK, f"Marks: {legend}.")), *details]
 
 
 def _listed(cells: Sequence[tuple[str, int, int]], shorten: bool = True) -> str:
@@ -376,33 +365,29 @@ def _version_notes(table: ScoreTable) -> list[Note]:
     return notes
 
 
-def _cpu_notes(table: ScoreTable) -> list[Note]:
-    if len(table.cpus) < 2:
-        return []
+def _origin_notes(table: ScoreTable) -> list[Note]:
+    """Kinds of CPU, calibrations, answers that cannot be read, and lmms-eval's aggregates."""
     kinds = sorted(table.cpus.items(), key=lambda kind: (-kind[1], kind[0]))
-    return [Note(f"Cells were made on several kinds of CPU: {', '.join(f'{kind} ({n})' for kind, n in kinds)}.")]
-
-
-def _calibration_notes(table: ScoreTable) -> list[Note]:
-    """One note for all lines that read the same artefacts."""
     readers: dict[tuple[str, ...], list[str]] = {}
     for label, artefacts in table.calibrations.items():
         readers.setdefault(artefacts, []).append(label)
-    return [
-        Note(f"Calibrated: {', '.join(labels)} by {' and '.join(artefacts)}. Other methods have not seen these data.")
-        for artefacts, labels in readers.items()
-    ]
-
-
-def _unread_notes(table: ScoreTable) -> list[Note]:
-    cells = [(words, e.unread, e.audit.n or e.scores.n) for words, _, e in _cells(table) if e.unread]
-    if not cells or table.metric in (PARSE_FAILED, *FIDELITY):
-        return []
-    text = (
-        f"Answers in which no choice can be read count as 0: {_listed(cells)}. lmms-eval does the same, unless its scorer draws "
+    unread = [(words, e.unread, e.audit.n or e.scores.n) for words, _, e in _cells(table) if e.unread]
+    cpus = f"Cells were made on several kinds of CPU: {', '.join(f'{kind} ({n})' for kind, n in kinds)}."
+    choices = (
+        f"Answers in which no choice can be read count as 0: {_listed(unread)}. lmms-eval does the same, unless its scorer draws "
         "a choice at random."
     )
-    return [Note(text, Rank.WARNING)]
+    return [
+        *_notes((len(kinds) > 1, Rank.READING, cpus)),
+        *(
+            Note(
+                f"Calibrated: {', '.join(labels)} by {' and '.join(artefacts)}. Other methods have not seen these data."
+            )
+            for artefacts, labels in readers.items()
+        ),
+        *_notes((unread and table.metric not in (PARSE_FAILED, *FIDELITY), Rank.WARNING, choices)),
+        *_lmms_eval_notes(table),
+    ]
 
 
 def _lmms_eval_notes(table: ScoreTable) -> list[Note]:
@@ -415,65 +400,48 @@ def _lmms_eval_notes(table: ScoreTable) -> list[Note]:
         return []
     gap, words, entry = max(gaps, key=lambda found: found[0])
     scale = upstream(table.metric)
-    printed = "" if scale is SAME else f" ({scale.unit}, rescaled here)"
+    aggregate = "lmms-eval's own aggregate" + ("" if scale is SAME else f" ({scale.unit}, rescaled here)")
     if gap <= _ROUNDING:
-        return [
-            Note(f"lmms-eval's own aggregate{printed} is the same in all {len(gaps)} cells that have one.", Rank.DETAIL)
-        ]
-    text = (
-        f"lmms-eval's own aggregate{printed} differs, most for {words}: {entry.lmms_eval_ours:.4f} against {entry.value:.4f} "
-        "here."
-    )
-    return [Note(text, Rank.WARNING)]
+        return [Note(f"{aggregate} is the same in all {len(gaps)} cells that have one.", Rank.DETAIL)]
+    numbers = f"{entry.lmms_eval_ours:.4f} against {entry.value:.4f}"
+    return [Note(f"{aggregate} differs, most for {words}: {numbers} here.", Rank.WARNING)]
 
 
 def cost_notes(table: CostTable) -> list[Note]:
     """Notes of a table of costs."""
     of = "repeat" if table.per_pass else "sample"
-    entries = [entry for found in table.entries.values() for entry in found.values()]
-    shown = {cost.key for cost in table.costs}
-    notes = []
-    if table.random_weights:
-        notes.append(
-            Note("Random weights: times and bytes are those of the true shape, answers mean nothing.", Rank.WARNING)
-        )
-    if table.disturbed:
-        notes.append(Note(f"Disturbed: {'; '.join(table.disturbed)}.", Rank.WARNING))
-    if any(entry.ratio is not None for entry in entries):
-        text = f"{OVER_FULL}: median over {of}s of the method's value divided by full's of the same {of}."
-        notes.append(Note(text, Rank.MARK))
+    entries = [entry for costs in table.entries.values() for entry in costs.values()]
     levels = {entry.level for entry in entries if entry.level is not None}
-    if levels:
-        few = "" if min(levels) >= LEVEL else "; with fewer than six values, the least and the largest"
-        notes.append(Note(f"Intervals of medians are order statistics{few}."))
-    if table.per_pass and TIMED in shown:
-        notes.append(Note("tpot_s: the median over the steps of each repeat."))
-        notes.append(_limit_note(table))
-    if "peak_total" in shown:
-        text = (
-            "peak: largest sum of live storages, weights included, counted in a pass that is not timed."
-            if table.per_pass
-            else "peak: device memory of the run by CUDA's allocator, or on a CPU the largest resident set of the process."
-        )
-        notes.append(Note(text))
-    for reason, found in table.fallbacks.items():
-        words = "; ".join(f"{cell_words(label, budget)} ({count})" for label, budget, count in found)
+    few = "; with fewer than six values, the least and the largest" if levels and min(levels) < LEVEL else ""
+    shown = {cost.key for cost in table.costs}
+    steps = table.per_pass and TIMED in shown
+    limit = (
+        "No roofline beside tpot_s: the model's shape is unknown or this device was not measured (mmkv-bench plan --measure)."
+        if table.limits is None
+        else f"{LIMIT}: the roofline of a step, the longer of reading weights and kept entries at "
+        f"{table.limits.bandwidth / 1e9:.1f} GB/s (read-only, {table.limits.device}) and computing with them, where the device's "
+        "rate is known."
+    )
+    peak = (
+        "peak: largest sum of live storages, weights included, counted in a pass that is not timed."
+        if table.per_pass
+        else "peak: device memory of the run by CUDA's allocator, or on a CPU the largest resident set of the process."
+    )
+    ratio = f"{OVER_FULL}: median over {of}s of the method's value divided by full's of the same {of}."
+    random = "Random weights: times and bytes are those of the true shape, answers mean nothing."
+    notes = _notes(
+        (table.random_weights, Rank.WARNING, random),
+        (table.disturbed, Rank.WARNING, f"Disturbed: {'; '.join(table.disturbed)}."),
+        (any(entry.ratio is not None for entry in entries), Rank.MARK, ratio),
+        (levels, Rank.READING, f"Intervals of medians are order statistics{few}."),
+        (steps, Rank.READING, "tpot_s: the median over the steps of each repeat."),
+        (steps, Rank.MARK, limit),
+        ("peak_total" in shown, Rank.READING, peak),
+    )
+    for reason, cells in table.fallbacks.items():
+        words = "; ".join(f"{cell_words(label, budget)} ({count})" for label, budget, count in cells)
         notes.append(Note(f"Fallback {reason}: {words}.", Rank.WARNING))
     return notes
-
-
-def _limit_note(table: CostTable) -> Note:
-    if table.limits is None:
-        return Note(
-            "No roofline beside tpot_s: the model's shape is unknown or this device was not measured "
-            "(mmkv-bench plan --measure).",
-            Rank.MARK,
-        )
-    return Note(
-        f"{LIMIT}: the roofline of a step, the longer of reading weights and kept entries at {table.limits.bandwidth / 1e9:.1f} "
-        f"GB/s (read-only, {table.limits.device}) and computing with them, where the device's rate is known.",
-        Rank.MARK,
-    )
 
 
 def fidelity_notes(table: ScoreTable, metrics: Sequence[str]) -> list[Note]:
@@ -481,20 +449,20 @@ def fidelity_notes(table: ScoreTable, metrics: Sequence[str]) -> list[Note]:
     first = "without token 1, which the full prefill gives to all methods"
     if not protocol(table.context["protocol"]).from_prefill:
         first = "token 1 included"
-    notes = [
-        Note(
-            "KL(full || method) and top-1 agreement per token of full's own answer, teacher-forced, mean over samples "
-            f"({first}). A sample counts for 5 nats at most.",
-            Rank.MARK,
-        ),
-        Note("Tokens in common: length of the method's own answer until it differs from full's.", Rank.MARK),
-    ]
-    if any(method.base == BASELINE for method in table.methods):
-        notes.append(
-            Note("full: measured again through the path of compressed caches, as the noise floor of the others.")
-        )
+    kl = (
+        "KL(full || method) and top-1 agreement per token of full's own answer, teacher-forced, mean over samples "
+        f"({first}). A sample counts for 5 nats at most."
+    )
+    full = any(method.base == BASELINE for method in table.methods)
+    floor = "full: measured again through the path of compressed caches, as the noise floor of the others."
+    common = "Tokens in common: length of the method's own answer until it differs from full's."
     shown = ", ".join(f"--metric {metric}" for metric in metrics)
-    return [*notes, Note(f"For intervals and pairs: {shown}.", Rank.DETAIL)]
+    return _notes(
+        (True, Rank.MARK, kl),
+        (True, Rank.MARK, common),
+        (full, Rank.READING, floor),
+        (True, Rank.DETAIL, f"For intervals and pairs: {shown}."),
+    )
 
 
 def group_notes(
@@ -505,14 +473,15 @@ def group_notes(
     Args:
         absent: group -> (datasets with a table, datasets).
     """
-    notes = [FIXTURE_DATA] * fixture
-    if absent:
-        groups = ", ".join(f"{name} ({here} of {size} datasets)" for name, (here, size) in absent.items())
-        notes.append(Note(f"Not complete: {groups}.", Rank.WARNING))
-    if calibrated:
-        text = f"Calibrated on data that the other methods have not seen (see each dataset's table): {', '.join(calibrated)}."
-        notes.append(Note(text))
-    return notes + [gate_note(sentence) for sentence in gates]
+    groups = ", ".join(f"{name} ({here} of {size} datasets)" for name, (here, size) in absent.items())
+    labels = ", ".join(calibrated)
+    calibration = f"Calibrated on data that the other methods have not seen (see each dataset's table): {labels}."
+    return _notes(
+        (fixture, Rank.WARNING, FIXTURE_DATA),
+        (absent, Rank.WARNING, f"Not complete: {groups}."),
+        (calibrated, Rank.READING, calibration),
+        *((True, _gate_rank(sentence), sentence) for sentence in gates),
+    )
 
 
 def task_rank_notes(methods: int, tasks: int, model: str, some: Sequence[str]) -> list[Note]:

@@ -1,8 +1,8 @@
 """The one table type that all builders make and all writers take.
 
 Builders turn results into a `Table`: scores and fidelity (`score_text`), costs (`cost_text`), groups of datasets and ranks over
-tasks (`dataset_groups`) and the papers' tables (`mmkv_bench.papers`). Writers turn a list of tables into text: `formats.write` has
-markdown, csv, LaTeX and html, one writer a format. A builder knows no format, and a writer knows no kind of table.
+tasks (`dataset_groups`) and the papers' tables (`mmkv_bench.papers`). Writers turn a list of tables into text: `formats.write`
+has markdown, csv, LaTeX and html, one writer a format. A builder knows no format, and a writer knows no kind of table.
 
 A table has a title, a caption, grids, notes and records:
 
