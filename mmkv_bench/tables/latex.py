@@ -1,12 +1,14 @@
 r"""The LaTeX writer: a float where a table fits a page, a `longtable` where it does not, and never a letter below 6 pt.
 
-A table is set in the largest size in which its widest grid fits the text, then on a page turned by 90 degrees. Where that is too
-narrow at 6 pt, its columns are divided into several grids. UTF-8 marks become commands, so that any engine sets them.
+A table is set in the largest size in which its widest grid fits the text, else with the words of long headers on lines of their
+own, else on a page turned by 90 degrees. Where that is too narrow at 6 pt, its columns are divided into several grids. UTF-8
+marks become commands, so that any engine sets them.
 `PACKAGES` must be loaded.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
@@ -50,11 +52,12 @@ _MOST = 150.0  # points of a column, which is a paragraph from there on
 
 @dataclass(frozen=True)
 class _Setting:
-    """Page and size of a table's letters. across, down: of its text, in points."""
+    """Page and size of a table's letters. across, down: of its text, in points; stacked: headers break between words."""
 
     size: int
     command: str
     turned: bool
+    stacked: bool
 
     @property
     def across(self) -> float:
@@ -115,11 +118,11 @@ def _table(table: Table, every: bool) -> str:
 
 def _fitting(grids: Sequence[Grid]) -> tuple[_Setting, list[Grid]]:
     """The setting in which all grids fit across a page, and the grids, divided where none is wide enough."""
-    for turned, (size, command) in product((False, True), _SIZES):
-        setting = _Setting(size, command, turned)
+    for turned, stacked, (size, command) in product((False, True), (False, True), _SIZES):
+        setting = _Setting(size, command, turned, stacked)
         if all(sum(_widths(group, setting)) <= setting.across for group in _joined(grids)):
             return setting, list(grids)
-    setting = _Setting(*_SIZES[2], True)
+    setting = _Setting(*_SIZES[2], True, True)
     return setting, [part for grid in grids for part in _divided(grid, setting)]
 
 
@@ -165,7 +168,7 @@ def _joined(grids: Sequence[Grid]) -> list[list[Grid]]:
 def _tabular(grids: Sequence[Grid], setting: _Setting) -> list[str]:
     first = grids[0]
     heading = [rf"\par\smallskip {escape(first.heading)}\par\smallskip"] if first.heading else []
-    lines = [rf"\begin{{tabular}}{{{_columns(grids, setting)}}}", r"\toprule", *_header(first), r"\midrule"]
+    lines = [rf"\begin{{tabular}}{{{_columns(grids, setting)}}}", r"\toprule", *_header(grids, setting), r"\midrule"]
     return [*heading, *lines, *_rows(grids), r"\bottomrule", r"\end{tabular}"]
 
 
@@ -173,11 +176,15 @@ def _longtable(grids: Sequence[Grid], setting: _Setting, caption: Sequence[str])
     first = grids[0]
     heading = rf"\multicolumn{{{len(first.header)}}}{{l}}{{\itshape {escape(first.heading)}}} \\"
     lines = [rf"\begin{{longtable}}{{{_columns(grids, setting)}}}", *caption, *([heading] if first.heading else [])]
-    lines += [r"\toprule", *_header(first), r"\midrule", r"\endhead"]
+    lines += [r"\toprule", *_header(grids, setting), r"\midrule", r"\endhead"]
     return [*lines, *_rows(grids), r"\bottomrule", r"\end{longtable}"]
 
 
-def _header(grid: Grid) -> list[str]:
+def _header(grids: Sequence[Grid], setting: _Setting) -> list[str]:
+    grid, names = grids[0], []
+    for lines in _headings(grids, setting):
+        text = r" \\ ".join(map(escape, lines))
+        names.append(rf"\shortstack{{{text}}}" if len(lines) > 1 else text)
     groups, rules, at = [""] * grid.labels, "", grid.labels + 1
     for name, columns in groupby(grid.groups):
         count = len(list(columns))
@@ -185,7 +192,27 @@ def _header(grid: Grid) -> list[str]:
         rules += rf"\cmidrule(lr){{{at}-{at + count - 1}}}" if name else ""
         at += count
     above = [" & ".join(groups) + r" \\", rules] if grid.groups else []
-    return [*above, " & ".join(map(escape, grid.header)) + r" \\"]
+    return [*above, " & ".join(names) + r" \\"]
+
+
+def _headings(grids: Sequence[Grid], setting: _Setting) -> list[list[str]]:
+    """The lines of every column's header."""
+    if not setting.stacked:
+        return [[name] for name in grids[0].header]
+    headings = []
+    for name, width in zip(grids[0].header, _widths(grids, setting), strict=True):
+        lines = [""]
+        for word in _words(name):
+            if lines[-1] and _width(lines[-1] + word.rstrip(), setting.size) > width - 2 * setting.gap:
+                lines.append("")
+            lines[-1] += word
+        headings.append([line.rstrip() for line in lines])
+    return headings
+
+
+def _words(name: str) -> list[str]:
+    """The parts between which a header may break."""
+    return re.findall(r"[^_,\s]+[_,\s]*", name) or [name]
 
 
 def _rows(grids: Sequence[Grid]) -> Iterator[str]:
@@ -239,7 +266,10 @@ def _columns(grids: Sequence[Grid], setting: _Setting) -> str:
 def _widths(grids: Sequence[Grid], setting: _Setting) -> list[float]:
     """Points across of every column of joined grids, with its gaps."""
     first = grids[0]
-    most = [_width(name, setting.size) for name in first.header]
+    most = [
+        max(_width(word.rstrip(), setting.size) for word in (_words(name) if setting.stacked else [name]))
+        for name in first.header
+    ]
     for row in (row for grid in grids for row in _in_columns(first, grid)):
         for column, cell in enumerate(row):
             most[column] = max(most[column], _cell_width(cell, setting.size) / max(cell.span, 1))
@@ -258,7 +288,7 @@ def _cell_width(cell: GridCell, size: int) -> float:
 def _height(grids: Sequence[Grid], setting: _Setting) -> float:
     """Points down of joined grids, with the rules."""
     widths = _widths(grids, setting)
-    lines = 1.0 + bool(grids[0].groups) + len(grids)
+    lines = max(map(len, _headings(grids, setting))) + bool(grids[0].groups) + len(grids)
     for row in (row for grid in grids for row in _in_columns(grids[0], grid)):
         pairs = zip(row, widths, strict=True)
         lines += max(

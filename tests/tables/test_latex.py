@@ -20,6 +20,12 @@ TINY = Path(__file__).resolve().parents[2] / "results" / "tiny"
 MARKS = (notes.OVER, notes.PREFILL, notes.BEFORE_CUT, notes.PACKED, notes.RETRIEVED)
 
 
+def test_long_headers_of_narrow_columns_are_broken_before_a_page_is_turned():
+    header = ["method", *(f"pages_handwritten_{name}, exact_match" for name in ("large", "small", "other")), "mean"]
+    text = latex([Table("Ranks", "", [Grid(header, [["snapkv", "1-3", "2", "4-25", "2.0"]])])])
+    assert "landscape" not in text and r"\shortstack{pages\_" in text
+
+
 @pytest.mark.full
 def test_marks_special_characters_and_many_tables_compile(tmp_path):
     words = escape("".join(MARKS) + r" \ { } _ % & # $ ^ ~ < > [0.1, 0.2]")
