@@ -63,10 +63,10 @@ def build_report(roots: Sequence[Path], out: Path, samples: int) -> Report:
 def _add_store(draft: _Draft, number: int, root: Path, samples: int) -> None:
     """One store into the report."""
     from mmkv_bench.tables.build import build
-    from mmkv_bench.tables.costs import known_tables
+    from mmkv_bench.tables.costs import cost_tables
     from mmkv_bench.tables.rows import load
 
-    costs = known_tables(root, COSTS)
+    costs = cost_tables(root, (), beside=COSTS)
     draft.costs += costs
     draft.stores.append(str(root))
     try:

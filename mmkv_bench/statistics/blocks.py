@@ -53,16 +53,16 @@ class Samples:
     @cached_property
     def ok(self) -> np.ndarray:
         """Mask of the samples that each method has, bool [m, n]."""
-        known = ~np.isnan(self.scores)
-        return known.all(axis=2) if known.ndim == 3 else known
+        finite = ~np.isnan(self.scores)
+        return finite.all(axis=2) if finite.ndim == 3 else finite
 
     @cached_property
     def patterns(self) -> tuple[np.ndarray, np.ndarray]:
         """(the distinct lines of `ok`, which of them is each method's, int [m])."""
         if self.ok.all():
             return self.ok[:1], np.zeros(len(self.ok), dtype=int)
-        found, of = np.unique(self.ok, axis=0, return_inverse=True)
-        return found, of.reshape(-1)
+        distinct, of = np.unique(self.ok, axis=0, return_inverse=True)
+        return distinct, of.reshape(-1)
 
     @property
     def rate(self) -> float | None:
@@ -128,24 +128,24 @@ def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -
     lower, upper = np.minimum(pattern[a], pattern[b]), np.maximum(pattern[a], pattern[b])
     keys = (lower * len(patterns) + upper)[pairs]
     order = np.argsort(keys, kind="stable")
-    for own in np.split(pairs[order], np.flatnonzero(np.diff(keys[order])) + 1):
-        if len(own) == 0:
+    for alike in np.split(pairs[order], np.flatnonzero(np.diff(keys[order])) + 1):
+        if len(alike) == 0:
             continue
-        common = patterns[lower[own[0]]] & patterns[upper[own[0]]]
+        common = patterns[lower[alike[0]]] & patterns[upper[alike[0]]]
         if not common.any():
             continue
-        members, where = np.unique(np.concatenate([a[own], b[own]]), return_inverse=True)
-        found = _cluster_sums(samples, members, common)
-        of_a, of_b = where[: len(own)], where[len(own) :]
-        small = _ROUNDING * np.abs(found.sums).max()
+        members, where = np.unique(np.concatenate([a[alike], b[alike]]), return_inverse=True)
+        of_members = _cluster_sums(samples, members, common)
+        of_a, of_b = where[: len(alike)], where[len(alike) :]
+        small = _ROUNDING * np.abs(of_members.sums).max()
         step = max(1, _BLOCK // samples.count)
-        for start in range(0, len(own), step):
+        for start in range(0, len(alike), step):
             cut = slice(start, start + step)
-            sums = found.sums[of_a[cut]] - found.sums[of_b[cut]]
+            sums = of_members.sums[of_a[cut]] - of_members.sums[of_b[cut]]
             sums[np.abs(sums) <= small] = 0.0
             n = np.full(len(sums), int(common.sum()))
-            values = found.values[of_a[cut]], found.values[of_b[cut]]
-            yield Block(own[cut], sums, found.sizes[None], n, *values, found.log)
+            values = of_members.values[of_a[cut]], of_members.values[of_b[cut]]
+            yield Block(alike[cut], sums, of_members.sizes[None], n, *values, of_members.log)
 
 
 def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> ClusterSums:

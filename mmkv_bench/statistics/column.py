@@ -77,10 +77,10 @@ class Column:
         """Proven wins among m methods, of which these are all pairs; bool [names, names]."""
         a, b, p, a_better = self.a[pairs], self.b[pairs], self.p[pairs], self.a_better[pairs]
         proven = (p <= holm(p, alpha)[1]) | (p <= alpha / max(m - 1, 1))
-        found = np.zeros((len(self.names), len(self.names)), dtype=bool)
-        found[a, b] = proven & a_better
-        found[b, a] = proven & ~a_better
-        return found
+        wins = np.zeros((len(self.names), len(self.names)), dtype=bool)
+        wins[a, b] = proven & a_better
+        wins[b, a] = proven & ~a_better
+        return wins
 
     @cached_property
     def best(self) -> np.ndarray:
@@ -99,9 +99,9 @@ class Column:
 
     def ranks_among(self, names: Sequence[str], alpha: float) -> np.ndarray:
         """Ranks among some of the methods, in their order, int [len(names), 2]; all true ones are within at 1 - alpha."""
-        own = [self.names.index(name) for name in names]
-        pairs = np.flatnonzero(np.isin(self.a, own) & np.isin(self.b, own))
-        return _ranks(self._beats(pairs, alpha, len(own))[np.ix_(own, own)])
+        places = [self.names.index(name) for name in names]
+        pairs = np.flatnonzero(np.isin(self.a, places) & np.isin(self.b, places))
+        return _ranks(self._beats(pairs, alpha, len(places))[np.ix_(places, places)])
 
     def intervals(self, pairs: np.ndarray | None = None, alpha: np.ndarray | float | None = None) -> np.ndarray:
         """Ends of the differences' intervals float64 [len(pairs), 2]; of all pairs unless positions are given.
@@ -115,10 +115,10 @@ class Column:
         alphas[pairs] = alpha
         ends = np.full((len(self.p), 2), np.nan)
         for block in blocks(self.samples, self.a, self.b, pairs):
-            found = _ends(self.samples, self, block, alphas[block.at])
+            block_ends = _ends(self.samples, self, block, alphas[block.at])
             if block.log:  # exact for the estimate, and (b, a) is minus (a, b)
-                found = 2 * np.sqrt(block.of_a * block.of_b)[:, None] * np.sinh(found / 2)
-            ends[block.at] = found
+                block_ends = 2 * np.sqrt(block.of_a * block.of_b)[:, None] * np.sinh(block_ends / 2)
+            ends[block.at] = block_ends
         within = self.samples.bounded[self.a] & self.samples.bounded[self.b]
         ends[within] = np.clip(ends[within], -1.0, 1.0)
         return ends[pairs]

@@ -36,8 +36,8 @@ def medians(values: np.ndarray, groups: np.ndarray, clusters: np.ndarray, count:
         values: float64 [n], NaN is left out; groups: int [n] in 0..count - 1; clusters: int [n], not negative, what is not
             independent within a group.
     """
-    known = ~np.isnan(values)
-    values, groups, clusters = values[known], groups[known], clusters[known]
+    finite = ~np.isnan(values)
+    values, groups, clusters = values[finite], groups[finite], clusters[finite]
     order = np.lexsort((values, groups))
     values, groups, clusters = values[order], groups[order], clusters[order]
     n = np.bincount(groups, minlength=count)
@@ -57,10 +57,10 @@ def medians(values: np.ndarray, groups: np.ndarray, clusters: np.ndarray, count:
         within = np.bincount(groups, weights=sides**2, minlength=count)
         skip[shared] = _clustered(n[shared], distinct[shared], between[shared], within[shared])
         made["level"][shared] = LEVEL
-    held = some & (skip >= 0)
-    made["low"][held] = values[(start + skip)[held]]
-    made["high"][held] = values[(start + n - 1 - skip)[held]]
-    made["level"][~held] = np.nan
+    bounded = some & (skip >= 0)
+    made["low"][bounded] = values[(start + skip)[bounded]]
+    made["high"][bounded] = values[(start + n - 1 - skip)[bounded]]
+    made["level"][~bounded] = np.nan
     return Medians(n=n, **made)
 
 

@@ -102,8 +102,8 @@ def aggregate_of(metric: str) -> Pooled | None:
         return PERPLEXITY
     if AUTODQ_F1_NAMES.fullmatch(metric):
         return F1_OF_MEANS
-    found = BLEU_NAMES.fullmatch(metric)
-    return bleu(int(found[1])) if found else None
+    bleu_name = BLEU_NAMES.fullmatch(metric)
+    return bleu(int(bleu_name[1])) if bleu_name else None
 
 
 BLEU_NAMES = re.compile(r"(?:[a-z]+_)?Bleu_([1-4])")  # textcaps_Bleu_4, vatex_Bleu_4, ...

@@ -37,8 +37,8 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
     from mmkv_bench.store.tally import tally
 
     counted, rows = tally(store), metrics.select(_METRICS).to_pylist()
-    held, clusters = counted.digests, counted.clusters
-    lost = {row["cell"]: count for row in rows if (count := row["n"] - held.get(row["cell"], (0, ""))[0]) > 0}
+    digests, clusters = counted.digests, counted.clusters
+    lost = {row["cell"]: count for row in rows if (count := row["n"] - digests.get(row["cell"], (0, ""))[0]) > 0}
     if lost:
         raise StoreError(
             f"{store.root} holds scores of {sum(lost.values())} answers in {len(lost)} cells (first {min(lost)[:8]}) without the "
@@ -50,7 +50,7 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
     for row in rows:
         if row["cell"] not in sums.cells:
             continue
-        n, digest = held[row["cell"]]
+        n, digest = digests[row["cell"]]
         if row["answers_digest"] is not None and n == row["n"] and digest != row["answers_digest"]:
             stale.add(row["cell"])
         elif (wrong := sums.contradicts(row, clusters[row["cell"]] if n == row["n"] else None)) and row[
@@ -85,7 +85,7 @@ class Sums:
         if self._clusters is not None:  # their dictionaries may differ from chunk to chunk
             for name in ("sample_id", "cluster"):
                 table = table.append_column(name, samples[name])
-        pooled = np.array([aggregate_of(name) is not None for name in self._metrics], bool)
+        is_pooled = np.array([aggregate_of(name) is not None for name in self._metrics], bool)
         self._uncapped = np.zeros(size)
         for batch in table.to_batches(max_chunksize=AT_ONCE):
             of_cell, of_metric = (batch[name].indices.to_numpy().astype(np.int64) for name in ("cell", "metric"))
@@ -98,7 +98,7 @@ class Sums:
             values = batch["value"].fill_null(0).to_numpy(zero_copy_only=False)
             self._values += np.bincount(key, capped(values, self._metrics, of_metric), minlength=size)
             self._uncapped += np.bincount(key, values, minlength=size)
-            rows = np.flatnonzero(pooled[of_metric]) if pooled.any() else ()
+            rows = np.flatnonzero(is_pooled[of_metric]) if is_pooled.any() else ()
             for number in np.unique(key[rows]) if len(rows) else ():
                 self._add_parts(int(number), batch["parts"].take(np.flatnonzero(key == number)))
 
@@ -159,10 +159,10 @@ class Sums:
         return self.cells[row["cell"]] * len(self._metrics) + self._metrics[row["metric"]]
 
     def _aggregate(self, row: Mapping[str, Any], number: int) -> float | None:
-        pooled = aggregate_of(row["metric"])
-        if pooled is None:
+        aggregate = aggregate_of(row["metric"])
+        if aggregate is None:
             return float(self._values[number] / row["n"]) if row["n"] else None
-        return float(pooled.function(self._parts[number])) if number in self._parts else None
+        return float(aggregate.function(self._parts[number])) if number in self._parts else None
 
 
 def _close(a: float, b: float) -> bool:

@@ -145,12 +145,12 @@ class Audits:
             for metric, rows in self._metrics.get(cell, ()):
                 behind = low + np.flatnonzero(np.isin(samples[low:high], sheet.sample[rows]))
                 scored[behind] = True
-                kept = behind[facts[behind, 0] > 0]
-                found = reason[at][np.isin(reason_row[at], kept)]
+                ok_rows = behind[facts[behind, 0] > 0]
+                reasons_kept = reason[at][np.isin(reason_row[at], ok_rows)]
                 self._counts[cell, metric] = _Counts(
-                    facts[kept].sum(axis=0),
-                    excess[kept][facts[kept, 1] > 0],
-                    {reasons[number]: int(count) for number, count in enumerate(np.bincount(found)) if count},
+                    facts[ok_rows].sum(axis=0),
+                    excess[ok_rows][facts[ok_rows, 1] > 0],
+                    {reasons[number]: int(count) for number, count in enumerate(np.bincount(reasons_kept)) if count},
                 )
             self._unscored[cell] = np.count_nonzero(~scored[low:high])
 
@@ -167,14 +167,14 @@ def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarr
         excess = resident / asked - 1
         # Entries of the full cache: what was asked is the budget, or the whole prompt, of every head; without a budget
         # nothing is evicted.
-        whole = np.where(np.isnan(asked), resident, asked * tokens / np.fmin(column["budget_entries"], tokens))
+        full_entries = np.where(np.isnan(asked), resident, asked * tokens / np.fmin(column["budget_entries"], tokens))
         known, retrievable = full > 0, column["entries_reachable"] > resident
         facts = {
             "n": is_text(block["status"], "ok")[order],
             "over": excess > 0,
             "from_prefill": (compressed - ended <= 0) & (compressed < column["n_tokens"]),
             "text_before_cut": column["question_text_before_cut"] > 0,
-            "packed": known & (column["bytes_device"] < _PACKED * full * resident / whole),
+            "packed": known & (column["bytes_device"] < _PACKED * full * resident / full_entries),
             "retrievable": retrievable,
             CHOSEN: block[CHOSEN].to_numpy()[order] if CHOSEN in block else nothing,
             "known": known,

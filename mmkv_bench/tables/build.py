@@ -54,8 +54,8 @@ def build(
     cells = rows.cells.assign(place=np.arange(len(rows.cells)), latest=latest(rows.cells))[keep]
     tables = []
     for sweep in sweeps(cells):
-        held = parts.sheet.metrics_of(sweep.places)
-        wanted = [metric for metric in held if (metric in metrics if metrics else metric not in FIDELITY)]
+        scored_metrics = parts.sheet.metrics_of(sweep.places)
+        wanted = [metric for metric in scored_metrics if (metric in metrics if metrics else metric not in FIDELITY)]
         tables += [_table(sweep, metric, parts) for metric in wanted]
     return tables
 
@@ -118,16 +118,16 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
             )
             groups[key].refuse_twins()
     scores = {key: sheet.scores(group.places, metric) for key, group in groups.items()}
-    found = headlines(list(scores.values()), sweep.context["dataset"], metric)
+    numbers_of = headlines(list(scores.values()), sweep.context["dataset"], metric)
     common = common_samples(scores.values())
     entries = {
-        key: _entry(groups[key], own, numbers, metric, parts)
-        for (key, own), numbers in zip(scores.items(), found, strict=True)
+        key: _entry(groups[key], score, numbers, metric, parts)
+        for (key, score), numbers in zip(scores.items(), numbers_of, strict=True)
     }
     if len(common):
-        for key, own in scores.items():
-            whole = own.n_ok == own.n == len(common)  # then the headline is of no other samples
-            shared = entries[key].value if whole else aggregate(own.among(common), aggregate_of(metric))
+        for key, score in scores.items():
+            same_samples = score.n_ok == score.n == len(common)  # then the headline is of no other samples
+            shared = entries[key].value if same_samples else aggregate(score.among(common), aggregate_of(metric))
             entries[key] = replace(entries[key], common=shared)
     begun = {label for label, _ in (*entries, *waiting)}  # cells are stored before their first answer is
     methods = tuple(method for method in sweep.methods if method.label in begun)
@@ -139,7 +139,7 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
     table.gate = _gate(sweep, table)
     table.primary = parts.primary
     table.cpus = sweep.cpus
-    table.versions = {label: own for label, own in sweep.versions.items() if label in begun}
+    table.versions = {label: score for label, score in sweep.versions.items() if label in begun}
     return table
 
 
@@ -149,8 +149,8 @@ def _free(sweep: Sweep, table: ScoreTable, answers: pd.DataFrame | None) -> floa
     entry = None if full is None else table.entries.get((full, ""))
     if entry is None or answers is None:
         return None
-    own = answers["cell"].isin(sweep.full)
-    return free_share(answers[own & answers["sample_id"].isin(entry.scores.sample_ids)], table.context["protocol"])
+    of_full = answers["cell"].isin(sweep.full)
+    return free_share(answers[of_full & answers["sample_id"].isin(entry.scores.sample_ids)], table.context["protocol"])
 
 
 def _gate(sweep: Sweep, table: ScoreTable) -> str | None:
@@ -166,8 +166,8 @@ def _gate(sweep: Sweep, table: ScoreTable) -> str | None:
 def _entry(group: SeedGroup, scores: Scores, numbers: Mapping[str, Any], metric: str, parts: _Parts) -> Entry:
     keys = [(cell, metric) for cell in group.cells]
     aggregates = [parts.lmms_eval[key] for key in keys if key in parts.lmms_eval]
-    known = len(aggregates) == len(keys)
-    own_scale = [upstream(metric).as_ours(value, scores.n) for value in aggregates if known]
+    complete = len(aggregates) == len(keys)
+    own_scale = [upstream(metric).as_ours(value, scores.n) for value in aggregates if complete]
     rows = sum(len(parts.sheet.sample[parts.sheet.rows(cell, metric)]) for cell in group.places)
     return Entry(
         scores=scores,
@@ -180,8 +180,8 @@ def _entry(group: SeedGroup, scores: Scores, numbers: Mapping[str, Any], metric:
         seeds=tuple(sorted(seed for seed in group.seeds if seed is not None)),
         uneven_seeds=rows != scores.n * len(group.cells),
         audit=parts.audits.audit(group.places, metric),
-        lmms_eval=float(np.mean(aggregates)) if known else None,
-        lmms_eval_ours=float(np.mean(own_scale)) if known else None,
+        lmms_eval=float(np.mean(aggregates)) if complete else None,
+        lmms_eval_ours=float(np.mean(own_scale)) if complete else None,
         unread=sum(parts.unread(cell) for cell in group.places),
         judges=tuple(sorted({parts.judges[cell, metric] for cell in group.cells if (cell, metric) in parts.judges})),
         cells=group.cells,

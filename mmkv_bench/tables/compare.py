@@ -91,9 +91,9 @@ def samples_of(scores: Sequence[Scores], metric: str) -> Samples:
     width = (max((cell.parts.shape[1] for cell in scores if cell.parts is not None), default=1),) if pooled else ()
     values = np.full((len(scores), len(every), *width), np.nan)
     for i, cell in enumerate(scores):
-        known = cell.parts if pooled else cell.values
-        if known is not None:
-            values[i, cell.ok if same else np.searchsorted(every, cell.samples[cell.ok])] = known[cell.ok]
+        numbers = cell.parts if pooled else cell.values
+        if numbers is not None:
+            values[i, cell.ok if same else np.searchsorted(every, cell.samples[cell.ok])] = numbers[cell.ok]
     return Samples(values, clusters, aggregator, is_share(metric))
 
 
@@ -101,14 +101,14 @@ def columns(table: ScoreTable) -> dict[str, Column]:
     """Budget -> the column of the lines that compete there (see `family`); a cell over its budget, one whose entries are packed
     or can be retrieved, which are another axis, and one with samples that somebody chose do not. "" where the table has no
     budgets."""
-    found = {}
+    columns_of = {}
     for budget in table.budgets or ("",):
         rivals = {line.label: table.entries[line.label, budget] for line in table.family(budget).rivals}
         rivals = {label: entry for label, entry in rivals.items() if entry.audit.comparable}
         if rivals:
             samples = samples_of([entry.scores for entry in rivals.values()], table.metric)
-            found[budget] = compare_column(list(rivals), samples, falling=lower_is_better(table.metric))
-    return found
+            columns_of[budget] = compare_column(list(rivals), samples, falling=lower_is_better(table.metric))
+    return columns_of
 
 
 def separated_pairs(table: ScoreTable) -> list[Pair]:
@@ -120,7 +120,7 @@ def separated_pairs(table: ScoreTable) -> list[Pair]:
 def every_pair(table: ScoreTable) -> list[Pair]:
     """Every two lines at every budget, in the table's order, whether they compete or not; what takes no budget stands in
     every column."""
-    found = []
+    every = []
     for budget in table.budgets or ("",):
         entries = {m.label: entry for m in table.methods if (entry := table.entry(m.label, budget)) is not None}
         names, column = list(entries), table.columns.get(budget)
@@ -131,13 +131,13 @@ def every_pair(table: ScoreTable) -> list[Pair]:
         samples = samples_of([entry.scores for entry in entries.values()], table.metric)
         other = compare_pairs(names, samples, a[others], b[others], falling=lower_is_better(table.metric))
         by_names = {(pair.a, pair.b): pair for pair in [*pairs, *_pairs(budget, other, compete=False)]}
-        found += [by_names[names[i], names[j]] for i, j in zip(a, b, strict=True)]
-    return [pair for pair in found if pair.n]
+        every += [by_names[names[i], names[j]] for i, j in zip(a, b, strict=True)]
+    return [pair for pair in every if pair.n]
 
 
 def _pairs(budget: str, column: Column, which: np.ndarray | None = None, compete: bool = True) -> list[Pair]:
     which = np.arange(len(column.p)) if which is None else which
-    found = []
+    made = []
     for at, (low, high) in zip(which, column.intervals(which, None if compete else ALPHA), strict=True):
         a, b = column.names[column.a[at]], column.names[column.b[at]]
         n, difference, p = int(column.n[at]), float(column.difference[at]), float(column.p[at])
@@ -147,8 +147,8 @@ def _pairs(budget: str, column: Column, which: np.ndarray | None = None, compete
         if compete:
             better = (a if column.a_better[at] else b) if column.separated[at] else None
             pair = replace(pair, adjusted=float(column.adjusted[at]), level=float(column.level[at]), better=better)
-        found.append(pair)
-    return found
+        made.append(pair)
+    return made
 
 
 def against(scores: Sequence[Scores], baseline: Scores, metric: str) -> list[Difference]:
@@ -192,21 +192,21 @@ def narrowed(
 
 def _part(table: ScoreTable, methods: Sequence[str] | None, budgets: Sequence[str] | None) -> ScoreTable:
     table.unranked()  # whether the whole columns can be ranked, which is remembered by budget and goes along
-    kept = [budget for budget in table.budgets if budgets is None or budget in budgets]
+    shown_budgets = [budget for budget in table.budgets if budgets is None or budget in budgets]
     labels = {line.label for line in table.methods if methods is None or not _names(line).isdisjoint(methods)}
 
     def among(values: dict[tuple[str, str], _Value]) -> dict[tuple[str, str], _Value]:
-        return {key: value for key, value in values.items() if key[0] in labels and key[1] in ("", *kept)}
+        return {key: value for key, value in values.items() if key[0] in labels and key[1] in ("", *shown_budgets)}
 
     entries, waiting = among(table.entries), among(table.waiting)
     shown = {*entries, *waiting}
     return replace(
         table,
         methods=tuple(line for line in table.methods if line.label in {label for label, _ in shown}),
-        budgets=tuple(budget for budget in kept if budget in {budget for _, budget in shown}),
+        budgets=tuple(budget for budget in shown_budgets if budget in {budget for _, budget in shown}),
         entries=entries,
         waiting=waiting,
-        columns={budget: column for budget, column in table.columns.items() if budget in ("", *kept)},
+        columns={budget: column for budget, column in table.columns.items() if budget in ("", *shown_budgets)},
         calibrations={label: words for label, words in table.calibrations.items() if label in labels},
         versions={label: versions for label, versions in table.versions.items() if label in labels},
     )
@@ -222,12 +222,12 @@ def comparisons(table: ScoreTable, against: str | None = None) -> list[Pair]:
     ours = {line.label for line in table.methods if against in _names(line)}
     pairs = [pair for pair in every_pair(table) if against is None or len({pair.a, pair.b} & ours) == 1]
     pairs = [pair.turned if pair.b in ours else pair for pair in pairs]
-    found = []
+    corrected = []
     for budget in dict.fromkeys(pair.budget for pair in pairs):
         group = [pair for pair in pairs if pair.budget == budget]
         adjusted = holm(np.array([pair.p for pair in group]))[0].tolist()
-        found += [replace(pair, asked=p) for pair, p in zip(group, adjusted, strict=True)]
-    return found
+        corrected += [replace(pair, asked=p) for pair, p in zip(group, adjusted, strict=True)]
+    return corrected
 
 
 def better(pair: Pair, p: float | None, falling: bool) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.cost_rows import Cost
-from mmkv_bench.tables.costs import TIMED, CostEntry, CostTable, known_tables
-from mmkv_bench.tables.figure import canvas, legend_below, log2_axis, looks, small_print
+from mmkv_bench.tables.costs import TIMED, CostEntry, CostTable, cost_tables
+from mmkv_bench.tables.figure import band, canvas, legend_below, log2_axis, looks, point_style, small_print
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.score_table import Line, ScoreTable
 from mmkv_bench.tables.text import caption, cell_words, context_words, line_label, number, unit_of
@@ -48,9 +48,9 @@ def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
     styles = looks(method for table in every for method in table.methods)
     values = [row[cost.key].value for table in every for row in table.entries.values() if cost.key in row]
     scale = unit_of(cost.unit, [value for value in values if value is not None])
-    across = min(len(panels), _COLUMNS)
-    down = -(-len(panels) // across)
-    figure, grid = canvas(down, across, (max(5.2 * across, 7.6), 4.3 * down + 0.8), len(panels))
+    n_columns = min(len(panels), _COLUMNS)
+    n_rows = -(-len(panels) // n_columns)
+    figure, grid = canvas(n_rows, n_columns, (max(5.2 * n_columns, 7.6), 4.3 * n_rows + 0.8), len(panels))
     for axes, group in zip(grid, panels.values(), strict=False):
         _draw_lengths(axes, group, cost, scale, styles)
         axes.set_title(_length_title(group[0], every), fontsize=11)
@@ -103,7 +103,7 @@ def _intervals(
     """The intervals of the line with this number, of so many lines."""
     ends = [(tokens, e.low / size, e.high / size) for tokens, e, _ in points if e.low and e.high]
     if ends and lines <= _BANDS:
-        axes.fill_between(*zip(*ends, strict=True), color=colour, alpha=0.15, linewidth=0)
+        band(axes, ends, colour)
     elif ends:
         at, low, high = zip(*ends, strict=True)
         beside = 2 ** (_BESIDE * (number - (lines - 1) / 2))
@@ -113,14 +113,14 @@ def _intervals(
 def _roofline(
     axes: Axes, points: Sequence[tuple[int, CostTable]], key: tuple[str, str], colour: str, size: float
 ) -> None:
-    known = [
+    limits = [
         (tokens, table.limits.least[key] / size)
         for tokens, table in points
         if table.limits and key in table.limits.least
     ]
-    if known:
+    if limits:
         label = "roofline, in the line's colour" if key[0] == BASELINE else "_"
-        axes.plot(*zip(*known, strict=True), color=colour, linestyle=(0, (1, 1.5)), linewidth=1.2, label=label)
+        axes.plot(*zip(*limits, strict=True), color=colour, linestyle=(0, (1, 1.5)), linewidth=1.2, label=label)
 
 
 def _length(tokens: int) -> str:
@@ -194,7 +194,7 @@ def fronts(
     Raises:
         ConfigError: a cost that is known of no cell of a table, or passes of several shapes.
     """
-    known = [table for root in roots for table in known_tables(root, costs)]
+    known = [table for root in roots for table in cost_tables(root, (), beside=costs)]
     answers = [table for table in known if not table.per_pass]
     wanted = {
         ("--prompts", "dataset"): None if prompts is None else f"made_up_{prompts}",
@@ -209,11 +209,11 @@ def _of_shape(tables: Sequence[CostTable], wanted: Mapping[tuple[str, str], int 
     """The passes of one shape. wanted: (flag, part of a shape) -> its value, None where nothing was asked for."""
     passes = list(tables)
     for (flag, name), value in wanted.items():
-        held = sorted({table.shape[name] for table in passes}, key=lambda value: (str(type(value)), value))
-        words = [str(value).removeprefix("made_up_") for value in held]
-        if value is None and len(held) > 1:
+        present = sorted({table.shape[name] for table in passes}, key=lambda value: (str(type(value)), value))
+        words = [str(value).removeprefix("made_up_") for value in present]
+        if value is None and len(present) > 1:
             raise ConfigError(f"The passes have {name} {', '.join(words)}; choose one with {flag} {words[-1]}")
-        if value is not None and passes and value not in held:
+        if value is not None and passes and value not in present:
             got = str(value).removeprefix("made_up_")
             raise ConfigError(f"{flag} {got}: the passes have {name} {', '.join(words)}; choose one of them")
         passes = [table for table in passes if value is None or table.shape[name] == value]
@@ -316,11 +316,8 @@ def _draw_front(axes: Axes, front: Front, styles: dict[str, tuple[str, str]]) ->
             [point.x / size for point in points],
             [point.y for point in points],
             linestyle="none",
-            color=colour,
-            marker=shape,
+            **point_style(colour, shape),
             markersize=11 if shape == "*" else 8,
-            markeredgecolor=colour if shape == "x" else "white",
-            markeredgewidth=1.6 if shape == "x" else 0.8,
             label=line_label(points[0].method),
             zorder=3,
         )

@@ -57,14 +57,14 @@ class Cost:
 def _all_costs() -> dict[str, Cost]:
     units = dict(_DERIVED)
     units |= {f"{phase}_s": "seconds" for phase in PHASES} | {f"peak_{phase}": "bytes" for phase in PHASES}
-    held: dict[str, tuple[str, ...]] = dict(_OF_RESPONSES)
+    columns_of: dict[str, tuple[str, ...]] = dict(_OF_RESPONSES)
     for table in ("timings", "responses"):
         for column in COLUMNS[table]:
             if column.type in (INT, FLOAT) and column.name not in _NO_NUMBERS | {"seconds", "peak_allocated"}:
                 units[column.name] = column.unit
                 if table == "responses":
-                    held[column.name] = (column.name,)
-    return {key: Cost(key, key, unit, held.get(key, ())) for key, unit in units.items()}
+                    columns_of[column.name] = (column.name,)
+    return {key: Cost(key, key, unit, columns_of.get(key, ())) for key, unit in units.items()}
 
 
 KNOWN = _all_costs()
@@ -85,9 +85,9 @@ def _key(name: str) -> str:
 def divided(metrics: Sequence[str]) -> tuple[list[str], list[Cost]]:
     """(the other names, costs) among what was asked for, in its order."""
     names = dict.fromkeys(metrics)
-    found = {name: KNOWN[_key(name)] for name in names if is_cost(name)}
-    costs = [Cost(name, known.key, known.unit, known.columns) for name, known in found.items()]
-    return [name for name in names if name not in found], costs
+    costs_by_name = {name: KNOWN[_key(name)] for name in names if is_cost(name)}
+    costs = [Cost(name, known.key, known.unit, known.columns) for name, known in costs_by_name.items()]
+    return [name for name in names if name not in costs_by_name], costs
 
 
 def refuse_unknown(names: Iterable[str], scored: Iterable[str]) -> None:
@@ -188,10 +188,10 @@ def _fallbacks(lists: pd.Series, rows: pd.DataFrame, order: np.ndarray) -> pd.Da
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    found = pa.array(lists, type=pa.list_(pa.string()), from_pandas=True)
-    found = (found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found).take(pa.array(order))
-    at = pc.list_parent_indices(found).to_numpy(zero_copy_only=False)
-    return rows[["place", "shape"]].iloc[at].assign(reason=found.flatten().dictionary_encode().to_pandas().to_numpy())
+    reasons = pa.array(lists, type=pa.list_(pa.string()), from_pandas=True)
+    reasons = (reasons.combine_chunks() if isinstance(reasons, pa.ChunkedArray) else reasons).take(pa.array(order))
+    at = pc.list_parent_indices(reasons).to_numpy(zero_copy_only=False)
+    return rows[["place", "shape"]].iloc[at].assign(reason=reasons.flatten().dictionary_encode().to_pandas().to_numpy())
 
 
 def passes(rows: pa.Table) -> pd.DataFrame:

@@ -85,10 +85,10 @@ def _caption(table: CostTable, tables: Sequence[CostTable], intervals: bool) -> 
     device = f"device={table.context['device']}"
     parts += [device] * (device not in parts)
     units = {cost.key: cost.unit for cost in table.costs}
-    known = [(key, entry) for row in table.entries.values() for key, entry in row.items() if entry.value is not None]
-    every = [entry for _, entry in known]
+    entries = [(key, entry) for row in table.entries.values() for key, entry in row.items() if entry.value is not None]
+    every = [entry for _, entry in entries]
     timed = [
-        entry for key, entry in known if units[key] in _TIMED
+        entry for key, entry in entries if units[key] in _TIMED
     ]  # bytes are counted in a pass that is not timed, too
     sizes = sorted({entry.n for entry in timed or every})
     of = "repeats" if table.per_pass else "samples"

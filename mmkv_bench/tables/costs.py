@@ -133,7 +133,8 @@ def cost_tables(
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
 ) -> list[CostTable]:
-    """The tables of a store, those of answers first; the filters name what to keep. beside: costs that need not be known.
+    """The tables of a store, those of answers first; the filters name what to keep. costs: that must be known; beside: that need
+    not be, so that there is no table where none of them is.
 
     Raises:
         ConfigError: no store, a filter that names what the rows do not hold, a cost that they do not know, and times that only
@@ -141,13 +142,6 @@ def cost_tables(
     """
     cells, parts = _read(root, [*costs, *beside], datasets, protocols, readings)
     _refuse_unknown(parts, costs)
-    return [table for part, rows, known in parts for table in _tables(cells, part, rows, known)]
-
-
-def known_tables(root: Path | str, costs: Sequence[Cost]) -> list[CostTable]:
-    """The tables of a store with those of the costs that it knows, none where it knows none; errors of rows that are not there as
-    of `cost_tables`."""
-    cells, parts = _read(root, costs)
     return [table for part, rows, known in parts for table in _tables(cells, part, rows, known)]
 
 
@@ -287,15 +281,15 @@ def _entries(
     failed = np.full(count, len(STATUSES))
     np.minimum.at(failed, line[status > 0], status[status > 0])
     line, unit, values, clusters = _over_seeds(line, unit, values, clusters)
-    own = medians(values, line, clusters, count)
+    cost_medians = medians(values, line, clusters, count)
     n = np.bincount(line, minlength=count)
     ratios = np.full(len(values), np.nan)
     if full is not None:
         base = _paired(line, unit, values, width, full)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = np.where(base != 0, values / base, np.nan)
-    paired = medians(ratios, line, clusters, count)
-    return [_entry(own, paired, number, int(n[number]), int(failed[number])) for number in range(count)]
+    ratio_medians = medians(ratios, line, clusters, count)
+    return [_entry(cost_medians, ratio_medians, number, int(n[number]), int(failed[number])) for number in range(count)]
 
 
 def _over_seeds(
@@ -324,13 +318,13 @@ def _paired(line: np.ndarray, unit: np.ndarray, values: np.ndarray, width: int, 
 
 def _entry(own: Medians, paired: Medians, number: int, n: int, failed: int) -> CostEntry:
     known = int(own.n[number])
-    whole = n > 0 and known == n
-    found: dict[str, Any] = dict.fromkeys(("value", "low", "high", "level", "ratio", "ratio_low", "ratio_high"))
-    if whole:
+    complete = n > 0 and known == n
+    numbers: dict[str, Any] = dict.fromkeys(("value", "low", "high", "level", "ratio", "ratio_low", "ratio_high"))
+    if complete:
         every = (own.median, own.low, own.high, own.level, paired.median, paired.low, paired.high)
-        found = {name: _plain(each[number]) for name, each in zip(found, every, strict=True)}
+        numbers = {name: _plain(each[number]) for name, each in zip(numbers, every, strict=True)}
     status = STATUSES[failed] if failed < len(STATUSES) else None
-    return CostEntry(**found, n=n, known=known, paired=int(paired.n[number]), failed=status)
+    return CostEntry(**numbers, n=n, known=known, paired=int(paired.n[number]), failed=status)
 
 
 def _plain(value: float) -> float | None:

@@ -31,7 +31,7 @@ from mmkv_bench.tables.rows import BASELINE, CONTEXT, FIXTURE, Rows, config_of
 from mmkv_bench.tables.score_table import Entry, ScoreTable
 from mmkv_bench.tables.sweep import find_group, gates_of, verdict
 from mmkv_bench.tables.table import Grid, GridCell, Table
-from mmkv_bench.tables.text import axis_words, context_words, score, signed, span
+from mmkv_bench.tables.text import axis_words, context_words, interval_text, score, signed
 
 OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # in which the datasets of a group may differ
 
@@ -213,8 +213,8 @@ def _group_table(
 def _entries(tables: Mapping[str, ScoreTable], names: Sequence[str], label: str, budget: str) -> list[Entry] | None:
     """The method's table cells on every dataset; None unless all of them have a headline."""
     entries = [tables[name].entry(label, budget) for name in names]
-    whole = [entry for entry in entries if entry is not None and entry.value is not None]
-    return whole if len(whole) == len(entries) else None
+    complete = [entry for entry in entries if entry is not None and entry.value is not None]
+    return complete if len(complete) == len(entries) else None
 
 
 def _difference(table: ScoreTable, a: Entry, b: Entry) -> Mean:
@@ -268,7 +268,7 @@ def _rows(
 def _cell(mean: Mean | None, number: Callable[[float], str], intervals: bool) -> GridCell:
     if mean is None:
         return GridCell("-")
-    return GridCell(number(mean.value), mean.value, span(mean.low, mean.high) if intervals else "")
+    return GridCell(number(mean.value), mean.value, interval_text(mean.low, mean.high) if intervals else "")
 
 
 OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")
@@ -320,7 +320,7 @@ def headlines(family: Sequence[ScoreTable]) -> list[ScoreTable]:
 def ranks_over(tasks: Sequence[ScoreTable]) -> list[TaskRanks]:
     """Ranks at every budget at which two methods compete on all of these tasks, one of each dataset. Those with failed samples
     among the ones that compete are left out."""
-    found = []
+    every = []
     for budget in dict.fromkeys(budget for table in tasks for budget in table.budgets):
         ranked = [t for t in tasks if budget in t.columns and budget not in t.unranked()]
         among = [set(table.columns[budget].names) for table in ranked]
@@ -329,8 +329,8 @@ def ranks_over(tasks: Sequence[ScoreTable]) -> list[TaskRanks]:
         names = tuple(line.label for line in ranked[0].methods if line.label in common)
         ranks = np.stack([table.columns[budget].ranks_among(names, ALPHA / len(ranked)) for table in ranked])
         apart = tuple(sorted(set.union(*among) - common))
-        found.append(TaskRanks(tuple(ranked), budget, names, ranks, apart))
-    return found
+        every.append(TaskRanks(tuple(ranked), budget, names, ranks, apart))
+    return every
 
 
 def tables_of_ranks(tables: Sequence[ScoreTable]) -> list[Table]:

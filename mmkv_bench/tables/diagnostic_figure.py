@@ -6,14 +6,16 @@ import json
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.tables.figure import COLOURS, SHAPES, canvas, plain
+from mmkv_bench.tables.figure import COLOURS, SHAPES, canvas, log2_axis, plain
 from mmkv_bench.tables.rows import choose
+from mmkv_bench.tables.score_table import AXES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,9 +71,9 @@ def panels(root: Path, name: str, datasets: Sequence[str] | None = None) -> list
 
     every = Store(root).diagnostics(coded=True).to_pandas()
     if not (every["name"] == name).any():
-        held = ", ".join(sorted(map(str, every["name"].unique()))) or "none"
+        present = ", ".join(sorted(map(str, every["name"].unique()))) or "none"
         raise ConfigError(
-            f"'{root}' holds no rows of {name} (it holds: {held}); `mmkv-bench diagnose {name}` makes them"
+            f"'{root}' holds no rows of {name} (it holds: {present}); `mmkv-bench diagnose {name}` makes them"
         )
     return panels_of(every[choose(every["dataset"], datasets, "dataset")], name)
 
@@ -104,9 +106,11 @@ def diagnostic_figure(panels: Sequence[Panel]) -> Figure:
     """The picture of the panels of one analysis."""
     drawing = DRAWINGS[panels[0].name]
     beside = drawing.axes > 1
-    across = drawing.axes if beside else min(len(panels), _COLUMNS)
-    down = len(panels) if beside else -(-len(panels) // across)
-    figure, axes = canvas(down, across, (max(4.6 * across, 6.4), 3.9 * down + 0.7), len(panels) * drawing.axes)
+    n_columns = drawing.axes if beside else min(len(panels), _COLUMNS)
+    n_rows = len(panels) if beside else -(-len(panels) // n_columns)
+    figure, axes = canvas(
+        n_rows, n_columns, (max(4.6 * n_columns, 6.4), 3.9 * n_rows + 0.7), len(panels) * drawing.axes
+    )
     for number, panel in enumerate(panels):
         group = axes[number * drawing.axes : (number + 1) * drawing.axes]
         drawing.draw(group, panel)
@@ -184,23 +188,16 @@ def _coverage(axes: Sequence[Axes], panel: Panel) -> None:
         low, high = by.quantile(0.25), by.quantile(0.75)
         each.fill_between(low.index, low, high, color=_look(place)["color"], alpha=0.15)
     budgets = sorted(methods["budget"].unique())
-    each.set_xscale("log", base=2)
-    each.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
-    each.set_xticks([], minor=True)
-    fractions = (rows["budget_kind"] == "fraction").any()
-    each.set_xlabel("fraction of the prompt's entries kept" if fractions else "entries kept per KV head")
+    kind = "fraction" if (rows["budget_kind"] == "fraction").any() else "entries"
+    log2_axis(each, budgets, [f"{budget:g}" for budget in budgets], AXES[kind])
     each.set_ylabel("answer's attention on kept entries")
     each.set_ylim(0, 1.02)
     _legend(each)
 
 
-def _feature_error(axes: Sequence[Axes], panel: Panel) -> None:
-    _by_layer(axes[0], panel, panel.rows, "part", "mean absolute error of layer outputs")
-    axes[0].set_ylim(bottom=0)
-
-
-def _entropy(axes: Sequence[Axes], panel: Panel) -> None:
-    _by_layer(axes[0], panel, panel.rows, "part", "cross-modal attention entropy [nats]")
+def _parts(axes: Sequence[Axes], panel: Panel, label: str, bottom: float | None = None) -> None:
+    _by_layer(axes[0], panel, panel.rows, "part", label)
+    axes[0].set_ylim(bottom=bottom)
 
 
 def _outliers(axes: Sequence[Axes], panel: Panel) -> None:
@@ -340,8 +337,8 @@ DRAWINGS = {
     "outlier_hits": Drawing(_outliers, _BAND),
     "lorenz": Drawing(_lorenz, "one line a layer; dashed: all tokens alike"),
     "prefix_search": Drawing(_prefix, _BAND),
-    "feature_error": Drawing(_feature_error, _BAND),
-    "entropy": Drawing(_entropy, _BAND),
+    "feature_error": Drawing(partial(_parts, label="mean absolute error of layer outputs", bottom=0), _BAND),
+    "entropy": Drawing(partial(_parts, label="cross-modal attention entropy [nats]"), _BAND),
     "cumulative_attention": Drawing(_heads, f"{_ONE_A_HEAD}the flattest and the steepest"),
     "focus": Drawing(_heads, f"{_ONE_A_HEAD}the most dynamic and the most static"),
     "power_spectrum": Drawing(_spectrum, "shares of the energy in 128 bands; left: all layers, then by layer", 3),

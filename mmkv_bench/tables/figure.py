@@ -68,11 +68,18 @@ def plain(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def point_style(colour: str, shape: str) -> dict[str, Any]:
+    """Colour and marker of a line's points, with a white edge where the marker has an area."""
+    stroke = shape == "x"
+    edge = {"markeredgecolor": colour if stroke else "white", "markeredgewidth": 1.6 if stroke else 0.8}
+    return {"color": colour, "marker": shape, **edge}
+
+
 def band(axes: Axes, points: Sequence[tuple[float, float | None, float | None]], colour: str) -> None:
     """The intervals (x, low, high) of a line; points without one are left out."""
-    known = [point for point in points if point[1] is not None and point[2] is not None]
-    if known:
-        axes.fill_between(*zip(*known, strict=True), color=colour, alpha=0.15, linewidth=0)
+    bounded = [point for point in points if point[1] is not None and point[2] is not None]
+    if bounded:
+        axes.fill_between(*zip(*bounded, strict=True), color=colour, alpha=0.15, linewidth=0)
 
 
 def save(figure: Figure, stem: Path, *, plain: bool = False) -> list[Path]:
@@ -160,11 +167,8 @@ def _draw_scores(
         axes.plot(
             [x for x, _ in points],
             [entry.value for _, entry in points],
-            color=colour,
-            marker=shape,
+            **point_style(colour, shape),
             markersize=7,
-            markeredgecolor="white" if shape != "x" else colour,
-            markeredgewidth=0.8 if shape != "x" else 1.6,
             linewidth=1.8,
             label=line_label(method) + f" {OVER}" * over,
         )

@@ -107,8 +107,8 @@ def _html_cell(cell: GridCell) -> str:
     words = " ".join(filter(None, (number, escape(cell.interval), verdict, escape("".join(cell.marks)))))
     shown = words + (f"<small>{escape(' '.join(cell.hashes))}</small>" if cell.hashes else "")
     details = "".join(f"<p>{_inline(line)}</p>" for line in cell.details)
-    own = f"<details><summary>{shown}</summary>{details}</details>" if details else shown
-    return "; ".join([own, *map(_html_cell, cell.further)])
+    text = f"<details><summary>{shown}</summary>{details}</details>" if details else shown
+    return "; ".join([text, *map(_html_cell, cell.further)])
 
 
 def _inline(text: str) -> str:

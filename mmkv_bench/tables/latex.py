@@ -131,14 +131,14 @@ def _divided(grid: Grid, setting: _Setting) -> Iterator[Grid]:
     widths = _widths([grid], setting)
     columns: list[list[int]] = [[]]
     for column in range(grid.labels, len(grid.header)):
-        held = sum(widths[: grid.labels]) + sum(widths[other] for other in columns[-1])
-        if columns[-1] and held + widths[column] > setting.across:
+        used = sum(widths[: grid.labels]) + sum(widths[other] for other in columns[-1])
+        if columns[-1] and used + widths[column] > setting.across:
             columns.append([])
         columns[-1].append(column)
-    for own in columns:
-        at = [*range(grid.labels), *own]
-        rows = [[_in_part(row, column, own) for column in at] for row in grid.cells]
-        groups = [grid.groups[column - grid.labels] for column in own] if grid.groups else ()
+    for part in columns:
+        at = [*range(grid.labels), *part]
+        rows = [[_in_part(row, column, part) for column in at] for row in grid.cells]
+        groups = [grid.groups[column - grid.labels] for column in part] if grid.groups else ()
         yield replace(grid, header=[grid.header[column] for column in at], rows=rows, groups=groups)
 
 
@@ -154,15 +154,15 @@ def _in_part(row: Sequence[GridCell], column: int, part: Sequence[int]) -> GridC
 
 def _joined(grids: Sequence[Grid]) -> list[list[Grid]]:
     """The grids that stand in one tabular: those whose columns are among the first one's."""
-    found: list[list[Grid]] = []
+    groups: list[list[Grid]] = []
     for grid in grids:
-        first = found[-1][0] if found else None
+        first = groups[-1][0] if groups else None
         alike = first is not None and bool(grid.heading) and not grid.groups and set(grid.header) <= set(first.header)
         if alike and first is not None and grid.labels == first.labels:
-            found[-1].append(grid)
+            groups[-1].append(grid)
         else:
-            found.append([grid])
-    return found
+            groups.append([grid])
+    return groups
 
 
 def _tabular(grids: Sequence[Grid], setting: _Setting) -> list[str]:
@@ -278,11 +278,11 @@ def _widths(grids: Sequence[Grid], setting: _Setting) -> list[float]:
 
 def _cell_width(cell: GridCell, size: int) -> float:
     small = min(size, 7)
-    own = _width(cell.text, size) * (1.15 if cell.bold else 1)
-    own += _width(f" {cell.interval}", small) if cell.interval else 0
-    own += _width(f" {cell.look.sign if cell.look else ''} {cell.verdict}", size) if cell.verdict else 0
-    own += _width("".join(cell.marks), small)
-    return own + sum(_width("; ", size) + _cell_width(other, size) for other in cell.further)
+    width = _width(cell.text, size) * (1.15 if cell.bold else 1)
+    width += _width(f" {cell.interval}", small) if cell.interval else 0
+    width += _width(f" {cell.look.sign if cell.look else ''} {cell.verdict}", size) if cell.verdict else 0
+    width += _width("".join(cell.marks), small)
+    return width + sum(_width("; ", size) + _cell_width(other, size) for other in cell.further)
 
 
 def _height(grids: Sequence[Grid], setting: _Setting) -> float:

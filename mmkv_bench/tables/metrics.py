@@ -111,8 +111,8 @@ def headlines(scores: Sequence[Scores], dataset: str, metric: str) -> list[dict[
     aggregator = aggregate_of(metric)
     for cell in scores:
         _require_parts(cell, dataset, aggregator)
-    whole = [(_aggregated(cell, aggregator), cell.clusters) for cell in scores if cell.complete]
-    ends = iter(intervals(whole, dataset, aggregator, is_share(metric)))
+    complete = [(_aggregated(cell, aggregator), cell.clusters) for cell in scores if cell.complete]
+    ends = iter(intervals(complete, dataset, aggregator, is_share(metric)))
     return [_headline(cell, aggregator, metric, next(ends) if cell.complete else NO_INTERVAL) for cell in scores]
 
 
@@ -147,8 +147,8 @@ def _aggregated(scores: Scores, aggregator: Pooled | None) -> np.ndarray:
 def _with_failures(scores: Scores, aggregator: Pooled | None, metric: str) -> float | None:
     """The aggregate with failed samples as 0, whose parts are those of an empty answer already; None where that says
     nothing."""
-    known = aggregator is None or (scores.parts is not None and not np.isnan(scores.parts).any())
-    if not scores.n or not known or scores.unjudged or lower_is_better(metric):
+    parts_known = aggregator is None or (scores.parts is not None and not np.isnan(scores.parts).any())
+    if not scores.n or not parts_known or scores.unjudged or lower_is_better(metric):
         return None
     return aggregate(replace(scores, values=np.nan_to_num(scores.values, nan=0.0)), aggregator)
 

@@ -220,8 +220,8 @@ def _rival_notes(table: ScoreTable, budgets: Sequence[str]) -> list[Note]:
     if presets:
         named = "; ".join(f"{label} (of {of})" for label, of in presets.items())
         notes.append(Note(f"Presets, not compared beside their method: {named}.", Rank.DETAIL))
-    whole = dict.fromkeys(family.method for family in families if family.method)
-    return notes + [Note(f"All lines are compared, because nearly all are presets of {method}.") for method in whole]
+    ablated = dict.fromkeys(family.method for family in families if family.method)
+    return notes + [Note(f"All lines are compared, because nearly all are presets of {method}.") for method in ablated]
 
 
 def _mark_notes(table: ScoreTable) -> list[Note]:
@@ -266,8 +266,8 @@ def _mark_notes(table: ScoreTable) -> list[Note]:
         meaning = "the budget bounds the entries that a step reads, evicted ones stay within reach"
         mark(RETRIEVED, meaning, _some(retrieved))
     for reason, letter in fallback_letters(table).items():
-        found = [(words, e.audit.fallbacks.get(reason, 0), e.audit.n) for words, _, e in cells]
-        mark(letter, f"fallback {reason}", f"fallback {reason}: {_listed([cell for cell in found if cell[1]])}")
+        counts = [(words, e.audit.fallbacks.get(reason, 0), e.audit.n) for words, _, e in cells]
+        mark(letter, f"fallback {reason}", f"fallback {reason}: {_listed([cell for cell in counts if cell[1]])}")
     legend = "; ".join(f"{sign} = {meaning}" for sign, meaning in meanings.items())
     defect = (
         f"Defect: {', '.join(defects)} over the budget, which reading=released or a paper's own formula alone may be."

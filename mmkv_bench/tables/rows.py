@@ -169,10 +169,10 @@ class AnswerBlocks:
 def _answers(store: Store, rows: pa.Table) -> pd.DataFrame:
     """The frame of answers, of whole cells; `chosen` only where some lie apart."""
     apart = audit.chosen_apart(store, rows)
-    found = frame(rows.select(RESPONSE_COLUMNS))
+    answers = frame(rows.select(RESPONSE_COLUMNS))
     if apart is not None:
-        found[audit.CHOSEN] = apart
-    return found
+        answers[audit.CHOSEN] = apart
+    return answers
 
 
 def load(root: Path | str, cells: Collection[str] | None = None, fidelity: Collection[str] | None = None) -> Rows:
@@ -224,8 +224,8 @@ def cells_of(store: Store, names: Collection[str] | None = None) -> pd.DataFrame
     for number, field in enumerate(table.schema):
         if field.name != "config" and pa.types.is_dictionary(field.type):
             table = table.set_column(number, field.name, table[field.name].cast(pa.string()))
-    found = table.to_pandas()
-    return found.assign(config=found["config"].astype(object))
+    described = table.to_pandas()
+    return described.assign(config=described["config"].astype(object))
 
 
 def frame(table: pa.Table) -> pd.DataFrame:

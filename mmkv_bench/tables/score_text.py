@@ -18,7 +18,7 @@ from mmkv_bench.tables.notes import fidelity_notes, marks, score_notes
 from mmkv_bench.tables.rows import Rows
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
-from mmkv_bench.tables.text import caption, line_label, p_value, score, signed, span, title
+from mmkv_bench.tables.text import caption, interval_text, line_label, p_value, score, signed, title
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +66,8 @@ def _table(
     header = ["method", *(budget or "all" for budget in columns)]
     grids = [Grid(header, [_row(table, method, columns, intervals) for method in table.methods])]
     if not table.comparable and len(table.common_ids):
-        common = [[line_label(m), *(_common(table.entry(m.label, b)) for b in columns)] for m in table.methods]
+        shown = [(line_label(m), [table.entry(m.label, b) for b in columns]) for m in table.methods]
+        common = [[label, *(score(entry.common) if entry else "" for entry in entries)] for label, entries in shown]
         grids.append(Grid(header, common, f"The same over the {len(table.common_ids)} samples ok in every cell"))
     ranks = _ranks(table)
     if ranks and intervals:
@@ -110,16 +111,8 @@ def _cell(table: ScoreTable, method: Line, budget: str, intervals: bool, span: i
         text = f"{entry.scores.n_ok}/{entry.scores.n} ok: {score(entry.zero)} / {score(entry.common)}"
         return GridCell(text, marks=signs, hashes=hashes, span=span)
     bold = method.label in table.best(budget) and (method.label, budget) in table.entries
-    interval = _span(entry) if intervals else ""
+    interval = interval_text(entry.low, entry.high) if intervals else ""
     return GridCell(score(entry.value), entry.value, interval, signs, bold, hashes=hashes, span=span)
-
-
-def _span(entry: Entry) -> str:
-    return span(entry.low, entry.high)
-
-
-def _common(entry: Entry | None) -> str:
-    return score(entry.common) if entry else ""
 
 
 def _ranks(table: ScoreTable) -> list[list[str]]:
@@ -138,7 +131,12 @@ def _pairs(table: ScoreTable) -> list[list[str]]:
     rows = []
     for pair in separated_pairs(table):
         ahead = pair if pair.better == pair.a else pair.turned
-        numbers = signed(ahead.difference), span(ahead.low, ahead.high), p_value(pair.adjusted or 0.0), str(pair.n)
+        numbers = (
+            signed(ahead.difference),
+            interval_text(ahead.low, ahead.high),
+            p_value(pair.adjusted or 0.0),
+            str(pair.n),
+        )
         rows.append([pair.budget or "all", *pair.order, *numbers])
     return rows
 
@@ -189,10 +187,7 @@ def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]
 
 def _name(table: ScoreTable, tables: Sequence[ScoreTable]) -> str:
     """Dataset, metric, protocol, readings and axis, with a number where several tables have the same."""
-    names = [
-        "-".join(filter(None, (t.dataset, t.metric, t.context["protocol"], "-".join(t.readings), t.axis)))
-        for t in tables
-    ]
+    names = ["-".join(filter(None, (t.dataset, t.metric, t.context["protocol"], *t.readings, t.axis))) for t in tables]
     at = next(i for i, other in enumerate(tables) if other is table)
     return names[at] + (f"-{names[: at + 1].count(names[at])}" if names.count(names[at]) > 1 else "")
 
@@ -294,12 +289,10 @@ def among(metrics: Sequence[str]) -> set[str]:
 
 def names(metrics: Sequence[str] | None, rows: Rows) -> list[str] | None:
     """A list of metrics in which `fidelity` stands for those of its metrics that the rows hold."""
-    held = [name for name in FIDELITY if name in rows.names]
-    return (
-        None
-        if metrics is None
-        else [name for metric in metrics for name in (held if held and metric == GROUP else [metric])]
-    )
+    present = [name for name in FIDELITY if name in rows.names]
+    if metrics is None:
+        return None
+    return [name for metric in metrics for name in (present if present and metric == GROUP else [metric])]
 
 
 def fidelity_tables(
@@ -312,13 +305,13 @@ def fidelity_tables(
 
     Raises ConfigError when no answer of the rows was held against full's.
     """
-    found = [name for name in COLUMNS if name in rows.names]
-    if not found:
+    measured = [name for name in COLUMNS if name in rows.names]
+    if not measured:
         raise ConfigError(
             "These rows hold no fidelity: they were made with fidelity=off, with sharing=off, without `full`, or before it "
             "was measured. Run them again in another folder (out=<folder>) for it."
         )
-    tables = build(rows, datasets=datasets, protocols=protocols, readings=readings, metrics=found)
+    tables = build(rows, datasets=datasets, protocols=protocols, readings=readings, metrics=measured)
     groups: dict[tuple[str, ...], dict[str, ScoreTable]] = {}
     for table in tables:
         groups.setdefault((*table.context.values(), table.axis), {})[table.metric] = table

@@ -122,12 +122,12 @@ class Sheet:
             sample, metric, cell = ids[of_sample[row]], metrics[of_metric[row]], cells[of_cell[row]]
             raise StoreError(f"Sample {sample} has more than one {metric} score in cell {cell}: the store is damaged.")
         edges = np.arange(len(metrics) * len(cells) + 1) * max(len(ids), 1)
-        found = np.searchsorted(key, edges)
+        bounds = np.searchsorted(key, edges)
         at = np.arange(len(metrics))[:, None] * len(cells) + np.arange(len(cells) + 1)
         return cls(
             cells=tuple(cells),
             metrics=tuple(metrics),
-            starts=found[at],
+            starts=bounds[at],
             ids=ids,
             sample=of_sample[order].astype(np.int32),
             cluster=of_cluster[order].astype(np.int32),
@@ -163,30 +163,30 @@ class Sheet:
 
         A sample counts as ok when each of its rows has status ok and a value; its value is then the mean over its rows.
         """
-        own = [self.rows(cell, metric) for cell in sorted(cells, key=lambda cell: self.cells[cell])]
-        if len(own) == 1:
-            (at,) = own
+        slices = [self.rows(cell, metric) for cell in sorted(cells, key=lambda cell: self.cells[cell])]
+        if len(slices) == 1:
+            (at,) = slices
             answered, value = self.answered[at], self.value[at]
             good = answered & ~np.isnan(value)
             values = np.where(good, value, np.nan)
             parts = self._parts(at)
             unjudged = int((answered & ~good).sum())
             return Scores(self.sample[at], self.cluster[at], values, parts, unjudged, self.ids)
-        return self._joined(own)
+        return self._joined(slices)
 
-    def _joined(self, own: Sequence[slice]) -> Scores:
+    def _joined(self, slices: Sequence[slice]) -> Scores:
         """The mean over cells within each sample, by compensated summation in the order of the cells' names."""
-        samples = np.unique(np.concatenate([self.sample[at] for at in own]))
+        samples = np.unique(np.concatenate([self.sample[at] for at in slices]))
         n = len(samples)
-        held, ok, answered = (np.zeros(n, dtype=np.int64) for _ in range(3))
+        counts, ok, answered = (np.zeros(n, dtype=np.int64) for _ in range(3))
         total, lost, cluster = np.zeros(n), np.zeros(n), np.full(n, -1, dtype=np.int32)
-        found = [self._parts(at) for at in own]
-        width = max((parts.shape[1] for parts in found if parts is not None), default=0)
+        parts_of = [self._parts(at) for at in slices]
+        width = max((parts.shape[1] for parts in parts_of if parts is not None), default=0)
         parts = np.zeros((n, width))
-        for at, of_cell in zip(own, found, strict=True):
+        for at, of_cell in zip(slices, parts_of, strict=True):
             where = np.searchsorted(samples, self.sample[at])
             value, here = self.value[at], self.answered[at]
-            held[where] += 1
+            counts[where] += 1
             answered[where] += here
             ok[where] += here & ~np.isnan(value)
             cluster[where] = np.where(cluster[where] < 0, self.cluster[at], cluster[where])
@@ -195,22 +195,22 @@ class Sheet:
             lost[where] = sums - total[where] - step
             total[where] = sums
             parts[where] += np.nan if of_cell is None else of_cell
-        values = np.where(ok == held, total / held, np.nan)
-        unjudged = int(((answered == held) & (ok < held)).sum())
-        return Scores(samples, cluster, values, parts / held[:, None] if width else None, unjudged, self.ids)
+        values = np.where(ok == counts, total / counts, np.nan)
+        unjudged = int(((answered == counts) & (ok < counts)).sum())
+        return Scores(samples, cluster, values, parts / counts[:, None] if width else None, unjudged, self.ids)
 
     def _parts(self, at: slice) -> np.ndarray | None:
         """The parts [n, k] of these rows, NaN where a row has none; None where no row has any."""
-        own = None if self.parts is None else self.parts[at]
-        if own is None or own.null_count == len(own):
+        lists = None if self.parts is None else self.parts[at]
+        if lists is None or lists.null_count == len(lists):
             return None
-        known = own.is_valid().to_numpy(zero_copy_only=False)
-        flat = own.flatten().to_numpy(zero_copy_only=False)
-        width = len(flat) // int(known.sum())
-        if set(own.value_lengths().drop_null().unique().to_pylist()) != {width}:
+        present = lists.is_valid().to_numpy(zero_copy_only=False)
+        flat = lists.flatten().to_numpy(zero_copy_only=False)
+        width = len(flat) // int(present.sum())
+        if set(lists.value_lengths().drop_null().unique().to_pylist()) != {width}:
             raise StoreError("samples: the parts of one metric have different lengths: the store is damaged.")
-        parts = np.full((len(own), width), np.nan)
-        parts[known] = flat.reshape(-1, width)
+        parts = np.full((len(lists), width), np.nan)
+        parts[present] = flat.reshape(-1, width)
         return parts
 
 
@@ -224,8 +224,8 @@ def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     """(the distinct values in ascending order, object; position of each row's value among them, int [n], -1 for null)."""
     import pandas as pd
 
-    kept = column if isinstance(column.dtype, pd.CategoricalDtype) else column.astype("category")
-    names, codes = kept.cat.categories.to_numpy(object), kept.cat.codes.to_numpy()
+    categories = column if isinstance(column.dtype, pd.CategoricalDtype) else column.astype("category")
+    names, codes = categories.cat.categories.to_numpy(object), categories.cat.codes.to_numpy()
     used = np.zeros(len(names) + 1, dtype=bool)
     used[codes] = True  # the last place is that of -1
     order = np.argsort(names.astype(str), kind="stable")
@@ -269,6 +269,6 @@ def _lists(samples: pd.DataFrame, order: np.ndarray) -> pa.Array | None:
 
     if "parts" not in samples or samples["parts"].isna().all():
         return None
-    found = pa.array(samples["parts"], type=pa.list_(pa.float64()), from_pandas=True)
-    found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
-    return found.take(pa.array(order))
+    lists = pa.array(samples["parts"], type=pa.list_(pa.float64()), from_pandas=True)
+    lists = lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists
+    return lists.take(pa.array(order))

@@ -94,7 +94,7 @@ class Status:
 def status(store: Store) -> Status:
     """Count a store's rows. Raises StoreError for damaged ones."""
     # Cells last: whoever writes rows has written their cells before.
-    found = tally(store)
+    counted = tally(store)
     metrics = remembered(store, "metrics", ("cell", "n", "answers_digest"))
     times = store.timings()
     timings = [times[name].to_pylist() for name in ("status", "phase", "searched")]
@@ -104,7 +104,7 @@ def status(store: Store) -> Status:
     names = cells["cell"].combine_chunks().cast(pa.string())
     if len(names.unique()) != len(names):
         raise StoreError(f"cells of {store.root} are described by more than one row of `cells`: the store is damaged")
-    counts, n = found.counts, numbers_of(found.counts["n"])
+    counts, n = counted.counts, numbers_of(counted.counts["n"])
     of_row = places(counts["cell"], names)
     if (of_row < 0).any():
         missing = counts["cell"][int(np.flatnonzero(of_row < 0)[0])].as_py()
@@ -116,9 +116,11 @@ def status(store: Store) -> Status:
     of_metric = places(metrics["cell"], names)
     np.maximum.at(scored, of_metric[of_metric >= 0], numbers_of(metrics["n"])[of_metric >= 0])
     digests = dict(zip(metrics["cell"].to_pylist(), metrics["answers_digest"].to_pylist(), strict=True))
-    held = found.digests
+    answer_digests = counted.digests
     other = [
-        name for name, digest in digests.items() if digest is not None and held.get(name, (0, digest))[1] != digest
+        name
+        for name, digest in digests.items()
+        if digest is not None and answer_digests.get(name, (0, digest))[1] != digest
     ]
     scored[places(pa.chunked_array([texts_of(other)]), names)] = 0  # of answers that were made again since
     dataset = np.asarray(cells["dataset"].to_pylist(), object)
@@ -126,36 +128,36 @@ def status(store: Store) -> Status:
     waiting = _waiting(store.root, names)
     datasets = []
     for name in sorted({*dataset, *waiting}):
-        own, later = dataset == name, waiting.get(name, [])
-        told = [*later, int(stated[own].max(initial=0)), int(answered[own].max(initial=0))]
-        samples = max(*told, _seen(found, own[of_row]))
+        of_dataset, later = dataset == name, waiting.get(name, [])
+        sizes = [*later, int(stated[of_dataset].max(initial=0)), int(answered[of_dataset].max(initial=0))]
+        samples = max(*sizes, _seen(counted, of_dataset[of_row]))
         datasets.append(
             DatasetStatus(
                 dataset=str(name),
-                cells=int(own.sum()) + len(later),
+                cells=int(of_dataset.sum()) + len(later),
                 samples=samples,
-                rows=int(answered[own].sum()),
-                complete=int((answered[own] >= samples).sum()),
-                failed=int(failed[own].sum()),
-                scored=int(((scored[own] > 0) & (scored[own] >= answered[own])).sum()),
-                stale=int(((answered[own] > 0) & (scored[own] < answered[own])).sum()),
+                rows=int(answered[of_dataset].sum()),
+                complete=int((answered[of_dataset] >= samples).sum()),
+                failed=int(failed[of_dataset].sum()),
+                scored=int(((scored[of_dataset] > 0) & (scored[of_dataset] >= answered[of_dataset])).sum()),
+                stale=int(((answered[of_dataset] > 0) & (scored[of_dataset] < answered[of_dataset])).sum()),
             )
         )
-    whole = [(status, searched) for status, phase, searched in zip(*timings, strict=True) if phase == "total"]
-    ended = Counter(status for status, searched in whole if not (searched and status == "oom"))  # where a search ends
+    totals = [(status, searched) for status, phase, searched in zip(*timings, strict=True) if phase == "total"]
+    ended = Counter(status for status, searched in totals if not (searched and status == "oom"))  # where a search ends
     failures = _failures(counts.take(column_of(np.flatnonzero(bad))), dataset[of_row[bad]])
     rate, last = _pace(n, numbers_of(counts["first"]) / 1e6, numbers_of(counts["last"]) / 1e6, time.time())
-    return Status(store.root, tuple(datasets), failures, ended, len(found.running), found.writers, rate, last)
+    return Status(store.root, tuple(datasets), failures, ended, len(counted.running), counted.writers, rate, last)
 
 
 def _waiting(root: Path, names: pa.Array) -> dict[str, list[int]]:
     """Dataset -> samples of each cell that jobs are to answer and that none of them has begun."""
     begun = set(names.to_pylist()) if (planned := planned_cells(root)) else set()
-    found: dict[str, list[int]] = {}
+    samples_of: dict[str, list[int]] = {}
     for cell, (dataset, samples) in planned.items():
         if cell not in begun:
-            found.setdefault(dataset, []).append(samples)
-    return found
+            samples_of.setdefault(dataset, []).append(samples)
+    return samples_of
 
 
 def _seen(found: Tally, own: np.ndarray) -> int:
@@ -180,12 +182,12 @@ def failed_rows(store: Store) -> list[dict[str, Any]]:
     rows = store.responses(None, ("cell", "sample_id", "status", "error"), coded=True)
     rows = rows.filter(pa.array(_failed(rows))).to_pylist()
     cells = {row["cell"]: row for row in store.cells({row["cell"] for row in rows}, _CELL[:-1]).to_pylist()}
-    found = [
+    failures = [
         {"dataset": cells[row["cell"]]["dataset"], "sample_id": row["sample_id"], "label": label(cells[row["cell"]])}
         | {"cell": row["cell"], "status": row["status"], "error": row["error"]}
         for row in rows
     ]
-    return sorted(found, key=lambda row: (row["dataset"], row["sample_id"], row["label"]))
+    return sorted(failures, key=lambda row: (row["dataset"], row["sample_id"], row["label"]))
 
 
 def label(cell: Mapping[str, Any]) -> str:
@@ -206,8 +208,8 @@ def _stated(cells: pa.Table) -> np.ndarray:
     configs = cells["config"].combine_chunks()
     read = [json.loads(text) for text in configs.dictionary.to_pylist()]
     keys = list(zip(configs.indices.to_pylist(), cells["dataset"].to_pylist(), strict=True))
-    known = {key: _asked(read[key[0]], key[1]) for key in set(keys)}
-    return np.array([known[key] for key in keys], np.int64)
+    samples_of = {key: _asked(read[key[0]], key[1]) for key in set(keys)}
+    return np.array([samples_of[key] for key in keys], np.int64)
 
 
 def _asked(config: Mapping[str, Any], dataset: str) -> int:

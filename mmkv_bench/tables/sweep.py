@@ -49,7 +49,7 @@ def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
     if dataset.endswith(FIXTURE):
         return None
     values = config_of(config)
-    asked = _asked(values)
+    gate_node = _asked(values)
     printed = next(
         (
             entry
@@ -58,12 +58,12 @@ def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
         ),
         None,
     )
-    if asked.get("expected") is not None and (dataset, metric) == _of_expected(values):
-        tolerance = asked.get("tolerance")
+    if gate_node.get("expected") is not None and (dataset, metric) == _of_expected(values):
+        tolerance = gate_node.get("tolerance")
         if tolerance is None:
             tolerance = printed["tolerance"] / printed.get("scale", 1) if printed else 0.01
-        return FullCacheGate(float(asked["expected"]), float(tolerance), 1.0, "gate.expected")
-    return None if printed is None else _printed(printed, asked)
+        return FullCacheGate(float(gate_node["expected"]), float(tolerance), 1.0, "gate.expected")
+    return None if printed is None else _printed(printed, gate_node)
 
 
 def find_group(config: str, group: str) -> FullCacheGate | None:

@@ -25,7 +25,7 @@ def signed(value: float) -> str:
     return score(value) if float(f"{value:.2f}") <= 0 else f"+{score(value)}"
 
 
-def span(low: float | None, high: float | None) -> str:
+def interval_text(low: float | None, high: float | None) -> str:
     """`[0.71, 0.80]`, or "" without an interval."""
     return "" if low is None or high is None else f"[{score(low)}, {score(high)}]"
 

@@ -104,8 +104,8 @@ def _totals(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _budget(row: Mapping[str, Any]) -> float | None:
-    given = row["budget_entries"] if row["budget_kind"] == "entries" else row["budget_fraction"]
-    return None if missing(given) else float(given)
+    budget = row["budget_entries"] if row["budget_kind"] == "entries" else row["budget_fraction"]
+    return None if missing(budget) else float(budget)
 
 
 def _plain(value: Any) -> Any:

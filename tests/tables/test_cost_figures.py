@@ -11,7 +11,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.cost_figures import front_figure, fronts, length_figure
 from mmkv_bench.tables.cost_rows import KNOWN, divided
-from mmkv_bench.tables.costs import known_tables, needed, set_limits
+from mmkv_bench.tables.costs import cost_tables, needed, set_limits
 from mmkv_bench.tables.rows import load
 from tests.cli.setting import verb
 from tests.tables.examples import Example, zeros_and_ones
@@ -37,7 +37,7 @@ def scored(root: Path) -> Path:
 
 def test_a_line_per_method_runs_through_the_medians_at_every_length(tmp_path):
     costs = [KNOWN["tpot_s"]]
-    tables = known_tables(timed(tmp_path, STEPS), [*costs, *needed(costs)])
+    tables = cost_tables(timed(tmp_path, STEPS), (), beside=[*costs, *needed(costs)])
     figure = length_figure(set_limits(tables, costs, lambda context: OneByte()), KNOWN["tpot_s"])
     (axes,) = (panel for panel in figure.axes if panel.get_visible())
     lines = {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
@@ -52,7 +52,7 @@ def test_a_line_per_method_runs_through_the_medians_at_every_length(tmp_path):
 def test_intervals_of_many_lines_are_bars_beside_each_other(tmp_path):
     methods = ("full", "snapkv", "keydiff", "mmshift", "h2o")
     steps = {(method, tokens): STEPS["full", 64] for method in methods for tokens in (32, 64)}
-    figure = length_figure(known_tables(timed(tmp_path, steps), [KNOWN["tpot_s"]]), KNOWN["tpot_s"])
+    figure = length_figure(cost_tables(timed(tmp_path, steps), [KNOWN["tpot_s"]]), KNOWN["tpot_s"])
     bars = [one for one in figure.axes[0].collections if hasattr(one, "get_segments")]
     assert len(bars) == len(figure.axes[0].collections) == len(methods)
     at = [segment[0][0] for one in bars for segment in one.get_segments() if segment[0][0] < 40]
@@ -62,7 +62,7 @@ def test_intervals_of_many_lines_are_bars_beside_each_other(tmp_path):
 
 
 def test_what_failed_has_no_point_and_is_named(tmp_path):
-    tables = known_tables(timed(tmp_path, STEPS, ("snapkv", 64)), [KNOWN["tpot_s"]])
+    tables = cost_tables(timed(tmp_path, STEPS, ("snapkv", 64)), [KNOWN["tpot_s"]])
     figure = length_figure(tables, KNOWN["tpot_s"])
     (line,) = (line for line in figure.axes[0].get_lines() if line.get_label() == "snapkv, 0.1")
     assert line.get_xdata().tolist() == [32]

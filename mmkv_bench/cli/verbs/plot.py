@@ -107,7 +107,7 @@ def _length(given: argparse.Namespace) -> tuple[Figure, list[str]]:
     from mmkv_bench.forecast.roofline import roofline_by_context
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.cost_figures import length_figure
-    from mmkv_bench.tables.costs import known_tables, needed, set_limits
+    from mmkv_bench.tables.costs import cost_tables, needed, set_limits
 
     costs = _costs(given, ["tpot_s"])
     if len(costs) > 1:
@@ -116,7 +116,7 @@ def _length(given: argparse.Namespace) -> tuple[Figure, list[str]]:
     rows = rows_folder(given.rows)
     tables = [
         table
-        for table in known_tables(rows, [*costs, *needed(costs)])
+        for table in cost_tables(rows, (), beside=[*costs, *needed(costs)])
         if (given.protocol or ["paper"])[0] == table.context["protocol"]
         and table.axis in _axes(given, table.axis)
         and (given.dataset is None or table.context["dataset"] in given.dataset)
