@@ -102,7 +102,7 @@ def _fidelity_alone(given: argparse.Namespace, names: Sequence[str]) -> bool:
 
 
 def _score_tables(given: argparse.Namespace, metrics: Sequence[str]) -> list[Table]:
-    from mmkv_bench.tables import fidelity
+    from mmkv_bench.tables import score_text
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.compare import narrowed
     from mmkv_bench.tables.cost_rows import refuse_unknown
@@ -116,11 +116,11 @@ def _score_tables(given: argparse.Namespace, metrics: Sequence[str]) -> list[Tab
     from mmkv_bench.tables.rows import load
     from mmkv_bench.tables.score_text import tables_of_scores
 
-    rows = load(given.rows, fidelity=fidelity.among(metrics))
+    rows = load(given.rows, fidelity=score_text.among(metrics))
     filters = {"datasets": given.dataset, "protocols": given.protocol, "readings": given.reading}
     if _fidelity_alone(given, metrics):
-        return fidelity.fidelity_tables(rows, **filters)
-    names = fidelity.names(metrics or None, rows)
+        return score_text.fidelity_tables(rows, **filters)
+    names = score_text.names(metrics or None, rows)
     refuse_unknown(names or (), rows.names)
     built = build(rows, **filters, metrics=names)
     if given.methods or given.against or given.budgets:
