@@ -1,8 +1,8 @@
 """One column of a table: methods at one budget by one metric, every two of them tested, and what may be said of them.
 
 separated  two methods differ, by Holm's step-down correction (1979) over all pairs of the column
-best       the methods of which no rival is proven better; the truly best one is among them. A method is out when a rival
-           beats it at p <= alpha / (m - 1): each against its m - 1 rivals and without steps, as in Hsu's multiple
+best       the methods of which no other is proven better; the truly best one is among them. A method is out when another
+           beats it at p <= alpha / (m - 1): each against its m - 1 competitors and without steps, as in Hsu's multiple
            comparisons with the best (Annals of Statistics 9, 1981); or in a separated pair
 ranks      1 + the number of methods that beat it so, to m - the number that it beats so
 
@@ -84,7 +84,7 @@ class Column:
 
     @cached_property
     def best(self) -> np.ndarray:
-        """Methods of which no rival is proven better, bool [m]."""
+        """Methods of which no other is proven better, bool [m]."""
         return np.logical_not(self.beats.any(axis=0))
 
     @cached_property

@@ -103,11 +103,11 @@ def columns(table: ScoreTable) -> dict[str, Column]:
     budgets."""
     columns_of = {}
     for budget in table.budgets or ("",):
-        rivals = {line.label: table.entries[line.label, budget] for line in table.family(budget).rivals}
-        rivals = {label: entry for label, entry in rivals.items() if entry.audit.comparable}
-        if rivals:
-            samples = samples_of([entry.scores for entry in rivals.values()], table.metric)
-            columns_of[budget] = compare_column(list(rivals), samples, falling=lower_is_better(table.metric))
+        competitors = {line.label: table.entries[line.label, budget] for line in table.family(budget).competitors}
+        competitors = {label: entry for label, entry in competitors.items() if entry.audit.comparable}
+        if competitors:
+            samples = samples_of([entry.scores for entry in competitors.values()], table.metric)
+            columns_of[budget] = compare_column(list(competitors), samples, falling=lower_is_better(table.metric))
     return columns_of
 
 
@@ -124,10 +124,10 @@ def every_pair(table: ScoreTable) -> list[Pair]:
     for budget in table.budgets or ("",):
         entries = {m.label: entry for m in table.methods if (entry := table.entry(m.label, budget)) is not None}
         names, column = list(entries), table.columns.get(budget)
-        rivals = set(column.names) if column else set()
+        competitors = set(column.names) if column else set()
         pairs = _pairs(budget, column) if column else []
         a, b = np.triu_indices(len(names), 1)
-        others = [not {names[i], names[j]} <= rivals for i, j in zip(a, b, strict=True)]
+        others = [not {names[i], names[j]} <= competitors for i, j in zip(a, b, strict=True)]
         samples = samples_of([entry.scores for entry in entries.values()], table.metric)
         other = compare_pairs(names, samples, a[others], b[others], falling=lower_is_better(table.metric))
         by_names = {(pair.a, pair.b): pair for pair in [*pairs, *_pairs(budget, other, compete=False)]}

@@ -85,10 +85,10 @@ _LOADED = {"kvpress": ("press",), "custom": ("path", "name")}
 
 @dataclass(frozen=True)
 class ComparisonFamily:
-    """rivals: the lines that compete; presets: line -> the predeclared line of its method, beside which it does not compete;
+    """competitors: the lines that compete; presets: line -> the predeclared line of its method, beside which it does not compete;
     method: of which nearly all lines are presets, so that all of them compete ("" where there is none)."""
 
-    rivals: tuple[Line, ...]
+    competitors: tuple[Line, ...]
     presets: dict[str, str]
     method: str = ""
 
@@ -303,7 +303,7 @@ class ScoreTable:
         return family(self.lines(budget))
 
     def best(self, budget: str) -> tuple[str, ...]:
-        """Methods at this budget of which no rival is proven better: with 95 % confidence the truly best one is among them.
+        """Methods at this budget of which no other is proven better: with 95 % confidence the truly best one is among them.
 
         Empty where no method is proven better than another, and where samples failed or differ between cells.
         """

@@ -23,7 +23,7 @@ def line(
 
 
 def rivals(*lines: Line) -> list[str]:
-    return [method.label for method in family(lines).rivals]
+    return [method.label for method in family(lines).competitors]
 
 
 def test_controls_and_second_presets_do_not_compete():
@@ -42,7 +42,7 @@ def test_controls_and_second_presets_do_not_compete():
             line("h2o"),
         ]
     )
-    assert [method.label for method in found.rivals] == ["random", "adakv", "snapkv", "h2o"]
+    assert [method.label for method in found.competitors] == ["random", "adakv", "snapkv", "h2o"]
     assert found.presets == {
         "random_sinks": "random",
         "adakv_official": "adakv",
@@ -56,7 +56,7 @@ def test_presets_compete_where_the_predeclared_one_is_not_there_and_among_themse
     assert rivals(line("snapkv_kvpress"), line("h2o"), line("keydiff")) == ["snapkv_kvpress", "h2o", "keydiff"]
     ablation = [line("mmshift"), *(line(f"t{i}", "mmshift", tuned=True) for i in range(3)), line("last_query")]
     found = family(ablation)
-    assert found.rivals == tuple(ablation) and (found.method, found.presets) == ("mmshift", {})
+    assert found.competitors == tuple(ablation) and (found.method, found.presets) == ("mmshift", {})
     assert rivals(*ablation[:3], line("h2o")) == ["mmshift", "h2o"]
 
 
