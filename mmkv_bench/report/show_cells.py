@@ -23,7 +23,7 @@ from mmkv_bench.store.rows import refuse_malformed
 from mmkv_bench.store.tally import remembered, tally
 from mmkv_bench.tables.rows import BASELINE, config_of
 from mmkv_bench.tables.status import label
-from mmkv_bench.tables.text import score, signed, span
+from mmkv_bench.tables.text import interval_text, score, signed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -222,7 +222,9 @@ def _line(cells: StoreCells, cell: str, metric: Mapping[str, Any] | None, ended:
     protocol = cells.rows[cell]["protocol"]
     label = " ".join(word for word in cells.label(cell).split(" ") if word != protocol)
     fields = (
-        ["", "-", ""] if metric is None else [str(metric["n"]), _value(metric), span(metric["low"], metric["high"])]
+        ["", "-", ""]
+        if metric is None
+        else [str(metric["n"]), _value(metric), interval_text(metric["low"], metric["high"])]
     )
     return [cells.short(cell), label, *fields, endings(ended)]
 
@@ -290,8 +292,13 @@ def _scores(console: Console, cells: StoreCells, cell: str) -> None:
     lines = []
     for row in rows:
         less = "" if row["difference"] is None else signed(row["difference"])
-        gap = span(row["difference_low"], row["difference_high"])
-        fields = [row["metric"], f"{row['n_ok']} of {row['n']}", score(row["value"]), span(row["low"], row["high"])]
+        gap = interval_text(row["difference_low"], row["difference_high"])
+        fields = [
+            row["metric"],
+            f"{row['n_ok']} of {row['n']}",
+            score(row["value"]),
+            interval_text(row["low"], row["high"]),
+        ]
         lines.append([*fields, " ".join(filter(None, (less, gap)))])
     table(console, ["metric", "ok", "value", "95% interval", "minus full"], lines, right=("ok", "value"))
 
