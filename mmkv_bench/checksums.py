@@ -33,11 +33,11 @@ def digest_of(files: Iterable[tuple[str, Path]], cache: Path | None = None) -> s
         ConfigError: a file that is written while it is read. OSError: one that cannot be read.
     """
     memory = Checksums((cache or cache_dir()) / "checksums.json")
-    whole = hashlib.sha256()
+    combined = hashlib.sha256()
     for name, file in files:
-        whole.update(f"{name}\0{memory.digest(file)}\n".encode())
+        combined.update(f"{name}\0{memory.digest(file)}\n".encode())
     memory.save()
-    return whole.hexdigest()
+    return combined.hexdigest()
 
 
 class Checksums:

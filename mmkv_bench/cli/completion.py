@@ -78,9 +78,9 @@ def _offered(before: list[str], last: str) -> list[str]:
     for action in parser._actions:
         if action.choices and (not action.option_strings or (rest and rest[-1] in action.option_strings)):
             taken = action.option_strings or not rest
-            found = [f"{choice} " for choice in action.choices if taken and str(choice).startswith(last)]
-            if found:
-                return found
+            choices = [f"{choice} " for choice in action.choices if taken and str(choice).startswith(last)]
+            if choices:
+                return choices
     if any(action.dest in ("overrides", "names") for action in parser._actions):
         return _settings([word for word in rest if "=" in word and not word.startswith("-")], last)
     return []

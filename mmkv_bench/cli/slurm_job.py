@@ -90,9 +90,9 @@ def _wanted() -> bool | None:
     from submitit.slurm.slurm import SlurmJobEnvironment
 
     # A task of an array by its own name: by the array's id, which is one task's number, too, squeue lists all of them.
-    asked = ["squeue", "-h", "-j", SlurmJobEnvironment().job_id, "-o", "%T"]
+    command = ["squeue", "-h", "-j", SlurmJobEnvironment().job_id, "-o", "%T"]
     try:
-        told = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=10)
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return None if told.returncode else told.stdout.strip() == "RUNNING"
+    return None if answer.returncode else answer.stdout.strip() == "RUNNING"

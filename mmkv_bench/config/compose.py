@@ -175,8 +175,8 @@ def _reference(choices: Sequence[str], extra: Sequence[str]) -> dict[str, Any]:
     """The keys and defaults that overrides may change; `folders` is not one of them, `completed` fills it."""
     from omegaconf import OmegaConf
 
-    found = OmegaConf.to_container(composed(choices, extra=extra), resolve=False)
-    return {key: value for key, value in found.items() if key != "folders"}
+    keys = OmegaConf.to_container(composed(choices, extra=extra), resolve=False)
+    return {key: value for key, value in keys.items() if key != "folders"}
 
 
 # ---------------------------------------------------------------------- what Hydra composes
@@ -215,12 +215,12 @@ def _of_choices(choices: tuple[str, ...], files: _Files) -> DictConfig:
 
 def _files(folders: Sequence[Path]) -> _Files:
     """Every file of these folders, with what tells its content from another."""
-    found = []
+    files = []
     for folder in folders:
         for root, _, names in os.walk(folder):
             paths = (os.path.join(root, name) for name in names if name.endswith(".yaml"))
-            found += [(path, State.of(os.stat(path))) for path in paths]
-    return tuple(sorted(found))
+            files += [(path, State.of(os.stat(path))) for path in paths]
+    return tuple(sorted(files))
 
 
 def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:

@@ -32,9 +32,9 @@ def content(group: str, name: str, folders: Sequence[str | Path] = ()) -> dict[s
     import yaml
 
     for root in (conf_dir(), *map(Path, folders)):
-        found = read(root / group, name, lambda file: yaml.safe_load(file.read_text(encoding="utf-8")) or {})
-        if found is not None:
-            return found
+        values = read(root / group, name, lambda file: yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+        if values is not None:
+            return values
     raise ConfigError(f"there is no {group} {name!r}")
 
 
@@ -43,10 +43,10 @@ def read(group: Path, name: str, load: Callable[[Path], Mapping[str, Any]]) -> d
     file = group / f"{name}.yaml"
     if not file.is_file():
         return tables.member(group, name)
-    found = dict(load(file))
-    if group.name == MODEL and "gates" in found:
-        found["gates"] = filled(name, found["gates"])
-    return expanded(name, found) if group.name == METHOD else found
+    values = dict(load(file))
+    if group.name == MODEL and "gates" in values:
+        values["gates"] = filled(name, values["gates"])
+    return expanded(name, values) if group.name == METHOD else values
 
 
 PRINTED = "printed"
@@ -73,22 +73,22 @@ def filled(model: str, gates: Any) -> Any:
 def _filled(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
     table = str(gate[PRINTED])
     what = {key: gate[key] for key in ("group", "dataset", "metric") if key in gate}
-    known = _full_cache(reference_dir(), table)
+    printed = _full_cache(reference_dir(), table)
     named = gate.get("as")
-    own = [
+    numbers = [
         number
-        for name, column, number in known
+        for name, column, number in printed
         if column == what and (name == named if named else _ours(name) == model)
     ]
-    if len(own) != 1:
+    if len(numbers) != 1:
         raise ConfigError(
-            f"conf/model/{model}.yaml: {table} prints {len(own)} scores of the full cache for {what}; a gate names a dataset and "
-            "metric, or a group, that its table has once"
+            f"conf/model/{model}.yaml: {table} prints {len(numbers)} scores of the full cache for {what}; a gate names a dataset "
+            "and metric, or a group, that its table has once"
         )
     margin = _yaml(reference_dir(), "margins")["metrics"]["group" if "group" in what else what["metric"]]
     paper, _, number = table.partition("_table")
     return what | {
-        "expected": own[0],
+        "expected": numbers[0],
         "tolerance": margin.get("gate", margin["margin"]),
         "scale": margin["scale"],
         "source": f"{_TITLES[paper]} Table {int(number)}",
@@ -108,15 +108,15 @@ def _full_cache(folder: Path, table: str) -> list[tuple[str, dict[str, Any], flo
         raise ConfigError(f"there are no printed numbers of {table}; {folder} has a file for every table")
     columns = _yaml(folder, "names")["columns"]
     paper = table.partition("_")[0]
-    found = []
+    scores = []
     with file.open(newline="", encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
             if row["method"] != "full" or not row["number"]:
                 continue
             key = f"{row['dataset']}{'/' + row['subset'] if row['subset'] else ''}:{row['metric']}"
             column = columns.get(f"{table} {key}") or columns.get(f"{paper} {key}") or columns[key]
-            found.append((row["model"], dict(column), float(row["number"])))
-    return found
+            scores.append((row["model"], dict(column), float(row["number"])))
+    return scores
 
 
 @cache

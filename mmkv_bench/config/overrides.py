@@ -66,8 +66,8 @@ def searchpath(parsed: Sequence[Override]) -> tuple[str, ...]:
     """Further config folders (`hydra.searchpath=[...]`, which `--config-dir` becomes)."""
     from mmkv_bench.config.source import SCHEME
 
-    found = [o.value() for o in parsed if o.key_or_group == SEARCHPATH]
-    return tuple(str(folder).removeprefix(f"{SCHEME}://") for value in found for folder in value)
+    lists = [o.value() for o in parsed if o.key_or_group == SEARCHPATH]
+    return tuple(str(folder).removeprefix(f"{SCHEME}://") for value in lists for folder in value)
 
 
 def searched(folders: Sequence[str]) -> str:
@@ -114,14 +114,14 @@ def check_choice(override: Override, extra: tuple[str, ...]) -> None:
 
 
 def check_option(group: str, name: str, extra: tuple[str, ...]) -> None:
-    known = options(group, extra)
+    names = options(group, extra)
     if "/" in name:  # experiment=papers/mmshift_llava
-        known = options(f"{group}/{name.rpartition('/')[0]}", extra)
-        known = tuple(f"{name.rpartition('/')[0]}/{one}" for one in known)
-    if name not in known:
+        names = options(f"{group}/{name.rpartition('/')[0]}", extra)
+        names = tuple(f"{name.rpartition('/')[0]}/{one}" for one in names)
+    if name not in names:
         if group == "model" and (model := unavailable.find(name)) is not None:
             raise ConfigError(model.sentence(name))
-        raise ConfigError(f"unknown {group} {name!r}; {nearest(name, known)}; see `python -m mmkv_bench --help`")
+        raise ConfigError(f"unknown {group} {name!r}; {nearest(name, names)}; see `python -m mmkv_bench --help`")
 
 
 def checked_value(override: Override, reference: Mapping[str, Any]) -> str:
@@ -187,10 +187,10 @@ def _check_args(path: Sequence[str], value: Any, method: Mapping[str, Any]) -> N
 def _check_generation(path: Sequence[str], value: Any, defaults: Mapping[str, Any]) -> None:
     """Refuse values of another kind than a setting's default; settings without a default may hold anything."""
     where = ".".join(path[:3])
-    given = {path[3]: value} if len(path) > 3 else value
-    if not isinstance(given, Mapping):
+    values = {path[3]: value} if len(path) > 3 else value
+    if not isinstance(values, Mapping):
         raise ConfigError(f"{where}={value} is {_kind(value)} where keys are needed; write {where}.<setting>=<value>")
-    for key, inner in given.items():
+    for key, inner in values.items():
         if str(key) in defaults:
             _check_kind(f"{where}.{key}", inner, defaults[str(key)], strict=True)
 

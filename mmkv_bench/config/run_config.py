@@ -47,28 +47,28 @@ def _resolved(composed: DictConfig) -> dict[str, Any]:
     try:
         return OmegaConf.to_container(composed, resolve=True)
     except InterpolationKeyError:
-        found = {
+        values = {
             key: OmegaConf.to_container(composed[key], resolve=key != "variants")
             for key in composed
             if OmegaConf.is_config(composed[key])
         }
-        return {key: found.get(key, composed[key]) for key in composed}
+        return {key: values.get(key, composed[key]) for key in composed}
 
 
 def _values(schema: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a dataclass: lists and single values as tuples where it has tuples."""
-    types, found = get_type_hints(schema), dict[str, Any]()
+    types, arguments = get_type_hints(schema), dict[str, Any]()
     for one in fields(schema):
         if one.name == _NOT_COMPOSED:
             continue
         declared, value = types[one.name], values[one.name]
         if is_dataclass(declared):
-            found[one.name] = declared(**_values(declared, value))  # type: ignore[operator]
+            arguments[one.name] = declared(**_values(declared, value))  # type: ignore[operator]
         elif _several(declared) and value is not None:
-            found[one.name] = tuple(as_list(value))
+            arguments[one.name] = tuple(as_list(value))
         else:
-            found[one.name] = value
-    return found
+            arguments[one.name] = value
+    return arguments
 
 
 def _several(declared: Any) -> bool:

@@ -348,12 +348,12 @@ def keys(schema: type = RunConfig) -> dict[str, tuple[str, str | tuple[str, ...]
 
 def words() -> dict[str, tuple[str, ...]]:
     """Key -> its allowed words, of all keys that have such."""
-    found = {}
+    allowed_words = {}
     for group, schema in SCHEMAS.items():
         for name, (_, what) in keys(schema).items():
             if isinstance(what, tuple):
-                found[f"{group}.{name}" if group else name] = what
-    return found
+                allowed_words[f"{group}.{name}" if group else name] = what
+    return allowed_words
 
 
 def allowed(key: str) -> str:
@@ -407,8 +407,8 @@ def reference_dir() -> Path:
 def options(group: str, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Names that a config group offers, in files of their own and in tables, sorted; `extra` are further config folders."""
     folders = [root / group for root in (conf_dir(), *map(Path, extra))]
-    found = {name for folder in folders for name in tables.names(folder)}
-    return tuple(sorted(found | {file.stem for folder in folders for file in folder.glob("*.yaml")}))
+    names = {name for folder in folders for name in tables.names(folder)}
+    return tuple(sorted(names | {file.stem for folder in folders for file in folder.glob("*.yaml")}))
 
 
 def groups() -> tuple[str, ...]:
@@ -444,8 +444,8 @@ def as_list(value: Any) -> list[Any]:
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A mapping with the values of another one laid on it, mapping by mapping; lists are replaced."""
-    found = dict(base)
+    result = dict(base)
     for key, value in changes.items():
-        old = found.get(key)
-        found[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return found
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result

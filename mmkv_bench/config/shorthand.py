@@ -44,10 +44,10 @@ def spelled_out(parsed: Sequence[Override]) -> list[Override]:
         check_name(stem, path, extra)
         if any(override.key_or_group == f"variants.{stem}" for override in parsed):
             raise ConfigError(f"method={path} and variants.{stem} are two methods of one name; rename one of them")
-    found = [one for override in parsed for one in _one(override, files, extra)]
+    overrides = [one for override in parsed for one in _one(override, files, extra)]
     named = {f"variants.{stem}": {"base": CUSTOM, "path": path} for stem, path in files.items()}
-    last = 1 + max((at for at, one in enumerate(found) if one.key_or_group == "method"), default=-1)
-    return [*found[:last], *map(parse, words(named)), *found[last:]]
+    last = 1 + max((at for at, one in enumerate(overrides) if one.key_or_group == "method"), default=-1)
+    return [*overrides[:last], *map(parse, words(named)), *overrides[last:]]
 
 
 def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -> Iterator[Override]:
@@ -114,15 +114,15 @@ def check_name(stem: str, path: str, extra: tuple[str, ...] = ()) -> None:
     Raises:
         ConfigError: the sentence says both ways out.
     """
-    own = f"'variants.<name>={{base: {CUSTOM}, path: {path}}}' gives it one"
+    remedy = f"'variants.<name>={{base: {CUSTOM}, path: {path}}}' gives it one"
     if not _STEM.fullmatch(stem):
         raise ConfigError(
             f"method={path}: {stem!r} cannot be a method's name; allowed: letters, digits, _ and -, a letter first; rename the "
-            f"file, or {own}"
+            f"file, or {remedy}"
         )
     if stem in options("method", extra):
         raise ConfigError(
-            f"method={path}: {stem} is the name of another method; allowed: a name of its own; rename the file, or {own}"
+            f"method={path}: {stem} is the name of another method; allowed: a name of its own; rename the file, or {remedy}"
         )
 
 
@@ -141,11 +141,11 @@ def _setting(override: Override, stem: str, path: str) -> str:
     """
     text = override.input_line.lstrip("+~")
     key, _, value = text.removeprefix("methods.").removeprefix(f"{stem}.").partition("=")
-    known = {*content("method", CUSTOM)} - {"base", "about", "path", "released", *FOLDERS} | {"reading", "decoding"}
+    settings = {*content("method", CUSTOM)} - {"base", "about", "path", "released", *FOLDERS} | {"reading", "decoding"}
     first = key.split(".")[0]
-    if first not in known:
+    if first not in settings:
         raise ConfigError(
-            f"{override.input_line}: {stem} has no setting {first!r}; {nearest(first, known)}; what the constructors of "
+            f"{override.input_line}: {stem} has no setting {first!r}; {nearest(first, settings)}; what the constructors of "
             f"{path} take is written methods.{stem}.args.{key}={value}; {README}"
         )
     return f"{key}={value}"

@@ -59,12 +59,12 @@ class FolderSource(ConfigSource):
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         folder = Path(self.path, config_path)
-        found: set[str] = set()
+        names: set[str] = set()
         if results_filter in (None, ObjectType.GROUP):
-            found |= {entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name != tables.FOLDER}
+            names |= {entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name != tables.FOLDER}
         if results_filter in (None, ObjectType.CONFIG):
-            found |= {file.stem for file in folder.glob("*.yaml")} | tables.names(folder)
-        return sorted(found)
+            names |= {file.stem for file in folder.glob("*.yaml")} | tables.names(folder)
+        return sorted(names)
 
 
 class OwnFolder(SearchPathPlugin):

@@ -58,17 +58,17 @@ def _filled(value: Any, columns: Mapping[str, Any]) -> Any:
         filled = {key: _filled(inner, columns) for key, inner in value.items()}
         return {key: inner for key, inner in filled.items() if inner is not _NOTHING}
     if isinstance(value, list):
-        found = [(item, _filled(item, columns)) for item in value]
+        items = [(item, _filled(item, columns)) for item in value]
         return [
             part
-            for item, inner in found
+            for item, inner in items
             if inner is not _NOTHING
             for part in (inner if isinstance(inner, list) and isinstance(item, str) else [inner])
         ]
     if not isinstance(value, str):
         return value
-    whole = _COLUMN.fullmatch(value)
-    if whole:
-        inner = columns[whole[1]]
+    reference = _COLUMN.fullmatch(value)
+    if reference:
+        inner = columns[reference[1]]
         return _NOTHING if inner is None else _filled(inner, columns)
     return _COLUMN.sub(lambda match: str(_filled(columns[match[1]], columns)), value)

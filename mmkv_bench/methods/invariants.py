@@ -232,13 +232,13 @@ def nothing_is_written_to(made: Compressor, problems: Sequence[Problem] = ()) ->
     """keys, values and scores are only read: other methods share them"""
     for problem in problems or toy_layers.problems():
         layers = problem.observe(made.needs)
-        before = [(layer.key.clone(), layer.value.clone()) for layer in layers]
+        copies = [(layer.key.clone(), layer.value.clone()) for layer in layers]
         kept = select(made, problem, layers)
-        if not all(_same(pair, (layer.key, layer.value)) for pair, layer in zip(before, layers, strict=True)):
+        if not all(_same(pair, (layer.key, layer.value)) for pair, layer in zip(copies, layers, strict=True)):
             return f"{problem}: obs.key or obs.value has changed"
         for layer, index in zip(layers, kept, strict=True):
             made.eviction.reducer.reduce(layer.key, layer.value, index, layer.token_types)
-        if not all(_same(pair, (layer.key, layer.value)) for pair, layer in zip(before, layers, strict=True)):
+        if not all(_same(pair, (layer.key, layer.value)) for pair, layer in zip(copies, layers, strict=True)):
             return f"{problem}: {IN_REDUCE}"
     return None
 
@@ -268,9 +268,9 @@ def _through_the_model(made: Compressor, budgets: Sequence[int]) -> str | None:
                 return f"{cell.cell}: {shared.error or alone.error}"
             if (shared.token_ids, shared.kept_digest) != (alone.token_ids, alone.kept_digest):
                 return f"{cell.cell}: shared {shared.token_ids}, alone {alone.token_ids}"
-            whole = results[len(cells) + number // len(budgets)]
-            if cell.keeps_all(shared.context_tokens) and shared.token_ids != whole.token_ids:
-                return f"{cell.cell}: {shared.token_ids}, full {whole.token_ids}"
+            full_result = results[len(cells) + number // len(budgets)]
+            if cell.keeps_all(shared.context_tokens) and shared.token_ids != full_result.token_ids:
+                return f"{cell.cell}: {shared.token_ids}, full {full_result.token_ids}"
     return None
 
 

@@ -140,13 +140,13 @@ def _protects(selector: Selector) -> bool:
 
 
 def _of_different_values(c: Compressor) -> Iterator[tuple[str, str]]:
-    kept = getattr(c.selector, "window", 0)
+    kept_window = getattr(c.selector, "window", 0)
     for part in (c.allocator, c.scorer):
         window = getattr(part, "window", 0)
-        if kept and window and window != kept:
+        if kept_window and window and window != kept_window:
             yield (
                 "different_windows",
-                f"{_name(part)} takes a window of {window} tokens and {_name(c.selector)} keeps one of {kept}; allowed: "
+                f"{_name(part)} takes a window of {window} tokens and {_name(c.selector)} keeps one of {kept_window}; allowed: "
                 "the same in both, or a selector without a window (window=0)",
             )
             break

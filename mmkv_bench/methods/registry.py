@@ -62,15 +62,15 @@ def settings(name: str, reading: str = "paper", parameters: Mapping[str, Any] | 
     """Return the effective node of a method's file under a reading, with the given parameters; errors as of `method`."""
     defaults = read(name)
     allowed = flat_parameters(defaults)
-    given = {key: os.fspath(value) if isinstance(value, Path) else value for key, value in (parameters or {}).items()}
-    for key, value in given.items():
+    values = {key: os.fspath(value) if isinstance(value, Path) else value for key, value in (parameters or {}).items()}
+    for key, value in values.items():
         if key not in allowed:
             raise ConfigError(f"method {name} has no parameter {key!r}; {_nearest(key, allowed)}")
         if not (same_kind(value, allowed[key]) or value is allowed[key]):
             raise ConfigError(
                 f"method {name}: {key}={value!r} is of another kind than its default {allowed[key]!r}; give such a value"
             )
-    return under_reading(name, {**defaults, **given}, reading, defaults)
+    return under_reading(name, {**defaults, **values}, reading, defaults)
 
 
 def _of_file(file: Path, reading: str, parameters: Mapping[str, Any]) -> Compressor:

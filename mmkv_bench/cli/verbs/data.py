@@ -76,12 +76,12 @@ def data(given: argparse.Namespace) -> int:
 
 def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
     names = [word for word in words if "=" not in word]
-    known = options("dataset")
+    datasets = options("dataset")
     for name in names:
-        if name not in known:
-            raise ConfigError(f"there is no dataset {name!r}; {nearest(name, known)}")
+        if name not in datasets:
+            raise ConfigError(f"there is no dataset {name!r}; {nearest(name, datasets)}")
     if not names:
-        raise ConfigError(f"check needs the name of a dataset; allowed: {', '.join(known)}")
+        raise ConfigError(f"check needs the name of a dataset; allowed: {', '.join(datasets)}")
     from mmkv_bench.config.compose import compose
     from mmkv_bench.datasets.specs import spec_from_config
     from mmkv_bench.evaluation.data_check import check, has_fixture, repository_of
@@ -94,11 +94,11 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
     for name, node in config.datasets.items():
         spec = spec_from_config(str(name), dict(node), vars(config.data))
         about = node.get("about") or {}
-        found = check(spec, about)
+        report = check(spec, about)
         document = {
             "dataset": spec.dataset,
             "task": spec.name,
-            "ready": found.ready,
+            "ready": report.ready,
             "title": about.get("title"),
             "source": about.get("hub"),
             "licence": about.get("licence"),
@@ -107,7 +107,7 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
             "judge": about.get("judge", "none"),
             "fixture": has_fixture(str(name)),
             "columns_read": list(spec.columns),
-            **vars(found),
+            **vars(report),
         }
         if online and (repository := repository_of(spec)) is not None:
             from mmkv_bench.datasets.sources import ask
@@ -115,41 +115,41 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
             document["hub"] = ask(repository) | {"repository": repository}
         documents.append(document)
         if not as_json:
-            print("\n".join(_report(document, found)))
+            print("\n".join(_report(document, report)))
     if as_json:
         print(json.dumps(documents))
     return 0 if all(document["ready"] for document in documents) else 2
 
 
-def _report(document: Mapping[str, Any], found: DataReport) -> list[str]:
+def _report(document: Mapping[str, Any], report: DataReport) -> list[str]:
     expected = document["expected_samples"]
     amounts = [
-        f"{found.files} file{'s' * (found.files != 1)}" if found.files is not None else "",
-        _bytes(found.bytes) if found.bytes is not None else "",
-        f"{found.rows} rows" if found.rows is not None else "",
+        f"{report.files} file{'s' * (report.files != 1)}" if report.files is not None else "",
+        _bytes(report.bytes) if report.bytes is not None else "",
+        f"{report.rows} rows" if report.rows is not None else "",
     ]
     lines = [
         f"{document['dataset']}: {document['title'] or document['task']}",
-        f"  task      {document['task']}{', ' + found.config if found.config else ''}",
+        f"  task      {document['task']}{', ' + report.config if report.config else ''}",
         f"  source    {document['source'] or 'as its task says'}",
         f"  licence   {document['licence'] or 'not known here'}",
         f"  size      {document['expected_size'] or 'not known here'}{f'; {expected} samples' if expected else ''}",
         f"  judge     {document['judge']}",
-        f"  here      {found.place}" + (f" ({', '.join(filter(None, amounts))})" if any(amounts) else ""),
+        f"  here      {report.place}" + (f" ({', '.join(filter(None, amounts))})" if any(amounts) else ""),
     ]
-    if found.columns is not None:
-        further = [name for name in found.columns if name not in document["columns_read"]]
-        read = ", ".join(name for name in document["columns_read"] if name in found.columns) or "not declared"
+    if report.columns is not None:
+        further = [name for name in report.columns if name not in document["columns_read"]]
+        read = ", ".join(name for name in document["columns_read"] if name in report.columns) or "not declared"
         lines.append(f"  columns   read: {read}{'; further: ' + ', '.join(further) if further else ''}")
-    if found.media is not None:
-        lines.append(f"  videos    {found.media}")
+    if report.media is not None:
+        lines.append(f"  videos    {report.media}")
     if hub := document.get("hub"):
         lines.append(f"  hub       {hub.get('error') or _hub(hub)}")
-    lines += [f"  note      {note}" for note in found.notes]
-    lines += [f"  missing   {problem}" for problem in found.missing]
-    if found.missing and document["fixture"]:
+    lines += [f"  note      {note}" for note in report.notes]
+    lines += [f"  missing   {problem}" for problem in report.missing]
+    if report.missing and document["fixture"]:
         lines.append("  trial     data=fixture takes small data of our own making in the same schema")
-    return [*lines, f"  {'ready' if found.ready else 'not ready'}"]
+    return [*lines, f"  {'ready' if report.ready else 'not ready'}"]
 
 
 def _hub(hub: Mapping[str, Any]) -> str:
@@ -240,16 +240,16 @@ def _check_limits(model: Model, kind: str, processor: Mapping[str, Any], limits:
     for key, value in {"frames": model.frames, **vars(limits)}.items():
         if value is not None and value < 1:
             raise ConfigError(f"model.{key}={value}: a whole number >= 1 belongs there")
-    given = [key for key, value in vars(limits).items() if value is not None]
-    if given and not family(kind).pixel_limits:
+    limited = [key for key, value in vars(limits).items() if value is not None]
+    if limited and not family(kind).pixel_limits:
         raise ConfigError(
-            f"{', '.join(given)}: model={model.name} scales to fixed sizes; leave it out (only Qwen-VL has pixel limits)"
+            f"{', '.join(limited)}: model={model.name} scales to fixed sizes; leave it out (only Qwen-VL has pixel limits)"
         )
-    idle = [key for key in given if (key == "video_max_pixels") == (model.frames is None)]
+    idle = [key for key in limited if (key == "video_max_pixels") == (model.frames is None)]
     if idle:
         medium = "images" if model.frames is None else "videos"
         raise ConfigError(f"{', '.join(idle)} has no effect on {medium}; leave it out")
-    if given and model.frames is None:
+    if limited and model.frames is None:
         low, high = area(processor["image"])
         low, high = limits.min_pixels or low, limits.max_pixels or high
         if low > high:

@@ -107,21 +107,21 @@ def print_plan(
     given = reader("plan")[1].read([]) if given is None else given
     store = Store(plan.out)
     coverage, assumptions = plan.coverage(store), _assumptions(given, plan, launcher)
-    known = forecast(plan, workloads_of(plan, coverage, store, assumptions), assumptions)
+    forecasts = forecast(plan, workloads_of(plan, coverage, store, assumptions), assumptions)
     rates, older = throughput.rates(plan, coverage, store), stale_answers.other_versions(plan, store)
     disk = preflight.disk_of(plan, coverage, store)
     lacks = preflight.lacking(plan, disk)
     notes = [f"note       {sentence}" for sentence in older]
-    print("\n".join([schedule.text(plan, coverage), "", text(known), "", *throughput.lines(rates), *notes]))
+    print("\n".join([schedule.text(plan, coverage), "", text(forecasts), "", *throughput.lines(rates), *notes]))
     print(preflight.told(disk, lacks, plan.out))
     return {
         **schedule.document(plan, coverage),
-        "forecast": document(known),
+        "forecast": document(forecasts),
         "measured": [asdict(rate) | {"hours": rate.hours} for rate in rates],
         "other_versions": older,
         "disk": asdict(disk),
         "lacking": [asdict(lack) for lack in lacks],
-        **(_memory(plan, known) if given.memory else {}),
+        **(_memory(plan, forecasts) if given.memory else {}),
     }
 
 
@@ -143,24 +143,26 @@ def _plan_efficiency(
             )
     plan = plan_passes(config, outline=True)
     todo = missing(plan, Store(plan.out).timings(plan.names), list(config.retry))
-    known = forecast(plan, passes.workloads_of(plan, todo), _assumptions(given, plan, launcher), passes.notes_of(plan))
+    forecasts = forecast(
+        plan, passes.workloads_of(plan, todo), _assumptions(given, plan, launcher), passes.notes_of(plan)
+    )
     lacks = preflight.weights_lacking(config.model)
-    print("\n".join([passes.text(plan, todo), text(known), *preflight.said(lacks)]))
+    print("\n".join([passes.text(plan, todo), text(forecasts), *preflight.said(lacks)]))
     return {
         **passes.document(plan, todo),
-        "forecast": document(known),
+        "forecast": document(forecasts),
         "lacking": [asdict(lack) for lack in lacks],
-        **(_memory(plan, known, passes.prompts(plan), int(config.new_tokens) - 1) if given.memory else {}),
+        **(_memory(plan, forecasts, passes.prompts(plan), int(config.new_tokens) - 1) if given.memory else {}),
     }
 
 
 def _memory(
-    plan: Plan, known: Forecast, prompts: Sequence[DryPrompt] | None = None, reserve: int = 32
+    plan: Plan, forecasts: Forecast, prompts: Sequence[DryPrompt] | None = None, reserve: int = 32
 ) -> dict[str, Any]:
     from mmkv_bench.forecast import memory
 
-    peaks, notes = memory.count_peaks(plan, known, prompts, reserve)
-    print(memory.text(peaks, notes, known.given.memory))
+    peaks, notes = memory.count_peaks(plan, forecasts, prompts, reserve)
+    print(memory.text(peaks, notes, forecasts.given.memory))
     return {"memory": memory.document(peaks, notes)}
 
 
