@@ -215,9 +215,9 @@ def _nearest_key(key: str, has_more: bool, reference: Mapping[str, Any]) -> str:
     """The clause about a first word that is no key: a near key, one of a group (`logger.project`), or, of a word with more
     behind it (`snapkv.window`), a method or dataset."""
     inner = {leaf: f"{group}.{leaf}" for group in SCHEMAS if group for leaf in reference.get(group) or ()}
-    spelled = difflib.get_close_matches(key, [*reference, *inner], n=1, cutoff=0.8)
-    if spelled and spelled[0] not in reference:
-        return f"{SIMILAR} {inner[spelled[0]]!r}?"
+    if not difflib.get_close_matches(key, {*reference, *groups()}, cutoff=0.75):
+        for leaf in difflib.get_close_matches(key, inner, n=1, cutoff=0.8):
+            return f"{SIMILAR} {inner[leaf]!r}?"
     hint = nearest(key, {*reference, *groups()})
     if has_more and not hint.startswith(SIMILAR):
         names = nearest(key, [name for group in LIST_GROUPS for name in options(group)])

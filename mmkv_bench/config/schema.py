@@ -39,7 +39,7 @@ PACKAGE_SCHEME = "pkg://"
 
 def _key(default: Any, help: str, allowed: str | tuple[str, ...] = "") -> Any:
     """A documented field. `allowed` is the tuple of allowed words, or a phrase."""
-    metadata = {"help": help, "allowed": "true or false" if isinstance(default, bool) else allowed}
+    metadata = {"help": help, "allowed": "true, false" if isinstance(default, bool) else allowed}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
