@@ -18,7 +18,7 @@ def cache_dir() -> Path:
     """The folder of remembered checksums: `$MMKV_BENCH_CACHE`, else `$XDG_CACHE_HOME/mmkv_bench`, else `~/.cache/mmkv_bench`."""
     chosen = os.environ.get("MMKV_BENCH_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(chosen) if chosen else Path(base) / "mmkv_bench"
+    return Path(chosen).expanduser() if chosen else Path(base) / "mmkv_bench"
 
 
 def digest_of(files: Iterable[tuple[str, Path]], cache: Path | None = None) -> str:

@@ -93,7 +93,7 @@ def imported_artefact(options: argparse.Namespace) -> Artefact:
     source = Source.of(_model(options))
     committed(options.method, source.settings.name)
     quiet_transformers()
-    released = imported(options.method, options.imports, model_facts(source.described()))
+    released = imported(options.method, options.imports, model_facts(source.described))
     return Artefact.make(
         method=options.method,
         **_identity(source),

@@ -13,7 +13,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from mmkv_bench.datasets.page_data import cache_root
+from mmkv_bench.checksums import cache_dir
 from mmkv_bench.errors import ConfigError, DataError, nearest
 
 ARCHIVES = Path(__file__).parent / "fixture_data"
@@ -38,7 +38,7 @@ def folder(name: str) -> Path:
         )
     archive = ARCHIVES / f"{name}.zip"
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
-    path = cache_root() / "fixtures" / f"{name}-{digest}"
+    path = cache_dir() / "fixtures" / f"{name}-{digest}"
     if path.is_dir():
         return path
     try:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mmkv_bench.tiny
+from mmkv_bench.checksums import cache_dir
 from mmkv_bench.datasets.messages import Conversation, prompt_hash
 from mmkv_bench.datasets.page_tasks import page_task, place
 from mmkv_bench.errors import DataError
@@ -77,7 +78,7 @@ def named(name: str, split: str, count: int) -> list[tuple[str, str]]:
 def folder(name: str, split: str) -> Path:
     """Folder of the chunks: other code or other libraries that draw the pages have a folder of their own."""
     identity = hashlib.sha256(json.dumps([LAYOUT, CHUNK, generator()]).encode()).hexdigest()[:12]
-    return cache_root() / "pages" / identity / f"{name}-{split}"
+    return cache_dir() / "pages" / identity / f"{name}-{split}"
 
 
 @cache
@@ -163,11 +164,6 @@ def _check_frozen(name: str, split: str, chunk: DataChunk, part: datasets.Datase
 
 TABLE, MANIFEST = "table.arrow", "manifest.json"
 ABANDONED = 3600.0  # seconds after which an unfinished chunk of a killed process is removed
-
-
-def cache_root() -> Path:
-    """$MMKV_BENCH_CACHE, or ~/.cache/mmkv_bench."""
-    return Path(os.environ.get("MMKV_BENCH_CACHE") or "~/.cache/mmkv_bench").expanduser()
 
 
 @dataclass(frozen=True)

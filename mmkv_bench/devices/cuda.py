@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmkv_bench.devices.counters import Bytes, Counters
 from mmkv_bench.devices.device import Device, DeviceStream
@@ -38,6 +38,13 @@ _THROTTLE_BITS = {
 }
 
 
+def _cuda() -> Any:
+    """`torch.cuda`, imported where something is asked."""
+    import torch
+
+    return torch.cuda
+
+
 @cache
 def _has_triton() -> bool:
     """Triton is installed (torch's wheels for Linux bring it), and what it builds launchers with, a C compiler, looked for as
@@ -54,19 +61,13 @@ class AllocatorCounters(Counters):
         self.place = place
 
     def held(self) -> Bytes:
-        import torch
-
-        return Bytes(torch.cuda.memory_allocated(self.place), torch.cuda.memory_reserved(self.place))
+        return Bytes(_cuda().memory_allocated(self.place), _cuda().memory_reserved(self.place))
 
     def peak(self) -> Bytes:
-        import torch
-
-        return Bytes(torch.cuda.max_memory_allocated(self.place), torch.cuda.max_memory_reserved(self.place))
+        return Bytes(_cuda().max_memory_allocated(self.place), _cuda().max_memory_reserved(self.place))
 
     def restart(self) -> None:
-        import torch
-
-        torch.cuda.reset_peak_memory_stats(self.place)
+        _cuda().reset_peak_memory_stats(self.place)
 
     def alike(self, one: Tensor, other: Tensor) -> None:
         """An allocator counts what there is."""
@@ -82,13 +83,11 @@ class SideStream(DeviceStream):
     _streams: ClassVar[dict[torch.device, torch.cuda.Stream]] = {}
 
     def __init__(self, place: torch.device):
-        import torch
-
         if place not in self._streams:
-            self._streams[place] = torch.cuda.Stream(place)
+            self._streams[place] = _cuda().Stream(place)
         self.place, self.stream = place, self._streams[place]
-        self.stream.wait_stream(torch.cuda.current_stream(place))
-        self._inside = torch.cuda.stream(self.stream)
+        self.stream.wait_stream(_cuda().current_stream(place))
+        self._inside = _cuda().stream(self.stream)
 
     def __enter__(self) -> None:
         self._inside.__enter__()
@@ -100,9 +99,7 @@ class SideStream(DeviceStream):
         self.stream.synchronize()
 
     def join(self) -> None:
-        import torch
-
-        torch.cuda.current_stream(self.place).wait_stream(self.stream)
+        _cuda().current_stream(self.place).wait_stream(self.stream)
 
 
 class Cuda(Device):
@@ -132,9 +129,7 @@ class Cuda(Device):
         return _has_triton()
 
     def current(self) -> AbstractContextManager[object]:
-        import torch
-
-        return torch.cuda.device(self.place)
+        return _cuda().device(self.place)
 
     @classmethod
     def here(cls) -> torch.device:
@@ -144,9 +139,7 @@ class Cuda(Device):
 
     @classmethod
     def count(cls) -> int:
-        import torch
-
-        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return _cuda().device_count() if _cuda().is_available() else 0
 
     @classmethod
     def ruled_out(cls) -> bool:
@@ -155,20 +148,14 @@ class Cuda(Device):
         return sys.platform == "linux" and not any(name.startswith(_DRIVERS) for name in os.listdir("/dev"))
 
     def name(self) -> str:
-        import torch
-
-        return torch.cuda.get_device_name(self.place)
+        return _cuda().get_device_name(self.place)
 
     def synchronise(self) -> None:
-        import torch
-
-        torch.cuda.synchronize(self.place)
+        _cuda().synchronize(self.place)
 
     def mark(self) -> torch.cuda.Event:
-        import torch
-
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.place))
+        event = _cuda().Event(enable_timing=True)
+        event.record(_cuda().current_stream(self.place))
         return event
 
     def between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
@@ -176,9 +163,7 @@ class Cuda(Device):
         return start.elapsed_time(end) / 1e3
 
     def total_bytes(self) -> int:
-        import torch
-
-        return torch.cuda.get_device_properties(self.place).total_memory
+        return _cuda().get_device_properties(self.place).total_memory
 
     @contextmanager
     def counted(self, held: Iterable[Tensor] = (), limit: int | None = None) -> Iterator[Counters]:
@@ -194,16 +179,12 @@ class Cuda(Device):
 
     def _allow(self, share: float) -> None:
         """This process may take so much of the memory."""
-        import torch
-
         self.release()  # what is reserved and not used would count
         numbered = self.here() if self.place.index is None else self.place  # this call takes no device without a number
-        torch.cuda.set_per_process_memory_fraction(min(share, 1.0), numbered)
+        _cuda().set_per_process_memory_fraction(min(share, 1.0), numbered)
 
     def release(self) -> None:
-        import torch
-
-        torch.cuda.empty_cache()
+        _cuda().empty_cache()
 
     def forget_graphs(self) -> None:
         from torch._inductor.cudagraph_trees import reset_cudagraph_trees
@@ -234,9 +215,7 @@ class Cuda(Device):
 
     def _identity(self) -> str:
         """nvidia-smi's name of it, whatever CUDA_VISIBLE_DEVICES makes of the numbers."""
-        import torch
-
-        return f"GPU-{torch.cuda.get_device_properties(self.place).uuid}"
+        return f"GPU-{_cuda().get_device_properties(self.place).uuid}"
 
     def waits_for_launches(self) -> bool:
         return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")

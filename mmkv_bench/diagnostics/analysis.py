@@ -171,7 +171,7 @@ def measurements(
         "name": name,
         "model": model.name,
         "model_fingerprint": source.fingerprint()[0],
-        "dtype": resolve_dtype(model.dtype, source.described(), source.path),
+        "dtype": resolve_dtype(model.dtype, source.described, source.path),
         "dataset": questions.settings["dataset"],
         "dataset_fingerprint": questions.settings["dataset_fingerprint"],
         "versions": json.dumps({package: metadata.version(package) for package in ("torch", "transformers")}),

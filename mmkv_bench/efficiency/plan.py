@@ -174,7 +174,7 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     # every ratio is to the full cache
     config = config.updated(baseline="full", datasets={DATASETS[kind]: {} for kind in kinds})
     source = Source.of(config.model)
-    described = source.outlined()[0] if outline else source.described()
+    described = source.outlined()[0] if outline else source.described
     if described is None:
         raise ConfigError(
             f"a plan of scenario=efficiency needs the shape of {config.model.name}, and its files are not here; allowed: a model "

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.datasets import fixtures, local_data, sources
+from mmkv_bench.datasets import local_data, sources
 from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT
 from mmkv_bench.datasets.sources import snapshot
 from mmkv_bench.datasets.specs import TaskSpec
@@ -218,8 +218,3 @@ def _ids(folder: Path, name: str | None, split: str, column: str) -> list[str] |
     except Exception:  # noqa: BLE001 - what is wrong with the files has been said already
         return None
     return sorted({str(value) for table in tables for value in table[column].to_pylist()}) if tables else None
-
-
-def has_fixture(name: str) -> bool:
-    """True where `data=fixture` works for a dataset of the configuration."""
-    return name in fixtures.names()

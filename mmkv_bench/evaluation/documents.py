@@ -77,11 +77,6 @@ def documents(spec: TaskSpec, limit: int | None) -> Documents:
     return _LOADED[key]
 
 
-def prepare(spec: TaskSpec, limit: int | None) -> None:
-    """Make or open a task's data before anything else is begun. Raises what `documents` raises."""
-    documents(spec, limit)
-
-
 def sample_refs(spec: TaskSpec, limit: int | None) -> list[SampleRef]:
     """The first `limit` samples, without decoding an image, and without drawing a page."""
     if spec.is_pages:

@@ -335,7 +335,8 @@ def _rouge(rows: PairedAnswers, sampled: bool) -> Measured:
     a second sample against the first, and nothing."""
     nothing = UNMEASURED if sampled else MEANINGLESS
     kinds, values = np.where(rows.is_full, nothing, UNMEASURED), np.zeros(len(rows.other))
-    references = _firsts(rows.full["reference_samples"]) if sampled else rows.full["answer"].to_pylist()
+    references = rows.full["reference_samples" if sampled else "answer"].to_pylist()
+    references = [each[0] if sampled and each else each for each in references]
     sampled_too = np.append(is_there(rows.full["reference_samples"]), False)[rows.other]
     picked = np.flatnonzero(sampled_too & is_there(rows.answers["answer"]) & ~rows.is_full)
     texts = rows.answers["answer"].take(picked).to_pylist()
@@ -346,10 +347,6 @@ def _rouge(rows: PairedAnswers, sampled: bool) -> Measured:
         pairs = rows.answers["reference_samples"].take(picked).to_pylist()
         kinds[picked], values[picked] = VALUE, [_rouge_l(second, first) for first, second, *_ in pairs]
     return Measured(kinds, values)
-
-
-def _firsts(column: pa.ChunkedArray) -> list[str | None]:
-    return [None if samples is None else samples[0] for samples in column.to_pylist()]
 
 
 MEASURES: dict[str, Callable[[PairedAnswers], Measured]] = {

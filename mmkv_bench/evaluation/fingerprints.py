@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mmkv_bench.checksums import cache_dir, digest_of
 from mmkv_bench.datasets import page_data, sources
 from mmkv_bench.datasets.messages import Conversation
-from mmkv_bench.datasets.page_data import cache_root
 from mmkv_bench.datasets.specs import TaskSpec
-from mmkv_bench.datasets.task_yaml import includes, task_file
+from mmkv_bench.datasets.task_yaml import includes, plain_config, task_file
 from mmkv_bench.errors import DataError
 from mmkv_bench.evaluation import task_code
 from mmkv_bench.evaluation.documents import READ_AT_IMPORT, changed, conversions, documents, media_columns
@@ -234,7 +233,7 @@ def memory_of(spec: TaskSpec) -> Memory:
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
     if key not in _MEMORIES:
         docs = documents(spec, None)
-        file = cache_root() / "prompts" / f"{key}.parquet" if remember else None
+        file = cache_dir() / "prompts" / f"{key}.parquet" if remember else None
         _MEMORIES[key] = Memory(file, bool(media_columns(docs.full[docs.split])))
     return _MEMORIES[key]
 
@@ -256,16 +255,10 @@ def rows_hold_media(spec: TaskSpec) -> bool:
         return True
     docs = documents(spec, None)
     data = docs.full[docs.split]
-    columns = media_columns(data)
-    if not columns or spec.include_path or sources.videos(spec.media_root, _kwargs(spec)) is not None:
+    columns, kwargs = media_columns(data), plain_config(task_file(spec)).get("dataset_kwargs") or {}
+    if not columns or spec.include_path or sources.videos(spec.media_root, kwargs) is not None:
         return False
     return not any(_names_files(data.data.column(name)) for name in columns)
-
-
-def _kwargs(spec: TaskSpec) -> dict[str, Any]:
-    from mmkv_bench.datasets.task_yaml import plain_config
-
-    return plain_config(task_file(spec)).get("dataset_kwargs") or {}
 
 
 def _names_files(column: Any) -> bool:

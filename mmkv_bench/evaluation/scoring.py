@@ -19,7 +19,7 @@ from mmkv_bench.evaluation.replay import Replay
 from mmkv_bench.evaluation.samples import Answer, CellScores, JudgedBy, SampleRef, SampleScore
 from mmkv_bench.evaluation.task_scorer import PARSE_FAILED, base_metric
 from mmkv_bench.judging.answers import JudgeAnswers
-from mmkv_bench.judging.client import AskedQuestion, Probe, ScoringPass, asking, in_rounds
+from mmkv_bench.judging.client import Probe, ScoringPass, asking, in_rounds
 from mmkv_bench.judging.judge_config import NOT_JUDGED
 from mmkv_bench.judging.questions import JudgedMetric, prompts_digest
 
@@ -107,14 +107,6 @@ def judged_by(
     return judges
 
 
-def prompts_of(asked: Sequence[AskedQuestion]) -> dict[str | None, str]:
-    """Metric (None: unknown) -> digest of its questions, in their order."""
-    return {
-        metric: prompts_digest([one.question for one in asked if one.metric == metric])
-        for metric in {one.metric for one in asked}
-    }
-
-
 def score(
     spec: TaskSpec, answers: Mapping[str, Answer], limit: int | None = None, judge: JudgeAnswers | None = None
 ) -> CellScores:
@@ -190,7 +182,10 @@ def _prompts(spec: TaskSpec, docs: Documents, scoring_pass: ScoringPass) -> dict
         probe = Probe(scoring_pass.judged)
         with asking(probe), suppress(ScoringError):
             Replay(spec, docs, first, probe).run(with_aggregates=True)
-        _PROMPTS[key] = prompts_of(probe.asked)
+        _PROMPTS[key] = {
+            metric: prompts_digest([each.question for each in probe.asked if each.metric == metric])
+            for metric in {each.metric for each in probe.asked}
+        }
     return _PROMPTS[key]
 
 

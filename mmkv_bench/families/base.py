@@ -126,6 +126,11 @@ class Family:
     smaller_by: str | None = None
     classes_version: int | None = None
 
+    def __post_init__(self) -> None:
+        for kind in self.media:
+            if getattr(type(self), f"{kind}_tokens") is getattr(Family, f"{kind}_tokens"):
+                raise TypeError(f"{type(self).__name__} has a processor of {kind}s and states no {kind}_tokens")
+
     @property
     def media(self) -> tuple[str, ...]:
         """Media that a prompt can hold: of `image` and `video`."""
@@ -138,16 +143,16 @@ class Family:
 
     # ------------------------------------------------------------------ visual tokens
     def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
-        """Visual tokens of one image in a prompt of `images` images.
+        """Visual tokens of one image in a prompt of `images` images; none of a model without images.
 
         Raises:
             UnsupportedError: a side more than 200 times the other, where the family refuses it.
         """
-        raise NotImplementedError
+        return 0
 
     def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
-        """Visual tokens of a video of `frames` >= 1 sampled frames; UnsupportedError as of `image_tokens`."""
-        raise NotImplementedError
+        """Visual tokens of a video of `frames` >= 1 sampled frames; none and UnsupportedError as of `image_tokens`."""
+        return 0
 
     def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
         """The part of an image that each visual token shows, in prompt order; None for a token that shows no place.
@@ -196,3 +201,9 @@ class Family:
 
         assert self.processor is not None
         return getattr(transformers, self.processor)
+
+
+LLAMA = TextModel("llama")
+MISTRAL = TextModel("mistral", window_switch="sliding_window")
+QWEN2 = TextModel("qwen2", qkv_bias=True, window_switch="use_sliding_window")
+QWEN3 = TextModel("qwen3", qk_norm=True, head_dim_follows=False, window_switch="use_sliding_window")

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 
-from mmkv_bench.families.base import TILES, Box, Family, ImagePrompt, PixelLimits, Settings, Size
-from mmkv_bench.families.text_models import LLAMA, QWEN2, QWEN3
+from mmkv_bench.families.base import LLAMA, QWEN2, QWEN3, TILES, Box, Family, ImagePrompt, PixelLimits, Settings, Size
 from mmkv_bench.families.tiles import even, grid
 
 

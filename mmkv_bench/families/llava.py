@@ -11,8 +11,7 @@ LLaVA-NeXT-Video   images as LLaVA-NeXT; frames of 24x24 patches pooled by 2x2 =
 from __future__ import annotations
 
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.families.base import SIDES, Box, Family, ImagePrompt, PixelLimits, Settings, Size
-from mmkv_bench.families.text_models import LLAMA, MISTRAL, QWEN2
+from mmkv_bench.families.base import LLAMA, MISTRAL, QWEN2, SIDES, Box, Family, ImagePrompt, PixelLimits, Settings, Size
 from mmkv_bench.families.tiles import anyres, anyres_boxes, clip_tokens, edge_of, grid, parts, patches
 
 

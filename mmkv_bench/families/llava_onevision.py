@@ -13,8 +13,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
-from mmkv_bench.families.base import SIDES, Box, Family, ImagePrompt, PixelLimits, Settings, Size
-from mmkv_bench.families.text_models import QWEN2
+from mmkv_bench.families.base import QWEN2, SIDES, Box, Family, ImagePrompt, PixelLimits, Settings, Size
 from mmkv_bench.families.tiles import (
     anyres,
     anyres_boxes,

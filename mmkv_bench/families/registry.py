@@ -15,13 +15,34 @@ from typing import TYPE_CHECKING, Any
 
 import mmkv_bench.families
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.families.base import NO_LIMITS, OWN_FILES, Box, Family, ImagePrompt, PixelLimits, Settings, Size
+from mmkv_bench.families.base import (
+    LLAMA,
+    MISTRAL,
+    NO_LIMITS,
+    OWN_FILES,
+    QWEN2,
+    QWEN3,
+    Box,
+    Family,
+    ImagePrompt,
+    PixelLimits,
+    Settings,
+    Size,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _LOW, _HIGH = "shortest_edge", "longest_edge"
 """Names of the limits in the processors of Qwen-VL; both are areas in pixels, not edges."""
+
+FAMILIES = (
+    Family("llama", "Llama (text)", (LLAMA,), "LlamaForCausalLM"),
+    Family("mistral", "Mistral (text)", (MISTRAL,), "MistralForCausalLM"),
+    Family("qwen2", "Qwen2 (text)", (QWEN2,), "Qwen2ForCausalLM"),
+    Family("qwen3", "Qwen3 (text)", (QWEN3,), "Qwen3ForCausalLM"),
+)
+"""Text models, which have no file of their own."""
 
 
 @cache

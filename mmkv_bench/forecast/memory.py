@@ -228,7 +228,7 @@ def _transformers_config(plan: Plan) -> Any:
 
     model, source = plan.model, Source.of(plan.model)
     if source.kind != HUB:
-        return source.hf_config()
+        return source.hf_config
     if model.shape:
         return config_of(model.shape)
     folder = cached_folder(source.place, model.revision)

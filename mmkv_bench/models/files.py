@@ -79,11 +79,6 @@ def hub_fingerprint(path: str, commit: str) -> str:
     return hashlib.sha256(f"{path}@{commit}".encode()).hexdigest()[:16]
 
 
-def hub_commit(path: str, revision: str | None) -> str:
-    """The commit that a revision of a hub id is now, or was when the local cache last saw it: see `hub_folder`."""
-    return hub_folder(path, revision).name  # the cache keeps files in snapshots/<commit>/
-
-
 @functools.cache
 def hub_folder(path: str, revision: str | None) -> Path:
     """The folder of the local cache that holds the config.json of a hub id's revision, which is fetched if need be.

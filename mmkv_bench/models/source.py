@@ -18,7 +18,6 @@ from mmkv_bench.families.registry import apply_limits, family
 from mmkv_bench.models.files import (
     cached_folder,
     folder_fingerprint,
-    hub_commit,
     hub_fingerprint,
     hub_folder,
     model_files,
@@ -102,10 +101,16 @@ class Source:
     @cached_property
     def commit(self) -> str | None:
         """The commit of a hub id, asked once: everything is read at it. None for folders and random weights."""
-        return hub_commit(self.place, self.settings.revision) if self.kind == HUB else None
+        return hub_folder(self.place, self.settings.revision).name if self.kind == HUB else None
 
     @cached_property
-    def _hf_config(self) -> Any:
+    def hf_config(self) -> Any:
+        """The transformers config, read or built once.
+
+        Raises:
+            ConfigError: nothing there, or another architecture than the model's file says; more layers than it has.
+            UnsupportedError: an architecture outside the supported families.
+        """
         if self.kind == RANDOM:
             from mmkv_bench.models.shape import config_of
 
@@ -140,13 +145,15 @@ class Source:
             )
 
     @cached_property
-    def _described(self) -> Any:
+    def described(self) -> Any:
+        """The config that `model_facts` reads, without transformers where the files state enough. Raises
+        what `hf_config` raises."""
         if self.kind == RANDOM:
-            return self._shaped() or self._hf_config
+            return self._shaped() or self.hf_config
         folder = Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision)
         config = read(folder)
         if config is None:
-            return self._hf_config
+            return self.hf_config
         self._same_model(config)
         return config
 
@@ -155,16 +162,11 @@ class Source:
 
         return stated(values_of(self.settings.shape, self.settings.layers))
 
-    def described(self) -> Any:
-        """The config that `model_facts` reads, without transformers where the files state enough. Raises
-        what `hf_config` raises."""
-        return self._described
-
     def described_here(self) -> Any:
         """`described` as far as it is known without a connection, None where it is not: of a hub id what the cache has, else its
         file in conf/model. Raises what `described` raises, of what is there."""
         if self.kind != HUB:
-            return self.described()
+            return self.described
         folder = cached_folder(self.place, self.settings.revision)
         return (read(folder) if folder else None) or (self._shaped() if self.settings.shape else None)
 
@@ -175,19 +177,10 @@ class Source:
             ConfigError, UnsupportedError: as `described`, of what is there.
         """
         if self.kind != HUB:
-            return self.described(), *self.fingerprint()
+            return self.described, *self.fingerprint()
         folder = cached_folder(self.place, self.settings.revision)
         identity = (hub_fingerprint(self.place, folder.name), folder.name) if folder else (None, None)
         return self.described_here(), *identity
-
-    def hf_config(self) -> Any:
-        """The transformers config, read or built once.
-
-        Raises:
-            ConfigError: nothing there, or another architecture than the model's file says; more layers than it has.
-            UnsupportedError: an architecture outside the supported families.
-        """
-        return self._hf_config
 
     def fingerprint(self) -> tuple[str, str | None]:
         """Fingerprint of the model in rows and calibrations, 16 hex digits, and the commit of a hub id.
@@ -238,14 +231,6 @@ class Source:
             return []
         return model_files(Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision))
 
-    def stored_bytes(self) -> int:
-        """Bytes of a folder's weights; 0 where they are known only after loading."""
-        return (
-            sum(file.stat().st_size for file in self.files() if file.suffix == ".safetensors")
-            if self.kind == FOLDER
-            else 0
-        )
-
     def load(self) -> LoadedModel:
         """The model in eval mode with its processor, on its device and in its precision, as the settings say.
 
@@ -274,7 +259,7 @@ class Source:
         from mmkv_bench.models.processor import build_processor
         from mmkv_bench.models.shape import generation_of
 
-        model, config = self.settings, self.hf_config()
+        model, config = self.settings, self.hf_config
         where = device_of(model.device)
         processor = build_processor(config, model.processor)
         apply_limits(processor, **limits)

@@ -40,7 +40,7 @@ def gather(model: Model, specs: Mapping[str, TaskSpec]) -> Identity:
     return Identity(
         model_fingerprint=fingerprint,
         model_revision=commit,
-        dtype=resolve_dtype(model.dtype, source.described(), source.path),
+        dtype=resolve_dtype(model.dtype, source.described, source.path),
         datasets={name: dataset_identity(spec) for name, spec in specs.items()},
         **_installed(),
     )

@@ -43,7 +43,7 @@ def make_plan(config: RunConfig) -> Plan:
     config = labelled(config.updated(limit=reaching(config.selection, specs).limit), specs)
     identity, entries = identities.gather(config.model, specs), method_entries(config)
     cells, notes = expand(config, identity, entries)
-    family = model_facts(Source.of(config.model).described())
+    family = model_facts(Source.of(config.model).described)
     validate_combinations(config.protocol, family, _compressors(cells))
     parts = [
         _part(name, spec, cells, config.selection, config.datasets[label])

@@ -246,14 +246,14 @@ def _count(processes: int | None, devices: Sequence[str], spread: bool) -> int:
 
 def _prepare(plan: Plan, store: Store) -> None:
     """Look for the device, then make or open the data of datasets that lack answers, once and not in every process."""
-    from mmkv_bench.evaluation.documents import prepare
+    from mmkv_bench.evaluation.documents import documents
 
     coverage = plan.coverage(store)
     waiting_parts = [part for part in plan.parts if coverage.missing(part)]
     if waiting_parts:
         plan.check_device()
     for part in waiting_parts:
-        prepare(part.spec, plan.limit)
+        documents(part.spec, plan.limit)
 
 
 def _longest_first(plan: Plan) -> list[str]:

@@ -152,7 +152,7 @@ def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
     """
     from mmkv_bench.compression.flash import check as check_flash
     from mmkv_bench.devices.requirements import COMPILED, check_compiler
-    from mmkv_bench.evaluation.documents import prepare
+    from mmkv_bench.evaluation.documents import documents
 
     parts = [part for part in plan.parts if todo[part.dataset]]
     plan.check_device()
@@ -162,7 +162,7 @@ def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
     model, dtype = plan.model, plan.cells[0].dtype
     check_flash(model.attention, devices.kind_of(model.device), dtype, compiled)
     for part in parts:
-        prepare(part.spec, plan.limit)
+        documents(part.spec, plan.limit)
     loaded = _load(model)
     Source.of(model).confirm(plan.cells[0].model_fingerprint)
     _check_generation(loaded, parts)

@@ -112,7 +112,7 @@ def quartiles(values) -> dict[str, float]:
 
 def test_every_derived_number_is_that_of_a_slow_loop_over_the_raw_ones(ran):
     found, lines, full = passes(ran[0]), ran[1].document["efficiency"], full_of(ran[1])
-    decoder = decoder_of(Source.of(compose([]).model).described())
+    decoder = decoder_of(Source.of(compose([]).model).described)
     assert len(lines) == 4
     rooflines = {line["prompt_tokens"]: line["roofline_ms"] for line in lines if line["cell"] == full}
     for line in lines:
@@ -184,7 +184,7 @@ def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_te
         ]
         made.append(timed)
     table = pa.Table.from_pandas(pd.concat(made), preserve_index=False)
-    limits = Roofline(decoder_of(Source.of(compose([]).model).described()), 4, BANDWIDTH, RATE, "here")
+    limits = Roofline(decoder_of(Source.of(compose([]).model).described), 4, BANDWIDTH, RATE, "here")
     lines = summary_lines(table, {full_of(ran[1]): full_of(ran[1])}, limits)
     assert set(lines["launch_unknown"]) == {told is None}
     assert set(lines["launch_bound"]) == {bool(told)}
@@ -455,7 +455,7 @@ def test_a_store_of_failures_alone_is_summed_up_too(ran):
             pa.array([value] * len(failed), rows.schema.field(name).type),
         )
     cells = {name: name for name in failed["cell"].to_pylist()}
-    for limits in (None, Roofline(decoder_of(Source.of(compose([]).model).described()), 4, BANDWIDTH, RATE, "here")):
+    for limits in (None, Roofline(decoder_of(Source.of(compose([]).model).described), 4, BANDWIDTH, RATE, "here")):
         lines = document(summary_lines(failed, cells, limits), plan_passes(composed(ran[0])).cells)
         assert [(line["status"], line["repeats"], line["tpot_median"], line["mbu"]) for line in lines] == [
             ("oom", 0, None, None)

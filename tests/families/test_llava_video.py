@@ -181,7 +181,7 @@ def test_a_rewritten_checkpoint_loads_as_the_same_model_and_reads_the_same_promp
 def test_pooling_may_be_chosen_when_a_folder_is_rewritten(parts, published, tmp_path):
     rewrite(published, tmp_path / "new", parts[0].shape, parts[0].processor, "average")
     source = Source.of(node("hf", path=str(tmp_path / "new"), dtype="float32", device="cpu"))
-    assert source.hf_config().video_pooling == source.load().processor.video_pooling == "average"
+    assert source.hf_config.video_pooling == source.load().processor.video_pooling == "average"
 
 
 def test_names_of_other_weights_have_no_place():

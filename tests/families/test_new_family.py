@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import yaml
 from PIL import Image
@@ -9,6 +10,7 @@ from PIL import Image
 import mmkv_bench.families
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.config.schema import Model
+from mmkv_bench.families.base import Family
 from mmkv_bench.families.registry import families, image_tokens, token_boxes
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.engine import Engine
@@ -16,8 +18,7 @@ from mmkv_bench.models.source import Source
 from tests.generation.common import cell, rules
 
 FAMILY = """
-from mmkv_bench.families.base import Family
-from mmkv_bench.families.text_models import LLAMA
+from mmkv_bench.families.base import LLAMA, Family
 from mmkv_bench.families.tiles import clip_tokens, even, grid
 
 
@@ -89,7 +90,7 @@ def test_a_family_is_one_file_one_model_file_and_one_template(tmp_path, monkeypa
 def _count_place_and_answer() -> None:
     node = Model(**yaml.safe_load(MODEL))
     source = Source.of(node)
-    assert source.described().attends_to_all is True, "planned without transformers"
+    assert source.described.attends_to_all is True, "planned without transformers"
     loaded = source.load()
     assert len(loaded.model.model.vision_tower.encoder.layers) == 2
 
@@ -107,3 +108,8 @@ def _count_place_and_answer() -> None:
     with Engine(loaded.model, loaded.family, rules(loaded.model, 3), loaded.tokenizer) as engine, torch.no_grad():
         (result,) = engine.answer(prompt, [cell(full())])
     assert (result.status, result.n_tokens, result.visual_tokens) == ("ok", 3, 32)
+
+
+def test_a_family_with_images_and_no_rule_for_their_tokens_is_refused_when_it_is_made():
+    with pytest.raises(TypeError, match="processor of images and states no image_tokens"):
+        Family("newer_vl", "Newer", (), "NewerForConditionalGeneration", "NewerProcessor", "NewerImageProcessor")

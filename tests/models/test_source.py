@@ -77,7 +77,7 @@ def test_another_rule_for_weights_tokens_or_our_own_architecture_is_another_fing
 def test_a_folder_of_weights_has_the_folders_fingerprint(folder):
     named = Source.of(node("llava_v1_6_vicuna_7b", weights=str(folder)))
     assert named.fingerprint() == Source.of(node("hf", path=str(folder))).fingerprint()
-    assert named.fingerprint()[1] is None and named.stored_bytes() > 1000
+    assert named.fingerprint()[1] is None
 
 
 def test_a_saved_random_model_loads_again_as_what_it_was(folder):
@@ -108,7 +108,7 @@ def test_what_has_no_weights_is_refused(name, changes, words):
 def test_a_folder_of_another_architecture_is_refused(folder):
     source = Source.of(node("qwen2_5_vl_7b", weights=str(folder)))
     with pytest.raises(ConfigError, match=r"model=qwen2_5_vl_7b is a qwen2_5_vl model and .* holds a llava_next one"):
-        source.hf_config()
+        assert source.hf_config
 
 
 def test_a_folder_of_another_checkpoint_of_the_family_is_refused(folder):
@@ -116,7 +116,7 @@ def test_a_folder_of_another_checkpoint_of_the_family_is_refused(folder):
     with pytest.raises(
         ConfigError, match=r"is not llava_v1_6_vicuna_7b: it has num_hidden_layers 2 for 32, hidden_size"
     ):
-        source.hf_config()
+        assert source.hf_config
 
 
 def test_weights_of_a_class_that_transformers_lacks_are_refused(tmp_path):

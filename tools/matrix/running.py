@@ -56,7 +56,7 @@ def _calibrations(model: str, folder: Path, dtype: str) -> tuple[list[str], dict
     from mmkv_bench.models.source import Source
 
     config = compose(["experiment=matrix", f"model={model}"])
-    sees = model_facts(Source.of(config.model).hf_config()).multimodal
+    sees = model_facts(Source.of(config.model).hf_config).multimodal
     words: list[str] = []
     refused: dict[str, str] = {}
     for measured, methods in CALIBRATED.items():
@@ -87,7 +87,7 @@ def _methods(base: Sequence[str], model: str, uncalibrated: Mapping[str, str]) -
     config = compose([*base, "dataset=pages_walk"])
     validate(config)
     source = Source.of(config.model)
-    family, calibrations = model_facts(source.hf_config()), Calibrations(model, source.fingerprint()[0])
+    family, calibrations = model_facts(source.hf_config), Calibrations(model, source.fingerprint()[0])
     chosen, refused = [], dict(uncalibrated)
     for name in [*map(str, config.methods), *map(str, config.variants)]:
         if name in refused:

@@ -83,8 +83,9 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
     if not names:
         raise ConfigError(f"check needs the name of a dataset; allowed: {', '.join(datasets)}")
     from mmkv_bench.config.compose import compose
+    from mmkv_bench.datasets import fixtures
     from mmkv_bench.datasets.specs import spec_from_config
-    from mmkv_bench.evaluation.data_check import check, has_fixture, repository_of
+    from mmkv_bench.evaluation.data_check import check, repository_of
     from mmkv_bench.evaluation.environment import go_offline
 
     config = compose([f"dataset=[{','.join(dict.fromkeys(names))}]", *(word for word in words if "=" in word)])
@@ -105,7 +106,7 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
             "expected_size": about.get("size"),
             "expected_samples": about.get("samples"),
             "judge": about.get("judge", "none"),
-            "fixture": has_fixture(str(name)),
+            "fixture": str(name) in fixtures.names(),
             "columns_read": list(spec.columns),
             **vars(report),
         }
