@@ -131,7 +131,7 @@ def measured_roofline(model: Any, dtype: str, rows: pa.Table) -> Roofline | None
     from mmkv_bench.forecast.device_speed import measured
     from mmkv_bench.models.load import computing_with
 
-    decoder, threads = decoder_of(Source.of(model).described()), pc.max(rows["threads"]).as_py()
+    decoder, threads = decoder_of(Source.of(model).described), pc.max(rows["threads"]).as_py()
     if decoder is None or threads is None:
         return None
     with computing_with(threads):
