@@ -15,8 +15,8 @@ from decimal import Decimal
 from typing import Any
 
 from mmkv_bench.config.compose import compose
-from mmkv_bench.papers import computed
-from mmkv_bench.papers.computed import PLANNED_COLUMNS, planned_lines
+from mmkv_bench.papers import non_score_metrics
+from mmkv_bench.papers.non_score_metrics import PLANNED_COLUMNS, planned_lines
 
 
 def lines_of(setting: str, document: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -50,8 +50,8 @@ def main() -> None:
     setting = sys.argv[1]
     document = json.loads(sys.stdin.read().strip().splitlines()[-1])
     others = [line for line in planned_lines() if line["setting"] != setting]
-    computed.PEAKS.parent.mkdir(parents=True, exist_ok=True)
-    with computed.PEAKS.open("w", encoding="utf-8", newline="") as file:
+    non_score_metrics.PEAKS.parent.mkdir(parents=True, exist_ok=True)
+    with non_score_metrics.PEAKS.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, PLANNED_COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(sorted([*others, *lines_of(setting, document)], key=lambda line: line["setting"]))

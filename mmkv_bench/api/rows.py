@@ -22,7 +22,8 @@ from mmkv_bench.tables.score_text import frame, names, tables_of_scores
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mmkv_bench.papers.filled_table import FilledTable
+    from mmkv_bench.papers.judgement import FilledTable
+    from mmkv_bench.store.store import Store
 
 Names = str | Sequence[str] | None
 """One name, several, or None for all."""
@@ -269,7 +270,7 @@ def paper_tables(*names: str, rows: Sequence[Path | str] | Path | str = ()) -> P
         >>> print(paper_tables("mmshift_table01", rows="runs/papers"))  # doctest: +SKIP
     """
     from mmkv_bench.papers.evidence import Evidence
-    from mmkv_bench.papers.filled_table import fill
+    from mmkv_bench.papers.judgement import fill
     from mmkv_bench.papers.layout import load, table_ids
 
     specs = [load(name) for name in names or table_ids()]

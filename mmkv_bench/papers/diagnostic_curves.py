@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmkv_bench.papers import identity
 from mmkv_bench.papers.address import FRACTION, STAND_IN, Address, budget_of, canonical
-from mmkv_bench.papers.evidence import AMBIGUOUS, FOUND, NONE, Evidence
-from mmkv_bench.papers.metrics import DIAGNOSTICS, Diagnostic
-from mmkv_bench.statistics.intervals import intervals
+from mmkv_bench.papers.evidence import AMBIGUOUS, FOUND, NONE, OF_DIAGNOSTICS, Evidence, contradictions
+from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS, Diagnostic
+from mmkv_bench.statistics.shared_draws import intervals
 from mmkv_bench.tables.rows import FIXTURE
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class DiagnosticEvidence:
         table, mismatches = _under_conditions(table, address)
         if not self.evidence.stand_in:
             facts = map(_facts, table.to_dict("records"))
-            words = (word for one in facts for word in identity.mismatches(address, one, identity.OF_DIAGNOSTICS))
+            words = (word for one in facts for word in contradictions(address, one, OF_DIAGNOSTICS))
             mismatches += tuple(dict.fromkeys(words))
         if len(table) > 1:
             return DiagnosticMatch(AMBIGUOUS, _differences(table))
@@ -142,7 +141,7 @@ def _under_conditions(table: pd.DataFrame, address: Address) -> tuple[pd.DataFra
 
 
 def _facts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a measurement under the names of `identity.facts`."""
+    """Return the facts of a measurement under the names of `facts_of`."""
     settings = row["settings"]
     stated = {name: settings.get(name) for name in ("weights", "attention")}
     return {**settings["processor"], **stated, "dtype": row["dtype"], "commit": None}

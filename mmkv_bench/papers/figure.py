@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers.address import FRACTION, NONE, Address
-from mmkv_bench.papers.filled_table import FilledTable
-from mmkv_bench.papers.judgement import FilledCell
+from mmkv_bench.papers.judgement import FilledCell, FilledTable
 from mmkv_bench.papers.measurement import PLANNED
-from mmkv_bench.papers.metrics import DIAGNOSTICS
+from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS
 from mmkv_bench.tables.figure import looks_of, save
 from mmkv_bench.tables.table import COLOURS, VERDICTS, signed
 

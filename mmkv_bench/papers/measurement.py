@@ -11,8 +11,7 @@ import numpy as np
 
 from mmkv_bench.papers.address import Address
 from mmkv_bench.papers.diagnostic_curves import Curve
-from mmkv_bench.papers.evidence import Shared
-from mmkv_bench.papers.identity import OF_MODEL
+from mmkv_bench.papers.evidence import OF_MODEL, Shared
 from mmkv_bench.papers.margins import margin
 from mmkv_bench.tables.compare import against
 from mmkv_bench.tables.dataset_groups import Mean, mean

@@ -15,8 +15,7 @@ from mmkv_bench.methods.node import flat_parameters
 from mmkv_bench.methods.registry import settings
 from mmkv_bench.models.files import hub_fingerprint
 from mmkv_bench.papers.evidence import Evidence
-from mmkv_bench.papers.filled_table import fill
-from mmkv_bench.papers.judgement import FilledCell
+from mmkv_bench.papers.judgement import FilledCell, fill
 from mmkv_bench.papers.layout import TableLayout, load
 from mmkv_bench.store.store import Store
 from tests.papers.genuine import genuine

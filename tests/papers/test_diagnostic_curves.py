@@ -16,9 +16,9 @@ from mmkv_bench.cli.grammar import reader
 from mmkv_bench.methods.node import flat_parameters, read
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.figure import pictures
-from mmkv_bench.papers.filled_table import fill
+from mmkv_bench.papers.judgement import fill
 from mmkv_bench.papers.layout import load, table_ids
-from mmkv_bench.papers.metrics import DIAGNOSTICS
+from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS
 from mmkv_bench.papers.table import render
 from mmkv_bench.store.files import canonical_json, checksum
 from mmkv_bench.store.store import Store

@@ -9,13 +9,13 @@ from functools import cache
 
 import pytest
 
-from mmkv_bench.papers import claims, filled_table
+from mmkv_bench.papers import judgement, summary
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.layout import load, table_ids
+from mmkv_bench.papers.margins import AGREES, NOT_COMPARABLE, UNINFORMATIVE
 from mmkv_bench.papers.measurement import MEASURED, NOT_RUN, Measurement
-from mmkv_bench.papers.metrics import has_numbers
+from mmkv_bench.papers.non_score_metrics import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, of_table
-from mmkv_bench.papers.verdict import AGREES, NOT_COMPARABLE, UNINFORMATIVE
 
 
 class Exact:
@@ -32,13 +32,13 @@ class Exact:
 
 
 @cache
-def exact(name: str) -> filled_table.FilledTable:
+def exact(name: str) -> judgement.FilledTable:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filled_table, "EvidenceReader", lambda evidence, wanted: Exact(name))
-        return filled_table.fill(load(name), Evidence.of([]))
+        patch.setattr(judgement, "EvidenceReader", lambda evidence, wanted: Exact(name))
+        return judgement.fill(load(name), Evidence.of([]))
 
 
-def judged(one: filled_table.FilledCell) -> bool:
+def judged(one: judgement.FilledCell) -> bool:
     if one.printed is None or one.measured.value is None or not has_numbers(one.cell.address.metric):
         return False
     return one.printed.status in (COMPARABLE, OPEN) or (
@@ -64,16 +64,16 @@ def test_every_judged_cell_of_every_table_agrees_with_itself():
 
 
 def test_every_sentence_holds_of_the_papers_own_numbers_and_no_effect_proves_none():
-    pages = {name: exact(name) for name in {claim.table for claim in claims.claims()}}
-    found = claims.tested(list(pages.values()))
+    pages = {name: exact(name) for name in {claim.table for claim in summary.claims()}}
+    found = summary.tested(list(pages.values()))
     words = Counter(one.word for one in found)
-    assert {*words} <= {claims.HOLDS, claims.NOT_TESTED, claims.AMBIGUOUS} and words[claims.HOLDS] >= 10
+    assert {*words} <= {summary.HOLDS, summary.NOT_TESTED, summary.AMBIGUOUS} and words[summary.HOLDS] >= 10
     effects = 0
     for one in found:
-        cells = [claims.find(pages[one.claim.table], where) for where in one.claim.of]
-        if one.word != claims.HOLDS or len(cells) < 2 or one.claim.how == "at most":
+        cells = [summary.find(pages[one.claim.table], where) for where in one.claim.of]
+        if one.word != summary.HOLDS or len(cells) < 2 or one.claim.how == "at most":
             continue
         effects += 1
         none = [replace(cells[0], measured=cells[1].measured), cells[1]]
-        assert claims._tested(one.claim, none).word == claims.FAILS, one.claim.quote
+        assert summary._tested(one.claim, none).word == summary.FAILS, one.claim.quote
     assert effects >= 8

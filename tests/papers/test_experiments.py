@@ -14,11 +14,11 @@ from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.efficiency.plan import plan_passes as plan_of_passes
 from mmkv_bench.evaluation.documents import generation_settings
-from mmkv_bench.papers import identity
+from mmkv_bench.papers import evidence
 from mmkv_bench.papers.address import MEAN, SYNTHETIC, Address, MethodSettings, canonical
-from mmkv_bench.papers.commands import SETTING, artefact, command, setting
 from mmkv_bench.papers.layout import load, table_ids
-from mmkv_bench.papers.metrics import has_numbers
+from mmkv_bench.papers.non_score_metrics import has_numbers
+from mmkv_bench.papers.runs import SETTING, artefact, command, setting
 from mmkv_bench.plan.cells import DatasetIdentity, Identity, expand, method_entries
 from tests.papers.genuine import genuine
 from tests.tables.examples import cell_row
@@ -155,7 +155,7 @@ def test_what_the_experiments_make_counts_as_evidence():
         timed_at = one.dataset in SYNTHETIC
         runs = [_settings(setting(one, load(table).experiments))] if timed_at else plans.get(one.model, [])
         runs = [run for run in runs if timed_at or one.dataset in run["datasets"]]
-        if all(identity.mismatches(one, identity.facts(_row(one, run))) for run in runs):
+        if all(evidence.contradictions(one, evidence.facts_of(_row(one, run))) for run in runs):
             wrong.add((table, one.dataset.partition("_")[0]))
     assert not wrong
 

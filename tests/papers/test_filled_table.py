@@ -16,9 +16,9 @@ import pytest
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.methods.node import flat_parameters
 from mmkv_bench.methods.registry import settings
-from mmkv_bench.papers import computed, reader
+from mmkv_bench.papers import non_score_metrics, reader
 from mmkv_bench.papers.evidence import Evidence
-from mmkv_bench.papers.filled_table import FilledTable, fill
+from mmkv_bench.papers.judgement import FilledTable, fill
 from mmkv_bench.papers.layout import load, parse
 from mmkv_bench.papers.measurement import STATES, WHOLE, Measurement, _wider
 from mmkv_bench.papers.table import details, render
@@ -207,13 +207,13 @@ def test_a_peak_of_a_dry_run_is_shown_as_planned_and_not_judged(tmp_path, monkey
         for name, most in counted.items()
     ]
     told = json.dumps({"model": "llava_v1_6_vicuna_7b", "memory": {"measured": "planned", "cells": cells}})
-    monkeypatch.setattr(computed, "PEAKS", tmp_path / "planned" / "peaks.csv")
+    monkeypatch.setattr(non_score_metrics, "PEAKS", tmp_path / "planned" / "peaks.csv")
     monkeypatch.setattr("sys.argv", ["planned_peaks", "efficiency_mmshift_table09"])
     monkeypatch.setattr("sys.stdin", io.StringIO(f"what a plan says\n{told}\n"))
     planned_peaks.main()
-    computed._peaks.cache_clear()
+    non_score_metrics._peaks.cache_clear()
     found = page(table="mmshift_table09")
-    computed._peaks.cache_clear()
+    non_score_metrics._peaks.cache_clear()
     peaks = [one for one in found.cells if one.cell.address.metric == "peak_gb"]
     assert [one.measured.value for one in peaks] == [31.0, 15.5, None, None]
     assert (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmkv_bench.papers import identity
+from mmkv_bench.papers import evidence
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.layout import TableLayout, load
 from mmkv_bench.store.schema import COLUMNS
@@ -88,7 +88,7 @@ def test_data_of_a_folder_count_only_where_nothing_else_is_to_be_had_or_their_fi
         at = next(one.address for one in load(table).cells if one.address.dataset == dataset)
         row = cell_row("c", "full", **genuine(at.model, dataset, "full", config=root))
         row["generation"] = json.dumps(json.loads(row["generation"]) | {"max_new_tokens": at.max_new_tokens or 512})
-        found = identity.mismatches(at, identity.facts(row))
+        found = evidence.contradictions(at, evidence.facts_of(row))
         assert found == ("source folder, the table has hub",) * said
 
 

@@ -12,7 +12,7 @@ from mmkv_bench.papers import printed
 from mmkv_bench.papers.address import MEAN, is_group
 from mmkv_bench.papers.layout import PAPERS, load, parse, table_ids
 from mmkv_bench.papers.margins import margin
-from mmkv_bench.papers.metrics import DIAGNOSTICS, has_numbers
+from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS, has_numbers
 from tests.each import each
 
 

@@ -9,7 +9,7 @@ import pytest
 from mmkv_bench.config.compose import compose
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.papers.layout import load
-from mmkv_bench.papers.plan import SHARES, PlanDevice, loads, text, total
+from mmkv_bench.papers.runs import SHARES, PlanDevice, loads, plan_text, total
 from mmkv_bench.plan.planner import outline
 
 H100 = PlanDevice()
@@ -26,8 +26,8 @@ def test_a_plan_has_exactly_the_cells_of_its_table(tmp_path):
     both = loads([load("mmshift_table12"), load("mmshift_table11")], H100)
     apart = sum(one.cells for name in ("mmshift_table12", "mmshift_table11") for one in loads([load(name)], H100))
     assert sum(one.cells for one in both) < apart, "the default stands in both tables and runs once"
-    assert text([load("mmshift_table12")], H100).splitlines()[5].startswith("| all ")
-    assert "cells are of diagnostics" in text([load("mmshift_fig04")], H100)
+    assert plan_text([load("mmshift_table12")], H100).splitlines()[5].startswith("| all ")
+    assert "cells are of diagnostics" in plan_text([load("mmshift_fig04")], H100)
 
 
 def test_hours_are_at_printed_lengths_and_add_up():

@@ -12,7 +12,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers import printed
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.figure import PICTURES, pictures
-from mmkv_bench.papers.filled_table import FilledTable, fill
+from mmkv_bench.papers.judgement import FilledTable, fill
 from mmkv_bench.papers.layout import FIGURES, load, parse, stand_in_ids, table_ids
 from mmkv_bench.papers.table import render
 from mmkv_bench.store.store import Store

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from mmkv_bench.papers import claims, verdict
+from mmkv_bench.papers import margins, summary
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.figure import save_pictures
-from mmkv_bench.papers.filled_table import fill
+from mmkv_bench.papers.judgement import fill
 from mmkv_bench.papers.layout import load
 from mmkv_bench.papers.measurement import COMPUTED, MEASURED, PART, PLANNED, STATES
 from mmkv_bench.papers.table import SAME, Reasons, render
@@ -16,8 +16,8 @@ from tests.papers.forgeries import scored
 
 
 def test_every_word_has_a_sign_and_a_colour():
-    words = {*verdict.WORDS, verdict.CONFIRMED, verdict.CONTRADICTED, verdict.NOT_COMPARABLE}
-    words |= {claims.HOLDS, claims.FAILS, claims.UNDECIDED, claims.NOT_TESTED, claims.AMBIGUOUS}
+    words = {*margins.WORDS, margins.CONFIRMED, margins.CONTRADICTED, margins.NOT_COMPARABLE}
+    words |= {summary.HOLDS, summary.FAILS, summary.UNDECIDED, summary.NOT_TESTED, summary.AMBIGUOUS}
     words |= {*STATES} - {MEASURED, COMPUTED, PLANNED, PART}
     assert words <= {*VERDICTS} and all(VERDICTS[word].sign and VERDICTS[word].colour for word in words)
 

@@ -9,10 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmkv_bench.papers.layout import load, table_ids
-from mmkv_bench.papers.margins import _rival, margin, ratio_tolerance, tolerance
-from mmkv_bench.papers.metrics import has_numbers
-from mmkv_bench.papers.printed import COMPARABLE, OPEN, Printed, of_table
-from mmkv_bench.papers.verdict import (
+from mmkv_bench.papers.margins import (
     AGREES,
     CONFIRMED,
     CONTRADICTED,
@@ -21,11 +18,17 @@ from mmkv_bench.papers.verdict import (
     UNINFORMATIVE,
     Tolerance,
     _of_gap,
+    _rival,
     drop,
     lead,
     level,
+    margin,
     of_seeds,
+    ratio_tolerance,
+    tolerance,
 )
+from mmkv_bench.papers.non_score_metrics import has_numbers
+from mmkv_bench.papers.printed import COMPARABLE, OPEN, Printed, of_table
 from tests.each import each
 
 numbers = st.floats(0.01, 200)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mmkv_bench.papers.filled_table import FilledTable
-from mmkv_bench.papers.judgement import FilledCell
+from mmkv_bench.papers.judgement import FilledCell, FilledTable
 from mmkv_bench.papers.layout import load
 from mmkv_bench.papers.table import Reasons, cells_of, paper_table
 from mmkv_bench.tables.table import GridCell

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmkv_bench.papers.evidence import Evidence
-from mmkv_bench.papers.filled_table import fill
+from mmkv_bench.papers.judgement import fill
 from mmkv_bench.papers.layout import load
 from mmkv_bench.papers.table import render
 from mmkv_bench.tables import notes

@@ -12,7 +12,7 @@ from mmkv_bench.cli.grammar import Parser, amount
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mmkv_bench.papers.filled_table import FilledTable
+    from mmkv_bench.papers.judgement import FilledTable
     from mmkv_bench.papers.layout import TableLayout
     from mmkv_bench.tables.cost_rows import Cost
     from mmkv_bench.tables.table import Table
@@ -180,15 +180,15 @@ def papers_options(parser: Parser) -> None:
 
 def papers(given: argparse.Namespace) -> int:
     """Print tables, or write them and print their files' names."""
-    from mmkv_bench.papers import plan
     from mmkv_bench.papers.layout import load, stand_in_ids, table_ids
+    from mmkv_bench.papers.runs import PlanDevice, plan_text
     from mmkv_bench.papers.summary import summary
     from mmkv_bench.papers.table import SUFFIXES, render
 
     if given.list:
         text = "".join(f"{name:<24}{load(name).caption}\n" for name in (*table_ids(), *stand_in_ids()))
     elif given.plan:
-        text = plan.text(_layouts(given), plan.PlanDevice(given.bandwidth * 1e9, given.matmul * 1e12))
+        text = plan_text(_layouts(given), PlanDevice(given.bandwidth * 1e9, given.matmul * 1e12))
     elif given.summary:
         text = summary(_filled(given))
     elif given.out is None:
@@ -220,7 +220,7 @@ def _filled(given: argparse.Namespace) -> list[FilledTable]:
     """Fill the tables; stand-ins name their own rows unless --rows does."""
     from mmkv_bench.config.schema import conf_dir
     from mmkv_bench.papers.evidence import Evidence
-    from mmkv_bench.papers.filled_table import fill
+    from mmkv_bench.papers.judgement import fill
 
     results = conf_dir().parent / "results"
     default = [results / "papers"] if (results / "papers").is_dir() else []

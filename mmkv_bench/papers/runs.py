@@ -1,4 +1,6 @@
-"""Plan of the runs that fill tables: exactly their cells, in hours, from shapes and printed prompt lengths.
+"""Commands that make the rows of an address.
+
+Plan of the runs that fill tables: exactly their cells, in hours, from shapes and printed prompt lengths.
 
 Only the papers' files are read. One prefill of a sample serves all cells of its model and data; a step reads the weights once
 for FORKS cells. Answers count in full length, so decoding hours are an upper bound. Roofline hours leave out the methods' scores,
@@ -7,23 +9,189 @@ vision towers and judges.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
+from typing import Any
 
 from mmkv_bench.config.files import content
+from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.families.facts import StatedConfig
 from mmkv_bench.forecast import roofline
 from mmkv_bench.forecast.forecast import HOUR
 from mmkv_bench.forecast.prompt_length import ASSUMED, QUESTION
 from mmkv_bench.models.shape import Decoder, decoder_of
-from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address, MethodSettings, file_of, samples_of
-from mmkv_bench.papers.computed import TOKENS, bytes_per_token, image_bounds, model_file
+from mmkv_bench.papers.address import (
+    FRACTION,
+    NONE,
+    SYNTHETIC,
+    Address,
+    MethodSettings,
+    file_of,
+    is_group,
+    members,
+    samples_of,
+)
 from mmkv_bench.papers.layout import TableLayout, load, table_ids
-from mmkv_bench.papers.metrics import has_numbers
+from mmkv_bench.papers.non_score_metrics import (
+    DIAGNOSTICS,
+    TOKENS,
+    bytes_per_token,
+    has_numbers,
+    image_bounds,
+    model_file,
+)
 from mmkv_bench.papers.printed import of_table
 from mmkv_bench.tables.formats import aligned
+
+PROGRAM = "mmkv-bench"
+SETTING = "efficiency_"
+"""Prefix of settings of timed passes in conf/experiment; experiments that ask questions lie in its folder `papers`."""
+SAMPLES = 100
+"""Samples of a diagnostic, where neither the figure nor the data set's file states a number."""
+
+
+def experiment(name: str) -> str:
+    """Return the command of an experiment that a table names."""
+    return f"{PROGRAM} experiment={name if name.startswith(SETTING) else f'papers/{name}'}"
+
+
+def command(address: Address, experiments: Sequence[str] = ()) -> str:
+    """Return the command that runs what an address needs, of all its questions; empty where nothing can be run.
+
+    experiments: those of its table; timed passes are run by the one that plans them.
+    """
+    if not address.runs:
+        return ""
+    if address.metric in DIAGNOSTICS:
+        return _diagnose([address])
+    own_setting = setting(address, experiments)
+    if own_setting:
+        return experiment(own_setting)
+    words = [f"model={address.model}", *_methods(address)]
+    if address.budget:
+        whole = address.budget_kind == FRACTION and "." not in address.budget
+        words.append(f"budget={'1.0' if whole else address.budget}")
+    if address.dataset in SYNTHETIC:
+        words += [
+            f"prompts={address.dataset.removeprefix('made_up_')}",
+            f"lengths={address.length}",
+            f"new_tokens={address.new_tokens}",
+        ]
+        words = ["scenario=efficiency", *words, f"batch={address.batch or 1}"]
+    else:
+        names = [name for name, _ in members(address.dataset)] if is_group(address.dataset) else [address.dataset]
+        words += [f"dataset={_listed(map(file_of, names))}", "limit=null"]
+        words += [f"page_size={name.rpartition('_')[2]}" for name in names if name != file_of(name)][:1]
+        measures = "[ppl,self_rouge]" if address.metric in ("ppl", "rouge_l_sampled") else None
+        for key, value in (("generation.max_new_tokens", address.max_new_tokens),
+                           ("generation.cut_prompt", address.cut_prompt), ("measures", measures)):  # fmt: skip
+            words += [f"datasets.{name}.{key}={value}" for name in names if value is not None]
+    words += [f"reading={address.reading}"] * (address.reading != "paper")
+    words += [f"protocol={address.protocol}"] * (address.protocol != "paper")
+    words += [f"model.frames={address.frames}"] * (address.frames is not None)
+    words += [f"seed={_listed(address.seeds)}"] * (address.seeds != (0,))
+    run = shlex.join([PROGRAM, *words])
+    return f"{calibrate(address)} && {run}" if address.method.calibrated else run
+
+
+def commands(addresses: Iterable[Address]) -> list[str]:
+    """Return the commands of several addresses, each once; methods and budgets of one diagnostic share a command."""
+    groups: dict[tuple[object, ...], list[Address]] = {}
+    for one in addresses:
+        key: tuple[object, ...] = (command(one),)
+        if one.runs and one.metric in DIAGNOSTICS:
+            conditions = (one.reading, one.frames, one.samples, one.max_new_tokens)
+            key = (one.metric, one.model, one.dataset, *conditions, one.method.given)
+        groups.setdefault(key, []).append(one)
+    lines = (_diagnose(group) if len(key) > 1 else str(*key) for key, group in groups.items())
+    return list(dict.fromkeys(filter(None, lines)))
+
+
+def artefact(address: Address) -> str:
+    """Return the file of the calibration that an address asks for; empty where it asks for none."""
+    source = address.method.calibrated
+    if not source:
+        return ""
+    words = [address.method.base, *(str(source[key]) for key in ("data", "samples", "instruction") if key in source)]
+    return f"runs/calibration/{address.model}/{'_'.join(words).replace(':', '-').strip('-')}.json"
+
+
+def calibrate(address: Address) -> str:
+    """Return the command that makes it."""
+    source = address.method.calibrated
+    words = [PROGRAM, "calibrate", address.method.base, "--model", address.model, "--samples", str(source["samples"])]
+    words += ["--instruction", source["instruction"]] if "instruction" in source else []
+    return shlex.join([*words, "--out", artefact(address), f"dataset={source['data']}"])
+
+
+def setting(address: Address, names: Sequence[str]) -> str:
+    """Return the first of these settings whose passes an address has; empty where none does."""
+    if address.dataset not in SYNTHETIC:
+        return ""
+    wanted = (address.model, address.dataset.removeprefix("made_up_"), address.new_tokens)
+    for name in names:
+        if not name.startswith(SETTING):
+            continue
+        file = _setting(name)
+        model = next(one["override /model"] for one in file["defaults"] if "override /model" in one)
+        batches = file.get("batch", 1)
+        fits = address.length in file["lengths"] and (model, file["prompts"], file["new_tokens"]) == wanted
+        if fits and (address.batch or 1) in (batches if isinstance(batches, list) else [batches]):
+            return name
+    return ""
+
+
+@cache
+def _setting(name: str) -> Mapping[str, Any]:
+    import yaml
+
+    return yaml.safe_load((conf_dir() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def _diagnose(addresses: Sequence[Address]) -> str:
+    """Return the command of a diagnostic at addresses that differ in method and budget alone.
+
+    It keeps what is measured already, and measures `full` beside any method.
+    """
+    address, diagnostic = addresses[0], DIAGNOSTICS[addresses[0].metric]
+    words = ["diagnose", diagnostic.name, f"model={address.model}", f"dataset={address.dataset}"]
+    if diagnostic.of_method:
+        names = list(dict.fromkeys(one.method.name for one in addresses if one.budget)) or [address.method.name]
+        changed = address.method.changed.items()
+        words.append(f"method={_listed(names)}")
+        words += [f"methods.{name}.{key}={_value(value)}" for name in names for key, value in changed]
+        budgets = list(dict.fromkeys(one.budget for one in addresses if one.budget))
+        words += [f"budget={_listed(budgets)}"] * bool(budgets)
+        words += [f"reading={address.reading}"] * (address.reading != "paper")
+    words += [f"model.frames={address.frames}"] * (address.frames is not None)
+    words += ["--samples", str(address.samples or samples_of(address.dataset) or SAMPLES)]
+    words += ["--tokens", str(address.max_new_tokens)] if address.max_new_tokens is not None else []
+    return shlex.join([PROGRAM, *words])
+
+
+def _methods(address: Address) -> list[str]:
+    names, variants = [], []
+    for method in filter(None, (address.method, address.minus)):
+        changed = method.changed | ({"calibration": artefact(address)} if method.calibrated else {})
+        if changed:
+            settings = ", ".join(f"{key}: {_value(value)}" for key, value in changed.items())
+            variants.append(f"variants.{method.name}_variant={{base: {method.name}, {settings}}}")
+        else:
+            names.append(method.name)
+    return [f"method={_listed(names or ['full'])}", *variants]
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _listed(values: Iterable[object]) -> str:
+    texts = [str(value) for value in values]
+    return texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"
+
 
 FORKS, PASSES = 16, 6
 """Answers that one step decodes together (`fork_batch`); timed passes of a cell, with one to warm up (`repeats`)."""
@@ -91,7 +259,7 @@ def total(planned: Sequence[PlannedPrefills]) -> tuple[float | None, float | Non
     )
 
 
-def text(layouts: Sequence[TableLayout], device: PlanDevice) -> str:
+def plan_text(layouts: Sequence[TableLayout], device: PlanDevice) -> str:
     """Write the plan of each table, and of all of them together."""
     parts = [(f"{layout.title} ({layout.id})", [layout]) for layout in layouts]
     parts += [("All of them, cells of several tables once", list(layouts))] if len(layouts) > 1 else []

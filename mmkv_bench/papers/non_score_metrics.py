@@ -1,0 +1,242 @@
+"""Metrics of the papers' tables that are no scores of answers: columns of answers and timed passes, and diagnostics.
+
+Numbers of the tables that need neither weights nor data, and the missing inputs of those that do.
+
+A cache's bytes are entries times the bytes of one, which follow from the model's shape. A picture's number of tokens follows from
+its size and the processor's settings; the sizes of a data set's pictures are unknown until it is read.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache
+from typing import Any
+
+from mmkv_bench.config.files import content
+from mmkv_bench.config.schema import READINGS, reference_dir
+from mmkv_bench.families.facts import StatedConfig, kv_bytes_per_token
+from mmkv_bench.families.registry import image_tokens
+from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A column of `responses`, as its mean over samples, or of timed passes, as its median over repeats; divided by `per`.
+
+    layers: how the entries kept per layer and head become a number.
+    """
+
+    column: str
+    per: float = 1.0
+    layers: str = ""
+
+
+REDUCTIONS = {
+    "prompt_tokens": Reduction("prompt_tokens"),
+    "kv_gib": Reduction("bytes_device", GIB),
+    "tpot_ms": Reduction("tpot_s", 1e-3),
+    "layer_ratio_std": Reduction("kept", layers="std"),
+    "layer_ratio_mad": Reduction("kept", layers="mad"),
+}
+"""Metric -> the column of answers that it reduces."""
+PASSES = {
+    "ttft_s": Reduction("ttft_s"),
+    "total_s": Reduction("total_s"),
+    "tpot_ms": Reduction("tpot_s", 1e-3),
+    "tokens_per_s": Reduction("tokens_s"),
+    "selection_ms": Reduction("select_s", 1e-3),
+    # the prompt's and one token; bytes_held has the answer's slots as well
+    "kv_gib": Reduction("bytes_useful_step", GIB),
+    "kv_gb": Reduction("bytes_useful_step", 1e9),
+    "peak_gb": Reduction("peak_total", 1e9),
+}
+"""Metric -> the column of timed passes that it reduces (`scenario=efficiency`, columns of `tables.passes`)."""
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """A figure's quantity that is no score: curves of `mmkv-bench diagnose`.
+
+    Attributes:
+        what: description; name: of the analysis.
+        lines: (label, quantity, part) of each line; part `*`: any part that the rows name.
+        of_method: True where its rows belong to a method at a budget.
+        at: place on its curve where a layer's number is taken: from x to x (added up), at the budget, or at a parameter of
+            the method; None where there is no curve.
+        per: factor of its numbers.
+    """
+
+    what: str
+    name: str
+    lines: tuple[tuple[str, str, str], ...]
+    of_method: bool = False
+    at: tuple[float, float] | str | None = None
+    per: float = 1.0
+
+    def stretch(self, address: Address) -> tuple[float, float] | None:
+        """Return the stretch of the curve that the number of an address is taken from."""
+        if not isinstance(self.at, str):
+            return self.at
+        place = float(address.budget if self.at == "budget" else address.method.setting(self.at))
+        return place, place
+
+
+def _sides(
+    *quantities: str, suffix: str = "", parts: tuple[str, ...] = ("prompt", "answer")
+) -> tuple[tuple[str, str, str], ...]:
+    return tuple((f"{part} {suffix or quantity}", quantity, part) for part in parts for quantity in quantities)
+
+
+DIAGNOSTICS = {
+    "hidden_mean_std": Diagnostic(
+        "mean and spread of hidden states per layer, prompt against answer", "hidden_states", _sides("mean", "std")
+    ),
+    "hidden_histogram": Diagnostic(
+        "histogram of hidden states per layer; share of them within 1 of zero",
+        "histogram",
+        _sides("density", suffix="within 1"),
+        at=(-1.0, 1.0),
+        per=0.25,  # the width of a bin
+    ),
+    "attention_coverage": Diagnostic(
+        "share of decode attention on kept entries", "coverage", (("", "attention_coverage", "*"),), of_method=True
+    ),
+    "outlier_hit_rate": Diagnostic(
+        "share of outlier channels that the proxies reach",
+        "outlier_hits",
+        (("", "outlier_hit_rate", ""),),
+        at="gamma",
+        per=100.0,
+    ),
+    "lorenz": Diagnostic("cumulative priority per layer, and its Gini coefficient", "lorenz", (("Gini", "gini", ""),)),
+    "layer_ratio": Diagnostic("kept ratio per layer", "prefix_search", (("", "kept_ratio", ""),), at="budget"),
+    "feature_error": Diagnostic(
+        "mean absolute error of hidden states per layer", "feature_error", (("", "feature_error", "*"),), of_method=True
+    ),
+    "search_steps": Diagnostic("steps of the online search", "prefix_search", (("", "search_steps", ""),), at="delta"),
+    "power_spectrum": Diagnostic(
+        "energy of keys and values over frequency; share of it in the lowest eighth",
+        "power_spectrum",
+        _sides("power", suffix="in the lowest eighth", parts=("keys", "values")),
+        at=(0.0, 0.125),
+    ),
+    "focus_counts": Diagnostic(
+        "how often tokens are among the top of the decode attention; share of that on 5 % of the tokens",
+        "focus",
+        (("on 5 % of the tokens", "focus", ""),),
+        at=(0.05, 0.05),
+    ),
+    "cumulative_attention": Diagnostic(
+        "attention over the top share of tokens, per head; on the top 20 %",
+        "cumulative_attention",
+        (("on the top 20 %", "top_mass", ""),),
+        at=(0.2, 0.2),
+    ),
+    "cross_modal_entropy": Diagnostic(
+        "entropy of the attention between text and image, per layer", "entropy", (("nats", "cross_modal_entropy", ""),)
+    ),
+}
+"""Metric -> its diagnostic."""
+
+
+def has_numbers(metric: str) -> bool:
+    """Tell whether answers or timed passes hold a metric; diagnostics are shown and not judged."""
+    return metric not in DIAGNOSTICS
+
+
+BYTES: Mapping[str, float] = {"kv_gib": GIB, "kv_gb": 1e9}
+"""Metric of a cache's size -> bytes of its unit."""
+TOKENS, PEAK = "prompt_tokens", "peak_gb"
+PEAKS = reference_dir() / "planned" / "peaks.csv"
+"""Peaks counted by `plan --memory` (`tools/planned_peaks.py`), which takes minutes."""
+PLANNED_COLUMNS = ("setting", "model", "dataset", "method", "budget", "length", "new_tokens", "phase", "bytes")
+_PROMPTED = ("hybridkv",)
+"""Methods whose bytes depend on the prompt: which heads keep what is known with weights alone."""
+_FEWER_BITS = ("kivi", "kivi_prefixkv")
+_SIDES = tuple(range(28, 3585, 28))  # pixels
+
+
+def cache_size(address: Address) -> tuple[float, str] | None:
+    """Return (size in the metric's unit, how) of the cache of a prompt of the address's length, batch of one.
+
+    None where the metric is no such size, or where the size does not follow from the shape.
+    """
+    if address.metric not in BYTES or address.dataset not in SYNTHETIC or not address.length:
+        return None
+    if address.method.base in (*_PROMPTED, *_FEWER_BITS) or not address.runs or not model_file(address.model)["shape"]:
+        return None
+    entries, each = _entries(address), bytes_per_token(address.model)
+    return entries * each / BYTES[address.metric], f"{entries:,} entries of {each:,} bytes"
+
+
+def planned_peak(address: Address) -> tuple[float, str] | None:
+    """Return (GB, how) of a pass's peak as a dry run counted it; None where the metric is no peak, or none was counted."""
+    if address.metric != PEAK or address.batch not in (None, 1) or address.reading != READINGS[0]:
+        return None
+    key = (address.model, address.dataset, str(address.method), address.budget, address.length, address.new_tokens)
+    line = _peaks().get(key)
+    return None if line is None else (int(line["bytes"]) / 1e9, f"counted in a dry run, {line['phase']}")
+
+
+def planned_lines() -> list[dict[str, str]]:
+    """Return the lines of `PEAKS`."""
+    if not PEAKS.is_file():
+        return []
+    with PEAKS.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def missing_input(address: Address) -> str:
+    """Say what a number that was not run needs besides a device, with what is known of it; empty for nothing."""
+    if address.metric in BYTES and address.dataset in SYNTHETIC and address.method.base in _PROMPTED:
+        share = _entries(address) / (address.length or 1)
+        return f"needs weights, which tell heads apart; a step reads {share:.1%} of full's entries"
+    if address.metric == TOKENS and address.runs:
+        low, high = image_bounds(address.model)
+        return f"needs the pictures' sizes; a picture becomes {low:,} to {high:,} tokens"
+    return ""
+
+
+@cache
+def model_file(model: str) -> Mapping[str, Any]:
+    """Return the file of a model in conf/model; `shape` is empty where it states none."""
+    return {"shape": {}, **content("model", model)}
+
+
+@cache
+def bytes_per_token(model: str) -> int:
+    """Return the bytes of a token's keys and values in all layers and KV heads, in the precision of the model's file."""
+    return kv_bytes_per_token(StatedConfig(model_file(model)["shape"]), model_file(model)["dtype"])
+
+
+@cache
+def image_bounds(model: str) -> tuple[int, int]:
+    """Return the fewest and the most visual tokens of a picture with sides of 28 to 3,584 pixels, neither 20 times the other."""
+    kind, settings = model_file(model)["shape"]["model_type"], model_file(model)["processor"]
+    sizes = [(width, height) for width in _SIDES for height in _SIDES if max(width, height) <= 20 * min(width, height)]
+    counts = [image_tokens(kind, settings, *size) for size in sizes]
+    return min(counts), max(counts)
+
+
+@cache
+def _peaks() -> dict[tuple[object, ...], dict[str, str]]:
+    """Return lines by the address of their pass."""
+    lengths = ("length", "new_tokens")
+    return {
+        (*(line[name] for name in PLANNED_COLUMNS[1:5]), *(int(line[name]) for name in lengths)): line
+        for line in planned_lines()
+    }
+
+
+def _entries(address: Address) -> int:
+    """Return the entries per KV head of a budget: the exact floor, at least one."""
+    length = address.length or 0
+    if address.budget_kind == NONE:
+        return length
+    budget = Decimal(address.budget)
+    return min(length, max(1, int(budget * length) if address.budget_kind == FRACTION else int(budget)))
