@@ -1,10 +1,11 @@
-"""One analysis from beginning to end: samples of a dataset, one prefill each, every layer read, rows of `diagnostics`."""
+"""Run of one analysis: a prefill for each sample of a dataset, numbers of every layer, rows of the table `diagnostics`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,10 @@ Row = tuple[str, int | None, "Value"]
 
 @dataclass(frozen=True)
 class ComparedMethod:
-    """A method at a budget, whose kept entries an analysis looks at. label: both, as `snapkv@64`; base: the family of its
-    file; parameters: JSON."""
+    """A method at a budget, for analyses of kept entries.
+
+    label: both, as `snapkv@64`; base: of the method's file; parameters: JSON.
+    """
 
     label: str
     base: str
@@ -45,7 +48,7 @@ class ComparedMethod:
     parameters: str
 
     def settings(self) -> dict[str, Any]:
-        """The settings that rows hold of it."""
+        """Return its settings, as rows store them."""
         entries = self.budget.kind == "entries"
         return {
             "base": self.base,
@@ -66,7 +69,7 @@ class AnalysisCounts:
 
 
 def methods_of(config: RunConfig, fingerprint: str) -> list[ComparedMethod]:
-    """Every method that evicts at every budget, under the first seed; `full` is there without being asked for.
+    """List every method that evicts at every budget, under the first seed; analyses have `full` in any case.
 
     Args:
         config: of a run; fingerprint: of its model, whose calibrations are looked up.
@@ -83,17 +86,13 @@ def methods_of(config: RunConfig, fingerprint: str) -> list[ComparedMethod]:
     for method in build_methods(method_entries(config), Calibrations(config.model.name, fingerprint)):
         if method.compressor.needs.answer:
             raise ConfigError(
-                f"{method.name} reads the answer beforehand, so that what it keeps is not decided by a prompt"
+                f"{method.name} reads the answer beforehand: a prompt alone does not decide what it keeps"
             )
         for value in [] if method.compressor.unbudgeted else dict.fromkeys(config.budget):
             budget = Budget.parse(value)
             label = f"{method.name}@{budget}" + ("" if method.compressor.reading == "paper" else " released")
-            plain = method.plain
-            compared.append(
-                ComparedMethod(
-                    label, str(plain["base"]), method.compressor, budget, parameters_json(plain, method.decoding)
-                )
-            )
+            base, parameters = str(method.plain["base"]), parameters_json(method.plain, method.decoding)
+            compared.append(ComparedMethod(label, base, method.compressor, budget, parameters))
     return compared
 
 
@@ -105,7 +104,7 @@ def diagnose(
     out: Path,
     methods: Callable[[str], Sequence[ComparedMethod]] | None = None,
 ) -> AnalysisCounts:
-    """Measure and store, sample by sample; what the store has of the same model, prompts and methods is not measured again.
+    """Measure and store, sample by sample; numbers of the same model, prompts and methods in the store are not measured again.
 
     Args:
         name: one of `quantities.QUANTITIES`; model: the `model` node of a run; tokens: of the full cache's own answer, at
@@ -121,40 +120,42 @@ def diagnose(
     store, source = Store(out.expanduser()), Source.of(model)
     store.check_writable()
     fingerprint, _ = source.fingerprint()
-    kept = [] if methods is None else methods(fingerprint)
-    columns_of = measurements(name, source, questions, tokens, kept)
+    compared = [] if methods is None else methods(fingerprint)
+    columns_of = measurements(name, source, questions, tokens, compared)
     done = store.diagnosed([one["measurement"] for one in columns_of.values()])
 
-    def lacking(sample: str) -> list[str]:
+    def missing(sample: str) -> list[str]:
         return [label for label, one in columns_of.items() if sample not in done[one["measurement"]]]
 
-    before = [sample for sample in questions.ids if not lacking(sample)]
-    if len(before) == len(questions.ids):
-        return AnalysisCounts(0, len(before), 0)
+    earlier = [sample for sample in questions.ids if not missing(sample)]
+    if len(earlier) == len(questions.ids):
+        return AnalysisCounts(0, len(earlier), 0)
     loaded = source.load()
     source.confirm(fingerprint)
     numbers = 0
 
     def take(sample: DatasetQuestion) -> None:
         nonlocal numbers
-        labels = lacking(sample.sample_id)
-        rows = layers_of(loaded, name, sample, tokens, [one for one in kept if one.label in labels])
+        labels = missing(sample.sample_id)
+        rows = layers_of(loaded, name, sample, tokens, [one for one in compared if one.label in labels])
         rows = [row for row in rows if _label(row[2], columns_of) in labels]
         if rows:
             store.write_diagnostics(table(columns_of, rows))
             numbers += len(rows)
 
-    questions.each(loaded, take, before)
-    if not numbers and not before:
+    questions.each(loaded, take, earlier)
+    if not numbers and not earlier:
         raise ConfigError(f"{name} says nothing of these samples: it needs text and images; choose others")
-    return AnalysisCounts(len(questions.ids) - len(before), len(before), numbers)
+    return AnalysisCounts(len(questions.ids) - len(earlier), len(earlier), numbers)
 
 
 def measurements(
     name: str, source: Source, questions: DatasetQuestions, tokens: int, kept: Sequence[ComparedMethod]
 ) -> dict[str, dict[str, str]]:
-    """Label of a method -> the columns that all its rows share, `measurement` their hash; "" for numbers of no method. A number
-    is of model, prompts and its own method, so that a further method or sample leaves the others as they are."""
+    """Return by the label of a method ("" for numbers of no method) the columns of its rows, with their hash `measurement`.
+
+    A number belongs to a model, prompts and one method, so a further method or sample leaves the others as they are.
+    """
     from mmkv_bench.diagnostics.quantities import QUANTITIES
     from mmkv_bench.plan.identity import resolve_dtype
 
@@ -178,21 +179,14 @@ def measurements(
     }
     settings_of = {} if quantity.decoding else {"": settings}
     settings_of |= {one.label: settings | {"method": one.settings()} for one in kept}
-    columns = {label: shared | {"settings": json.dumps(own, sort_keys=True)} for label, own in settings_of.items()}
-    return {
-        label: own | {"measurement": checksum(canonical_json(dict(own)).encode())} for label, own in columns.items()
-    }
-
-
-def _label(value: Value, told: Mapping[str, Any]) -> str:
-    """The method that a number is of, "" for none."""
-    return value.part if value.part in told else ""
+    columns = {label: shared | {"settings": json.dumps(one, sort_keys=True)} for label, one in settings_of.items()}
+    return {label: one | {"measurement": checksum(canonical_json(one).encode())} for label, one in columns.items()}
 
 
 def layers_of(
     loaded: LoadedModel, name: str, sample: DatasetQuestion, tokens: int, methods: Sequence[ComparedMethod] = ()
 ) -> list[Row]:
-    """Numbers of one sample, layer by layer. Raises what preparing or reading its prompt raises."""
+    """Return the numbers of one sample, layer by layer. Raises what preparing or reading its prompt raises."""
     from mmkv_bench.calibrate.layers import read_layers, with_answer
     from mmkv_bench.diagnostics.quantities import QUANTITIES, PromptFacts
 
@@ -215,14 +209,14 @@ def layers_of(
 
 
 def attached(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod) -> Session:
-    """A session in which the method compresses the prompt."""
+    """Open a session in which the method compresses the prompt."""
     from mmkv_bench.compression.session import attach
 
     return attach(loaded.model, method.compressor, method.budget, token_types=prompt.types, identity=prompt.identity)
 
 
 def kept_entries(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod) -> list[torch.Tensor]:
-    """Entries of the prompt that a method keeps, per layer int64 ``[Hkv, m]``, -1 where a head keeps fewer."""
+    """Return the prompt's entries that a method keeps, per layer int64 ``[Hkv, m]``, -1 where a head keeps fewer."""
     import torch
 
     with attached(loaded, prompt, method) as session, torch.no_grad():
@@ -233,8 +227,10 @@ def kept_entries(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMet
 def decoded_outputs(
     loaded: LoadedModel, prompt: EncodedPrompt, fed: torch.Tensor, method: ComparedMethod | None = None
 ) -> list[torch.Tensor]:
-    """Outputs of every decoder layer for the n tokens that are fed after the prompt, one by one through stock `generate`:
-    ``[n, E]`` a layer; with the full cache, or compressed by a method."""
+    """Feed n tokens after the prompt, one by one through stock `generate`, and return every decoder layer's outputs ``[n, E]``.
+
+    method: compresses the cache; None: the full cache.
+    """
     from contextlib import nullcontext
 
     import torch
@@ -244,43 +240,47 @@ def decoded_outputs(
     blocks = text_model(loaded.model).layers
     outputs: list[list[torch.Tensor]] = [[] for _ in blocks]
 
-    def listen(place: list[torch.Tensor]) -> Callable[..., None]:
-        def note(module: Any, args: Any, output: Any) -> None:
-            states = output[0] if isinstance(output, tuple) else output
-            if states.shape[1] == 1:
-                place.append(states[0].detach())
-
-        return note
+    def record(layer: list[torch.Tensor], module: Any, args: Any, output: Any) -> None:
+        states = output[0] if isinstance(output, tuple) else output
+        if states.shape[1] == 1:
+            layer.append(states[0].detach())
 
     def allowed(row: int, ids: torch.Tensor) -> list[int]:
         return [int(fed[min(len(ids) - prompt.length, len(fed) - 1)])]
 
     generate: Any = loaded.model.generate
-    hooks = [block.register_forward_hook(listen(place)) for block, place in zip(blocks, outputs, strict=True)]
+    hooks = [block.register_forward_hook(partial(record, layer)) for block, layer in zip(blocks, outputs, strict=True)]
     try:
         with nullcontext() if method is None else attached(loaded, prompt, method), torch.no_grad():
             generate(**prompt.inputs, max_new_tokens=len(fed) + 1, do_sample=False, prefix_allowed_tokens_fn=allowed)
     finally:
         for hook in hooks:
             hook.remove()
-    return [torch.cat(place) for place in outputs]
+    return [torch.cat(layer) for layer in outputs]
 
 
 def fed_tokens(loaded: LoadedModel, prompt: EncodedPrompt, tokens: int, endless: bool = False) -> torch.Tensor:
-    """Tokens that decoding feeds after the prompt, int64 ``[n]``, n >= 1: the full cache's own greedy answer without its
-    last one, which nobody reads; of an answer of one token that one. endless: it has `tokens` of them, since none ends it."""
+    """Return the tokens to feed after the prompt, int64 ``[n]``, n >= 1: the full cache's greedy answer without its last token.
+
+    An answer of one token keeps it. endless: the answer has `tokens` tokens, since none ends it.
+    """
     import torch
 
     generate: Any = loaded.model.generate
     least = {"min_new_tokens": tokens} if endless else {}
     with torch.no_grad():
-        whole = generate(**prompt.inputs, max_new_tokens=tokens, do_sample=False, **least)
-    answer: torch.Tensor = whole[0, prompt.length :]
+        sequence = generate(**prompt.inputs, max_new_tokens=tokens, do_sample=False, **least)
+    answer: torch.Tensor = sequence[0, prompt.length :]
     return answer[:-1] if len(answer) > 1 else answer
 
 
-def table(told: Mapping[str, Mapping[str, str]], rows: Sequence[Row]) -> pa.Table:
-    """Rows of one sample, each with the columns of its measurement (`measurements`)."""
+def _label(value: Value, columns_of: Mapping[str, Any]) -> str:
+    """Return the label of a number's method; "" for none."""
+    return value.part if value.part in columns_of else ""
+
+
+def table(columns_of: Mapping[str, Mapping[str, str]], rows: Sequence[Row]) -> pa.Table:
+    """Build the rows of one sample, each with the columns of its measurement (`measurements`)."""
     import pyarrow as pa
 
     samples, layers, values = zip(*rows, strict=True)
@@ -293,5 +293,5 @@ def table(told: Mapping[str, Mapping[str, str]], rows: Sequence[Row]) -> pa.Tabl
         "x": pa.array([value.x for value in values], pa.float64()),
         "value": pa.array([value.value for value in values], pa.float64()),
     }
-    measured = [told[_label(value, told)] for value in values]
-    return pa.table(columns | {name: [one[name] for one in measured] for name in measured[0]})
+    shared = [columns_of[_label(value, columns_of)] for value in values]
+    return pa.table(columns | {name: [one[name] for one in shared] for name in shared[0]})

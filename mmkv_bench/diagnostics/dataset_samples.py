@@ -1,4 +1,4 @@
-"""Samples of a dataset, as a run would ask them, for what is measured of a model beside its answers."""
+"""Samples of a dataset, with the prompts of a run, for calibrations and diagnostics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = ("dataset", "datasets", "data")
 
 
 class _EnoughError(Exception):
-    """Ends a draw once it has its number of samples."""
+    """End of a draw that has its number of samples."""
 
 
 def of_dataset(
@@ -29,7 +29,7 @@ def of_dataset(
     instruction: str | None = None,
     calibrating: bool = True,
 ) -> DatasetQuestions:
-    """`count` samples of the one dataset that these settings of a run name: its first ones, or drawn.
+    """Return `count` samples of the one dataset that these settings of a run name: its first ones, or drawn.
 
     Args:
         overrides: `dataset=<name>`, `data=...`, `dataset.<key>=...`; draw: seed of samples by chance.
@@ -40,6 +40,8 @@ def of_dataset(
         ConfigError: other settings, no dataset or several, test pages, fewer samples than asked for.
         MissingDataError: data that are not there.
     """
+    from mmkv_bench.evaluation.fingerprints import fingerprint
+    from mmkv_bench.evaluation.documents import sample_refs
     from mmkv_bench.plan.identity import dataset_identity
 
     spec = _spec(overrides, calibrating)
@@ -48,27 +50,30 @@ def of_dataset(
         raise ConfigError(
             "--draw and --instruction do not go together: samples of a length are taken in order; drop one"
         )
-    refs = _chosen(spec, count, draw)
+    refs = sample_refs(spec, None)
+    if len(refs) < count:
+        raise CalibrationError(f"{spec.dataset} has {len(refs)} samples and {count} are asked for; lower --samples")
+    drawn = refs[:count] if draw is None else random.Random(draw).sample(refs, count)
     which = f"the first {count} samples" if draw is None else f"{count} samples drawn with seed {draw}"
     if instruction:
-        which += (
-            f" with more than {low} and at most {high} tokens of text"
-            if high
-            else f" with more than {low} tokens of text"
-        )
-    settings: dict[str, Any] = {"dataset": spec.dataset, "dataset_fingerprint": _fingerprint(spec), "split": spec.split}
+        which += f" with more than {low}{f' and at most {high}' if high else ''} tokens of text"
+    settings: dict[str, Any] = {"dataset": spec.dataset, "dataset_fingerprint": fingerprint(spec), "split": spec.split}
     settings |= {"draw": draw} if draw is not None else {}
     settings |= {"instruction": instruction} if instruction else {}
 
     def each(loaded: LoadedModel, take: Callable[[DatasetQuestion], None], without: Collection[str] = ()) -> None:
-        if instruction:
-            _ask(spec, count, None, lambda ref: True, lambda text: _inside(loaded, text, low, high), take)
-            return
-        wanted = {ref.doc_id for ref in refs if ref.sample_id not in without}
-        first = count if draw is None else None
-        _ask(spec, len(wanted), first, lambda ref: ref.doc_id in wanted, None, take)
+        def fits(text: str) -> bool:
+            tokens = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
+            return tokens > low and (high is None or tokens <= high)
 
-    ids = () if instruction else tuple(ref.sample_id for ref in refs)
+        if instruction:
+            _ask(spec, count, None, lambda ref: True, fits, take)
+            return
+        wanted = {ref.doc_id for ref in drawn if ref.sample_id not in without}
+        first = count if draw is None else None
+        _ask(spec, len(wanted), first, lambda ref: ref.doc_id in wanted, lambda text: True, take)
+
+    ids = () if instruction else tuple(ref.sample_id for ref in sorted(drawn, key=lambda ref: ref.doc_id))
     prompt = dataset_identity(spec, settings["dataset_fingerprint"]).prompt
     return DatasetQuestions(f"{which} of {spec.dataset} (task {spec.name})", each, settings, ids, prompt)
 
@@ -103,24 +108,6 @@ def _spec(overrides: Sequence[str], calibrating: bool) -> TaskSpec:
     return dataclasses.replace(spec, measures=("ppl",))  # so that requests come with the reference answer
 
 
-def _fingerprint(spec: TaskSpec) -> str:
-    from mmkv_bench.evaluation.fingerprints import fingerprint
-
-    return fingerprint(spec)
-
-
-def _chosen(spec: TaskSpec, count: int, draw: int | None) -> list[SampleRef]:
-    """The samples of a draw in the order of the dataset, None = the first ones."""
-    from mmkv_bench.evaluation.documents import sample_refs
-
-    refs = sample_refs(spec, None)
-    if len(refs) < count:
-        raise CalibrationError(f"{spec.dataset} has {len(refs)} samples and {count} are asked for; lower --samples")
-    if draw is None:
-        return refs[:count]
-    return sorted(random.Random(draw).sample(refs, count), key=lambda ref: ref.doc_id)
-
-
 def _bounds(instruction: str | None) -> tuple[int, int | None]:
     low, colon, high = (instruction or ":").partition(":")
     if not colon or not all(text == "" or (text.isascii() and text.isdigit()) for text in (low, high)):
@@ -130,20 +117,15 @@ def _bounds(instruction: str | None) -> tuple[int, int | None]:
     return int(low or 0), int(high) if high else None
 
 
-def _inside(loaded: LoadedModel, text: str, low: int, high: int | None) -> bool:
-    tokens = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
-    return tokens > low and (high is None or tokens <= high)
-
-
 def _ask(
     spec: TaskSpec,
     count: int,
     first: int | None,
     wanted: Callable[[SampleRef], bool],
-    fits: Callable[[str], bool] | None,
+    fits: Callable[[str], bool],
     take: Callable[[DatasetQuestion], None],
 ) -> None:
-    """Gives `count` samples away, of the first ones or of all, and no other than those that are wanted and fit."""
+    """Hand `count` samples to `take`, of the first ones or of all: those that are wanted and whose text fits."""
     from mmkv_bench.evaluation.generating import generate
 
     taken = 0
@@ -152,12 +134,10 @@ def _ask(
         nonlocal taken
         if request.error:
             raise DataError(f"{request.error}; restore it, or choose other samples")
-        if fits is None or fits(_text(request)):
-            take(
-                DatasetQuestion(
-                    request.sample_id, request.messages, request.images, request.videos, request.reference or ""
-                )
-            )
+        parts = (part for turn in request.messages for part in turn["content"] if part["type"] == "text")
+        if fits("\n".join(part["text"] for part in parts)):
+            media = request.images, request.videos
+            take(DatasetQuestion(request.sample_id, request.messages, *media, request.reference or ""))
             taken += 1
         if taken == count:
             raise _EnoughError
@@ -168,7 +148,3 @@ def _ask(
     except _EnoughError:
         return
     raise CalibrationError(f"{spec.dataset} has {taken} such samples and {count} are asked for; lower --samples")
-
-
-def _text(request: Request) -> str:
-    return "\n".join(part["text"] for turn in request.messages for part in turn["content"] if part["type"] == "text")

@@ -58,9 +58,9 @@ class PromptFacts:
     decoded: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
 
 
-def of_each_layer(found: Sequence[Sequence[Any]]) -> Iterator[tuple[int | None, Value]]:
-    """The values of every layer with its number."""
-    for layer, values in enumerate(found):
+def of_each_layer(layers: Sequence[Sequence[Any]]) -> Iterator[tuple[int | None, Value]]:
+    """Yield the values of every layer with its number."""
+    for layer, values in enumerate(layers):
         yield from ((layer, value) for value in values)
 
 
@@ -180,9 +180,9 @@ def importance(obs: Observation, facts: PromptFacts) -> Iterator[Tensor]:
     yield obs.column_sums.double().sum(0).cpu()
 
 
-def prefix_search(found: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int | None, Value]]:
-    """Shares that layers keep and steps that the search takes, from `importance` of all layers."""
-    curves = prefix_curves([layer[0] for layer in found])
+def prefix_search(layers: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int | None, Value]]:
+    """Yield the shares that layers keep and the steps of the search, from `importance` of all layers."""
+    curves = prefix_curves([layer[0] for layer in layers])
     for rho in BUDGETS:
         for layer, share in enumerate(prefix_ratios(curves, rho)[0]):
             yield layer, Value("kept_ratio", share, x=rho)
@@ -197,17 +197,15 @@ def coverage(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     query = obs.queries[:, start:].float()  # [Hq,n,D]
     key = obs.key.float().repeat_interleave(query.shape[0] // heads, 0)
     scores = query @ key.transpose(1, 2) * obs.scaling
-    future = (
-        torch.arange(scores.shape[2], device=obs.device)
-        > torch.arange(start, scores.shape[2], device=obs.device)[:, None]
-    )
+    positions = torch.arange(scores.shape[2], device=obs.device)
+    future = positions > positions[start:, None]
     mass = scores.masked_fill(future, float("-inf")).softmax(-1)[..., :start].double()
     mass = mass.view(heads, -1, start).mean(1)  # [Hkv,T]
     yield Value("attention_coverage", float(mass.sum(1).mean()), "full")
     for name, layers in facts.kept.items():
         index = layers[obs.layer].to(obs.device)
-        held = mass.gather(1, index.clamp_min(0)).masked_fill(index < 0, 0)
-        yield Value("attention_coverage", float(held.sum(1).mean()), name)
+        kept = mass.gather(1, index.clamp_min(0)).masked_fill(index < 0, 0)
+        yield Value("attention_coverage", float(kept.sum(1).mean()), name)
 
 
 def feature_error(obs: Observation, facts: PromptFacts) -> Iterator[Value]:

@@ -84,14 +84,8 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
     return ReplannedCells(config, spec, cells_now, refused)
 
 
-def method_files(rows: Iterable[Row]) -> set[str]:
-    """Checksums, as far as cells hold them, of the method files that made them."""
-    parameters = (json.loads(row["parameters"] or "{}") for row in rows)
-    return {str(one["sha256"]) for one in parameters if "sha256" in one}
-
-
-def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: Iterable[str]) -> RunConfig:
-    """A stored configuration with keys that came later at their defaults, and the datasets and methods asked for.
+def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[str]) -> RunConfig:
+    """Build a stored configuration for some of its datasets and methods; keys that came later have their defaults.
 
     Raises:
         ConfigError: no run of this version can have it.
@@ -99,7 +93,24 @@ def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: Iter
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        return stored_config(_of_rows(stored, datasets, set(methods)))
+        variants = {name: node for name, node in stored["variants"].items() if name in methods}
+        named = methods | {str(node["base"]) for node in variants.values()}
+        suffix = _FIXTURE if (stored.get("data") or {}).get("source") == "fixture" else ""
+        names = {
+            field.name for field in fields(RunConfig)
+        }  # facts of calibrations in a cell's configuration are no settings
+        config = {key: stored[key] for key in stored if key in names} | {
+            "datasets": {name.removesuffix(suffix): stored["datasets"][name] for name in sorted(datasets)},
+            "methods": {name: node for name, node in stored["methods"].items() if name in named},
+            "variants": variants,
+            "shard": "0/1",
+            "samples": None,
+            "stage": "generate",
+            "fidelity": "off",
+            "retry": [],
+            "logger": {"kind": "none"},
+        }
+        return stored_config(config)
     except (KeyError, TypeError, ValueError, AttributeError, OmegaConfBaseException) as error:
         problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise ConfigError(
@@ -107,30 +118,8 @@ def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: Iter
         ) from error
 
 
-def _of_rows(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[str]) -> dict[str, Any]:
-    """The keys of a stored configuration that its run has for some of its datasets and methods."""
-    variants = {name: node for name, node in stored["variants"].items() if name in methods}
-    named = methods | {str(node["base"]) for node in variants.values()}
-    fixture = (stored.get("data") or {}).get("source") == "fixture"
-    one: dict[str, Any] = {
-        "datasets": {
-            name.removesuffix(_FIXTURE) if fixture else name: stored["datasets"][name] for name in sorted(datasets)
-        },
-        "methods": {name: node for name, node in stored["methods"].items() if name in named},
-        "variants": variants,
-        "shard": "0/1",
-        "samples": None,
-        "stage": "generate",
-        "fidelity": "off",
-        "retry": [],
-        "logger": {"kind": "none"},
-    }
-    names = {field.name for field in fields(RunConfig)}  # what a cell was told of its calibrations is no setting
-    return {key: stored[key] for key in stored if key in names} | one
-
-
 def _expanded(config: RunConfig, method: str, facts: Identity) -> list[Cell]:
-    """The cells of one method."""
+    """Plan the cells of one method."""
     base = str(config.variants[method]["base"]) if method in config.variants else method
     config = config.updated(
         variants={name: node for name, node in config.variants.items() if name == method},

@@ -5,9 +5,10 @@ Rows may hold counts and a digest of the kept indices alone; a remade answer kee
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmkv_bench import __version__, consent
-from mmkv_bench.diagnostics.replan import VERSIONS, ReplannedCells, Row, method_files, plan_again
+from mmkv_bench.diagnostics.replan import VERSIONS, ReplannedCells, Row, plan_again
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.models.load import quiet_libraries
 from mmkv_bench.run.progress import Progress
@@ -40,10 +41,28 @@ EQUAL, DIFFERENT, OTHER_VERSIONS = "equal", "different", "other versions"
 
 
 @dataclass
+class SampleTokens:
+    """A prompt as its cells read it.
+
+    Attributes:
+        tokens: of the whole prompt; visual: int64 [V], positions of the visual ones.
+        places: float64 [V, 5], of every visual token its image's number, and top, bottom, left and right as parts of the image's
+            sides; -1 where it shows no place. None where no rule tells them (a video, an unknown family).
+    """
+
+    tokens: int
+    visual: np.ndarray
+    places: np.ndarray | None
+
+
+@dataclass
 class StoredAnswer:
     """An answer that is made again: its store, its `responses` row and the row of its cell; then the outcome.
 
-    `outcome` is `equal`, `different`, or why the answer was not made again; `differing`: columns that are not equal.
+    Attributes:
+        outcome: `equal`, `different`, or why the answer was not made again; differing: columns that are not equal.
+        kept: per layer int32 [KV heads, m], kept positions of the prompt, ascending behind padding of -1; None unless `remake`
+            made it. prompt: the one that it was made of.
     """
 
     root: Path
@@ -51,33 +70,25 @@ class StoredAnswer:
     cell: Row
     outcome: str = ""
     differing: list[str] = field(default_factory=list)
+    kept: list[np.ndarray] | None = None
+    prompt: SampleTokens | None = None
+
+    @property
+    def same(self) -> bool:
+        """True where everything that the stored row says of the answer holds again."""
+        return self.outcome == EQUAL
+
+    @property
+    def proven(self) -> bool:
+        """True where the stored row has a digest of the kept positions, and `kept` has the same."""
+        return self.same and self.row["kept_digest"] is not None
 
     @property
     def label(self) -> str:
+        """Store, method at its budget, protocol, reading, dataset and sample."""
         budget = self.cell["budget_entries"] or self.cell["budget_fraction"]
-        words = [
-            self.cell["method"] + (f"@{budget}" if budget else ""),
-            self.cell["protocol"],
-            self.cell["reading"] or "",
-        ]
-        return f"{self.root} {' '.join(filter(None, words))} {self.row['dataset']} {self.row['sample_id']}"
-
-
-def verify(
-    roots: Sequence[Path], k: int, seed: int, other_versions: bool = False, run_code: bool = False
-) -> list[StoredAnswer]:
-    """Draw k answers of these stores and make them again with the committed configuration of their cells.
-
-    Args:
-        k: how many, divided evenly among the stores; seed: of the draw; other_versions: make also rows again that other
-            versions of torch and transformers made than those installed; run_code: see `make_again`.
-
-    Raises:
-        ConfigError: folders without rows.
-    """
-    drawn = draw(roots, k, seed)
-    make_again(drawn, other_versions, run_code=run_code)
-    return drawn
+        words = (f"{self.cell['method']}@{budget}".removesuffix("@None"), self.cell["protocol"], self.cell["reading"])
+        return " ".join(filter(None, (str(self.root), *words, self.row["dataset"], self.row["sample_id"])))
 
 
 def make_again(
@@ -89,7 +100,8 @@ def make_again(
     """Make these answers again and write the outcome into each.
 
     Args:
-        other_versions: see `verify`; watch: told of the model, and of what it answered as `run.generate.Watch` says.
+        other_versions: also where torch and transformers are installed in other versions than made the rows.
+        watch: called with the model, and with its answers as `run.generate.Watch` says.
         run_code: run the method files that the rows name, where their content is the rows'; else nothing that rows name runs.
     """
     quiet_libraries()
@@ -104,9 +116,15 @@ def make_again(
         for _, together in groupby(sorted(wanted, key=_run_of), key=_run_of):
             group = list(together)
             bar.relabel(f"{group[0].root.name} {group[0].row['dataset']}")
-            with consent.rows_name_files(method_files(one.cell for one in group) if run_code else ()):
+            with consent.rows_name_files(_method_files(group) if run_code else ()):
                 _repeat(group, model, watch)
             bar.advance(len(group))
+
+
+def _method_files(group: Iterable[StoredAnswer]) -> set[str]:
+    """List the checksums of the method files that made the answers, where their cells store one."""
+    parameters = (json.loads(one.cell["parameters"] or "{}") for one in group)
+    return {str(one["sha256"]) for one in parameters if "sha256" in one}
 
 
 def draw(roots: Sequence[Path], k: int, seed: int) -> list[StoredAnswer]:
@@ -149,10 +167,8 @@ def lines(drawn: Sequence[StoredAnswer]) -> Iterator[str]:
         first = next(one for one in drawn if one.outcome == reason)
         yield f"not made again: {count} because of {reason}; first {first.label}"
     equal = [one for one in drawn if one.outcome == EQUAL]
-    held = {
-        name: sum(one.row[name] is not None for one in equal) for name in ("answer", "token_ids", "kept", "kept_digest")
-    }
-    yield f"equal: {len(equal)} of {len(drawn)} drawn ({', '.join(f'{name} in {n}' for name, n in held.items())})"
+    counts = {name: sum(one.row[name] is not None for one in equal) for name in COMPARED[2:]}
+    yield f"equal: {len(equal)} of {len(drawn)} drawn ({', '.join(f'{name} in {n}' for name, n in counts.items())})"
 
 
 def receipt(drawn: Sequence[StoredAnswer], seed: int) -> str:
@@ -223,16 +239,8 @@ def _answers(
         with store.writer("verify") as writer:
             step = compiled_step(model[settings], planned.config.answering)
             watched = None if watch is None else partial(watch, model[settings])
-            answering = Answering(
-                model[settings],
-                planned.config.answering,
-                cells,
-                done,
-                writer,
-                lambda rows: None,
-                step=step,
-                watch=watched,
-            )
+            parts = model[settings], planned.config.answering, cells, done, writer
+            answering = Answering(*parts, lambda rows: None, step=step, watch=watched)
             try:
                 generate(planned.spec, answering, limit, answering.wants)
             finally:
@@ -257,49 +265,10 @@ def _elsewhere(one: StoredAnswer) -> str:
     return "" if here == there or there is None else f" (made on {there}, here {here})"
 
 
-@dataclass
-class SampleTokens:
-    """A prompt as its cells read it.
-
-    Attributes:
-        tokens: of the whole prompt; visual: int64 [V], positions of the visual ones.
-        places: float64 [V, 5], of every visual token its image's number, and top, bottom, left and right as parts of the image's
-            sides; -1 where it shows no place. None where no rule tells them (a video, an unknown family).
-    """
-
-    tokens: int
-    visual: np.ndarray
-    places: np.ndarray | None
-
-
-@dataclass
-class RemadeAnswer:
-    """A stored answer, made again.
-
-    Attributes:
-        cell: hash; outcome: `equal`, `different`, or why it was not made again; differing: columns that are not equal.
-        proven: the stored row has a digest, and it is the one of `kept`.
-        kept: per layer int32 [KV heads, m], kept positions of the prompt, ascending behind padding of -1; None where nothing was
-            made. prompt: the one that it was made of.
-    """
-
-    cell: str
-    outcome: str
-    differing: list[str]
-    proven: bool
-    kept: list[np.ndarray] | None
-    prompt: SampleTokens | None
-
-    @property
-    def same(self) -> bool:
-        """Everything that the stored row says of the answer holds again."""
-        return self.outcome == EQUAL
-
-
 def remake(
     root: Path, cells: Collection[str], sample_id: str, other_versions: bool = False, run_code: bool = False
-) -> dict[str, RemadeAnswer]:
-    """Answer one sample again with these cells of a store.
+) -> dict[str, StoredAnswer]:
+    """Answer one sample again with these cells of a store, and return each answer by its cell's hash.
 
     Args:
         other_versions: also where other versions of torch or transformers are installed than made the rows.
@@ -311,21 +280,17 @@ def remake(
     stored = stored_answers(Store(root), cells, sample_id)
     if not stored:
         raise ConfigError(f"none of these cells of {root} has answered {sample_id}; there is nothing to make again")
-    kept: dict[str, tuple[list[np.ndarray] | None, SampleTokens]] = {}
+    by_cell = {one.row["cell"]: one for one in stored}
 
     def watch(loaded: LoadedModel, request: Request, encoded: EncodedPrompt, results: Sequence[ForkResult]) -> None:
         prompt = _sample_tokens(loaded, request, encoded)
         for result in results:
-            indices = None if result.selected is None else [layer.numpy() for layer in result.selected]
-            kept[result.cell] = indices, prompt
+            one = by_cell[result.cell]
+            one.kept = None if result.selected is None else [layer.numpy() for layer in result.selected]
+            one.prompt = prompt
 
     make_again(stored, other_versions, watch, run_code)
-    remade = {}
-    for one in stored:
-        cell = one.row["cell"]
-        proven = one.row["kept_digest"] is not None and one.outcome == EQUAL
-        remade[cell] = RemadeAnswer(cell, one.outcome, one.differing, proven, *kept.get(cell, (None, None)))
-    return remade
+    return by_cell
 
 
 def stored_answers(store: Store, cells: Collection[str], sample_id: str) -> list[StoredAnswer]:

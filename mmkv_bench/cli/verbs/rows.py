@@ -136,10 +136,11 @@ def verify_options(parser: Parser) -> None:
 
 def verify(given: argparse.Namespace) -> int:
     """Make answers again: 0 all equal, 1 some answer differs, 2 nothing could be made again."""
-    from mmkv_bench.diagnostics.verify import exit_code, lines, receipt, verify
+    from mmkv_bench.diagnostics.verify import draw, exit_code, lines, make_again, receipt
 
     roots = given.rows or stores_with_answers(RESULTS)
-    drawn = verify(roots, given.samples, given.seed, given.other_versions, given.run_code)
+    drawn = draw(roots, given.samples, given.seed)
+    make_again(drawn, given.other_versions, run_code=given.run_code)
     print("\n".join([*lines(drawn), receipt(drawn, given.seed)]))
     return exit_code(drawn)
 

@@ -86,13 +86,13 @@ def _remake(
         if one.kept is not None and one.prompt is not None:
             proof = "digest the same" if one.proven else "answer and counts the same" if one.same else "NOT the same"
             share = shares(one.kept, one.prompt.tokens)
-            maps.append(KeptMap(cells.title(one.cell), [proof], share, one.prompt.visual, one.prompt.places))
+            maps.append(KeptMap(cells.title(one.row["cell"]), [proof], share, one.prompt.visual, one.prompt.places))
     out.print("\nMade again", style="bold")
     show(out, maps)
     for one in remade:
         if not one.same:
             what = f"differs in {', '.join(one.differing)}" if one.differing else f"not made again: {one.outcome}"
-            out.print(f"{cells.title(one.cell)} {what}")
+            out.print(f"{cells.title(one.row["cell"])} {what}")
     if any(one.differing for one in remade):
         return 1
     return 0 if any(one.same for one in remade) else 2
