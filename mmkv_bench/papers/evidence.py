@@ -180,11 +180,6 @@ class Evidence:
         newest = max(self._records[row]["created_at"] for row in rows.tolist())
         return -len(key.mismatches), key.version, sum(answers.values()), newest
 
-    def copies(self, row: int) -> list[int]:
-        """Return the other places of a cell, which may lie in several stores."""
-        names = self.cells["cell"].to_numpy()
-        return [int(place) for place in np.flatnonzero(names == names[row]) if place != row]
-
     def cell(self, row: int) -> tuple[int, str]:
         """Return the store's number and the hash of a cell."""
         return int(self.cells["store"].iloc[row]), str(self.cells["cell"].iloc[row])

@@ -137,27 +137,12 @@ def paired_difference(at: Address, a: Measurement, b: Measurement) -> Mean | Non
     """Return the difference of two scores paired by sample, with its interval, in the printed unit."""
     assert a.scores is not None
     assert b.scores is not None
-    aligned = _aligned(b.scores, a.scores)
-    (difference,) = against([a.scores], aligned, at.metric)
+    (difference,) = against([a.scores], b.scores, at.metric, aggregator_of(at.metric))
     if difference.value is None:
         return None
     scale = margin(at.dataset, at.metric).scale
     low, high = (None if end is None else scale * end for end in (difference.low, difference.high))
     return Mean(scale * difference.value, low, high)
-
-
-def _aligned(scores: Scores, target: Scores) -> Scores:
-    """Return scores of another sheet with the samples and clusters of the target's sheet, matched by name."""
-    if scores.ids is target.ids:
-        return scores
-    place = {name: number for number, name in enumerate(target.ids)}
-    keep = np.array([name in place for name in scores.sample_ids], dtype=bool)
-    samples = np.array([place[name] for name in scores.sample_ids[keep]], dtype=target.samples.dtype)
-    order = np.argsort(samples, kind="stable")
-    cluster = dict(zip(target.samples.tolist(), target.clusters.tolist(), strict=True))
-    clusters = np.array([cluster.get(int(one), -1) for one in samples[order]], dtype=target.clusters.dtype)
-    parts = None if scores.parts is None else scores.parts[keep][order]
-    return Scores(samples[order], clusters, scores.values[keep][order], parts, scores.unjudged, target.ids)
 
 
 def incomparable(a: Measurement, b: Measurement) -> str:
@@ -218,15 +203,10 @@ def _wider(whole: Mean, parts: Sequence[Measurement]) -> Mean:
 
 def _correlation(a: Scores | None, b: Scores | None) -> float:
     """Return the correlation of two data sets' means, over the clusters that both have."""
+    import pandas as pd
+
     if a is None or b is None or a.ids is not b.ids:
         return 0.0
-    shared = np.intersect1d(a.clusters, b.clusters)
-    if not len(shared):
-        return 0.0
-    sums = []
-    for one in (a, b):
-        names, places = np.unique(one.clusters, return_inverse=True)
-        totals = np.bincount(places, one.values - one.values.mean())
-        sums.append((totals[np.searchsorted(names, shared)], float(np.sqrt(np.square(totals).sum()))))
-    (of_a, size_a), (of_b, size_b) = sums
-    return float(of_a @ of_b / (size_a * size_b)) if size_a and size_b else 0.0
+    one, two = (pd.Series(each.values - each.values.mean()).groupby(each.clusters).sum() for each in (a, b))
+    size = float(np.sqrt((one**2).sum() * (two**2).sum()))
+    return float((one * two).sum()) / size if size else 0.0

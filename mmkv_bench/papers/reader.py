@@ -6,11 +6,12 @@ Tables of the stores behind a body of evidence, each read once and only for the 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -97,7 +98,7 @@ class EvidenceReader:
             return Measurement(UNCLEAR if ambiguous else NOT_RUN, match.why, rows=match.rows if ambiguous else ())
         timed = address.dataset in SYNTHETIC
         read = self._passes if timed else self._reduction if address.metric in REDUCTIONS else self._score
-        one = replace(read(address, match), rows=match.rows)
+        one = replace(read(address, match, self._hashes(match)), rows=match.rows)
         if one.value is None:
             return one
         excess, remarks = ((), ()) if timed or self.evidence.stand_in else self._kept(match)
@@ -110,14 +111,17 @@ class EvidenceReader:
             questions=(Questions() if timed else self._questions(address, match),),
         )
 
+    def _hashes(self, match: Match) -> list[str]:
+        return [self.evidence.cell(row)[1] for row in match.rows]
+
     def _kept(self, match: Match) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return what the answers say of entries kept: (mismatches, remarks).
 
         More entries than asked are a mismatch, unless a paper's own formula or code keeps them.
         """
         counts: Counter[str] = Counter()
-        for row in match.rows:
-            counts.update(self._tables.counts(row))
+        for cell in self._hashes(match):
+            counts.update(self._tables.counts.get(cell, {}))
         first = self.evidence.cells.iloc[match.rows[0]]
         allowed = first["reading"] == "released" or json.loads(first["parameters"] or "{}").get("over_budget")
         answers, over = counts.pop(ANSWERS, 0), counts.pop(OVER, 0)
@@ -126,17 +130,18 @@ class EvidenceReader:
         return ((), excess + remarks) if allowed else (excess, remarks)
 
     def _questions(self, address: Address, match: Match) -> Questions:
-        prompts = [self._tables.prompts(row) for row in match.rows]
+        cells = self._hashes(match)
+        prompts = [self._tables.prompts[cell] for cell in cells]
         digests = tuple(sorted({int(each.sum()) for each in prompts}))
-        return Questions(self._tables.scorer(match.rows[0], address.metric), len(prompts[0]), digests)
+        return Questions(self._tables.scorers.get((cells[0], address.metric), ()), len(prompts[0]), digests)
 
-    def _score(self, address: Address, match: Match) -> Measurement:
-        held = self._tables.sheet(match.rows, address.metric)
-        if held is None:
+    def _score(self, address: Address, match: Match, cells: Sequence[str]) -> Measurement:
+        stored = self._tables.sheet(cells, address.metric)
+        if stored is None:
             return Measurement(UNCLEAR, "two stores hold the same cell with other scores")
-        sheet, places = held
+        sheet, places = stored
         scores = sheet.scores(places, address.metric)
-        answers = [len(self._tables.prompts(row)) for row in match.rows]
+        answers = [len(self._tables.prompts[cell]) for cell in cells]
         of = _whole_size(address)
         sized = Measurement(WAITING, n=scores.n or min(answers), of=of)
         if not scores.n:
@@ -145,7 +150,7 @@ class EvidenceReader:
             judged = content("dataset", file_of(address.dataset))["about"].get("judge") == "needed"
             return replace(sized, why="for a judge" if judged else "for its scores: run with stage=score")
         if scores.n < max(answers):  # a metric of one kind of question has fewer samples, and yet all are scored
-            unscored = max(n - self._tables.scored(row) for n, row in zip(answers, match.rows, strict=True))
+            unscored = max(n - self._tables.scored.get(cell, 0) for n, cell in zip(answers, cells, strict=True))
             if unscored > 0:
                 why = f"for the scores of {unscored} of {max(answers)} answers"
                 return replace(sized, why=why, n=min(answers))
@@ -164,9 +169,11 @@ class EvidenceReader:
         state, why = _completeness(min(answers), of, match)
         return Measurement(state, why, value, low, high, scores.n, of, many, seeds=values, scores=scores)
 
-    def _reduction(self, address: Address, match: Match) -> Measurement:
+    def _reduction(self, address: Address, match: Match, cells: Sequence[str]) -> Measurement:
         reduction = REDUCTIONS[address.metric]
-        tables = [self._tables.responses(row) for row in match.rows]
+        if not {*cells} <= {*self._tables.responses}:
+            return Measurement(NOT_RUN)
+        tables = [self._tables.responses[cell] for cell in cells]
         n, of = min(map(len, tables)), _whole_size(address)
         failed = sum(int((table["status"] != "ok").sum()) for table in tables)
         if failed:
@@ -190,7 +197,7 @@ class EvidenceReader:
         other = self.evidence.match(profile, match.shared)
         if other.state != FOUND:
             return Measurement(NOT_RUN, f"it needs {profile.method} too")
-        fixed = _ratios(self._tables.responses(other.rows[0])).mean(axis=0)
+        fixed = _ratios(self._tables.responses[self._hashes(other)[0]]).mean(axis=0)
         return Measurement(state, why, float(np.abs(ratios - fixed).mean()), n=len(ratios), of=of)
 
     def _diagnostic(self, address: Address) -> Measurement:
@@ -203,11 +210,13 @@ class EvidenceReader:
         shown = Measurement(state, why, first.value, first.low, first.high, match.n, of, match.mismatches)
         return replace(shown, curves=match.curves, made=match.made, source=match.source, drawn=match.rows)
 
-    def _passes(self, address: Address, match: Match) -> Measurement:
-        reduction, table = PASSES[address.metric], self._tables.timings(match.rows[0])
+    def _passes(self, address: Address, match: Match, cells: Sequence[str]) -> Measurement:
+        reduction, table = PASSES[address.metric], self._tables.timings.get(cells[0])
+        if table is None:
+            return Measurement(NOT_RUN)
         wanted = {"prompt_tokens": address.length, "new_tokens": address.new_tokens, "batch": address.batch or 1}
         for column, value in {**wanted, "batch_prefill": ALONE}.items():
-            table = table[table[column] == value] if len(table) else table
+            table = table[table[column] == value]
         if not len(table):
             return Measurement(NOT_RUN)
         failed = table["status"][table["status"] != "ok"]
@@ -272,122 +281,108 @@ def _ratios(answers: pd.DataFrame) -> np.ndarray:
 T = TypeVar("T")
 ANSWERS, OVER = "answers", "more entries than asked"
 _ANSWER = ["cell", "sample_id", "metric"]
-_TEXTS = dict.fromkeys(("cell", "sample_id", "cluster", "metric", "status"), "object")
 _SCORER = ("judge", "judge_prompts", "judge_temperature", "scorer_digest")
 
 
 class StoreTables:
-    """Tables by store; a row is a place in the evidence's cells."""
+    """Tables of all stores by the hash of a cell, each read once and only for the cells that some address needs.
+
+    Scores and prompts of a cell are those of all its copies; of anything else the first store that has the cell counts.
+    """
 
     def __init__(self, evidence: Evidence, addresses: set[Address]) -> None:
-        self.evidence = evidence
-        self._addresses = addresses
+        rows = sorted({row for one in addresses for row in evidence.candidates(one).tolist()})
+        self._cells: dict[Path, list[str]] = {}
+        for row in rows:
+            store, cell = evidence.cell(row)
+            self._cells.setdefault(evidence.roots[store], []).append(cell)
 
-    def responses(self, row: int) -> pd.DataFrame:
-        """Return the answers of a cell, columns that metrics reduce."""
-        return self._of_cell(self._responses, row)
-
-    def timings(self, row: int) -> pd.DataFrame:
-        """Return the timed passes of a cell."""
-        return self._of_cell(self._timings, row)
-
-    def counts(self, row: int) -> Mapping[str, int]:
-        """Return the number of a cell's answers, and of those that kept more than asked, fell back or saw text before a cut."""
-        store, cell = self.evidence.cell(row)
-        return self._counts[store].get(cell, {})
-
-    def scorer(self, row: int, metric: str) -> tuple[str, ...]:
-        """Return who gave a cell's scores of a metric."""
-        return self._scorers.get((*self.evidence.cell(row), metric), ())
-
-    def prompts(self, row: int) -> np.ndarray:
-        """Return digests of a cell's samples with their prompts, one an answer, from all its copies."""
-        none = np.array([], dtype=np.uint64)
-        places = [self.evidence.cell(place) for place in (row, *self.evidence.copies(row))]
-        return np.unique(np.concatenate([self._prompts[store].get(cell, none) for store, cell in places]))
-
-    def scored(self, row: int) -> int:
-        """Return the number of a cell's samples with a score of any metric, in all its copies."""
-        tables = [self._of_cell(self._samples, place) for place in (row, *self.evidence.copies(row))]
-        return len({one for table in tables for one in table["sample_id"].astype(str)})
-
-    def sheet(self, rows: Sequence[int], metric: str) -> tuple[Sheet, list[int]] | None:
-        """Return the scores of cells, one a seed, and their places in the sheet; None if two stores contradict each other."""
-        names = [self.evidence.cell(row)[1] for row in rows]
-        places = {place for row in rows for place in (row, *self.evidence.copies(row))}
-        stores = sorted({self.evidence.cell(place)[0] for place in places})
-        if len(stores) == 1:
-            sheet = self._sheets[stores[0]]
-            return sheet, [sheet.cells.index(name) for name in names]
-        import pandas as pd
-
-        tables = [self._samples[store] for store in stores]
-        tables = [table[table["cell"].isin(names) & (table["metric"] == metric)].astype(_TEXTS) for table in tables]
-        scores = pd.concat(tables, ignore_index=True)  # seeds in several stores, or parts of a cell
-        if len(scores[[*_ANSWER, "value", "status"]].drop_duplicates()) > len(scores[_ANSWER].drop_duplicates()):
+    def sheet(self, cells: Sequence[str], metric: str) -> tuple[Sheet, list[int]] | None:
+        """Return the scores and the cells' places in them; None if two stores hold a cell with different scores."""
+        if any((cell, metric) in self._contradictions for cell in cells):
             return None
-        return Sheet.of(scores.drop_duplicates(_ANSWER), names), [*range(len(names))]
+        return self._sheet, [self._sheet.cells.index(cell) for cell in cells]
 
-    def _of_cell(self, tables: Mapping[int, pd.DataFrame], row: int) -> pd.DataFrame:
-        store, cell = self.evidence.cell(row)
-        table = tables[store]
-        return table[table["cell"] == cell] if len(table) else table
-
-    def _read(self, read: Callable[[Store, list[str]], T]) -> dict[int, T]:
-        """Read from every store the cells that some address needs."""
+    def _read(self, read: Callable[[Store, list[str]], T]) -> list[T]:
         from mmkv_bench.store.store import Store
 
-        return {number: read(Store(self.evidence.roots[number]), cells) for number, cells in self._cells.items()}
+        return [read(Store(root), cells) for root, cells in self._cells.items()]
+
+    def _first(self, read: Callable[[Store, list[str]], Mapping[Any, T]]) -> dict[Any, T]:
+        return {cell: value for table in reversed(self._read(read)) for cell, value in table.items()}
 
     @cached_property
-    def _cells(self) -> dict[int, list[str]]:
-        cells: dict[int, list[str]] = {}
-        for row in sorted({row for one in self._addresses for row in self.evidence.candidates(one).tolist()}):
-            store, cell = self.evidence.cell(row)
-            cells.setdefault(store, []).append(cell)
-        return cells
-
-    @cached_property
-    def _samples(self) -> Mapping[int, pd.DataFrame]:
+    def _samples(self) -> pd.DataFrame:
         """Scores of complete cells; a StoreError where scores, metrics and answers contradict each other."""
-        return self._read(
+        import pandas as pd
+
+        tables = self._read(
             lambda store, cells: frame(
                 agreeing(store, store.samples(cells, SAMPLE_COLUMNS, coded=True), store.metrics(cells))
             )
         )
+        for name in tables[0].select_dtypes("category") if len(tables) > 1 else ():
+            names = pd.Index(pd.unique(np.concatenate([table[name].cat.categories for table in tables])))
+            tables = [table.assign(**{name: table[name].cat.set_categories(names)}) for table in tables]
+        return pd.concat(tables, ignore_index=True).drop_duplicates([*_ANSWER, "value", "status"])
 
     @cached_property
-    def _sheets(self) -> Mapping[int, Sheet]:
-        return {number: Sheet.of(self._samples[number], cells) for number, cells in self._cells.items()}
+    def _contradictions(self) -> set[tuple[str, str]]:
+        twice = self._samples[self._samples.duplicated(_ANSWER)]
+        return set(zip(twice["cell"], twice["metric"], strict=True))
 
     @cached_property
-    def _prompts(self) -> Mapping[int, Mapping[str, np.ndarray]]:
+    def _sheet(self) -> Sheet:
+        cells = dict.fromkeys(cell for each in self._cells.values() for cell in each)
+        return Sheet.of(self._samples.drop_duplicates(_ANSWER), list(cells))
+
+    @cached_property
+    def scored(self) -> Mapping[str, int]:
+        """Number of samples of a cell with a score of any metric."""
+        return self._samples.groupby("cell", observed=True)["sample_id"].nunique().to_dict()
+
+    @cached_property
+    def prompts(self) -> Mapping[str, np.ndarray]:
+        """Digests of a cell's samples with their prompts, one an answer."""
         columns = ["cell", "sample_id", "prompt_hash"]
-        return self._read(lambda store, cells: _digests(frame(store.responses(cells, columns, coded=True))))
+        prompts: dict[str, np.ndarray] = defaultdict(lambda: np.array([], dtype=np.uint64))
+        for table in self._read(lambda store, cells: _digests(frame(store.responses(cells, columns, coded=True)))):
+            for cell, digests in table.items():
+                prompts[cell] = np.union1d(prompts[cell], digests)
+        return prompts
 
     @cached_property
-    def _scorers(self) -> Mapping[tuple[int, str, str], tuple[str, ...]]:
-        tables = self._read(lambda store, cells: store.metrics(cells, ["cell", "metric", *_SCORER]).to_pylist())
-        return {
-            (store, line["cell"], line["metric"]): tuple(str(line[name]) for name in _SCORER)
-            for store, table in tables.items()
-            for line in table
-        }
+    def scorers(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
+        """Judge and scorer of a cell's scores of a metric."""
+        columns = ["cell", "metric", *_SCORER]
+        return self._first(
+            lambda store, cells: {
+                (line["cell"], line["metric"]): tuple(str(line[name]) for name in _SCORER)
+                for line in store.metrics(cells, columns).to_pylist()
+            }
+        )
 
     @cached_property
-    def _responses(self) -> Mapping[int, pd.DataFrame]:
+    def responses(self) -> Mapping[str, pd.DataFrame]:
+        """Answers of a cell, with the columns that metrics reduce."""
         columns = ["cell", "sample_id", "cluster", "status", "measured", "context_tokens"]
         columns += dict.fromkeys(one.column for one in REDUCTIONS.values())
-        return self._read(lambda store, cells: store.responses(cells, columns).to_pandas())
+        return self._first(lambda store, cells: _by_cell(store.responses(cells, columns).to_pandas()))
 
     @cached_property
-    def _timings(self) -> Mapping[int, pd.DataFrame]:
-        return self._read(lambda store, cells: passes(store.timings(cells)))
+    def timings(self) -> Mapping[str, pd.DataFrame]:
+        """Timed passes of a cell."""
+        return self._first(lambda store, cells: _by_cell(passes(store.timings(cells))))
 
     @cached_property
-    def _counts(self) -> Mapping[int, Mapping[str, Mapping[str, int]]]:
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
+        """Number of a cell's answers, and of those that kept more than asked, fell back or saw text before a cut."""
         columns = ("cell", "fallback", "entries_asked", "entries_resident", "question_text_before_cut")
-        return self._read(lambda store, cells: _counts(store.responses(cells, columns)))
+        return self._first(lambda store, cells: _counts(store.responses(cells, columns)))
+
+
+def _by_cell(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    return dict(iter(table.groupby("cell", sort=False))) if len(table) else {}
 
 
 def _counts(answers: pa.Table) -> dict[str, Counter[str]]:
