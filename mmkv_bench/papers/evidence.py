@@ -147,7 +147,7 @@ class Evidence:
         seeds = self._seeds[rows]
         if len(np.unique(seeds)) < len(
             rows
-        ):  # as of two calibrations, both the model's own: no mean of them is a seed's
+        ):  # as of two calibrations, both found by `auto`: no mean of them is a seed's
             return Match(AMBIGUOUS, tuple(rows.tolist()), self._differences(rows))
         missing = () if np.isnan(seeds).all() else tuple(seed for seed in wanted.seeds if seed not in seeds)
         passed = self._differences(np.concatenate([*runs.values()])) if len(runs) > 1 else ""
@@ -224,11 +224,8 @@ class Evidence:
         columns = {name: [str(value) for value in cells[name]] for name in _MAY_DIFFER}
         for key in sorted({key for one in parameters for key in one}):
             columns[key] = [json.dumps(one.get(key, "not there"), sort_keys=True) for one in parameters]
-        words = [
-            f"{name} {' | '.join(value[:_SHOWN] for value in sorted({*values}))}"
-            for name, values in columns.items()
-            if len({*values}) > 1
-        ]
+        different = {name: sorted({*values}) for name, values in columns.items() if len({*values}) > 1}
+        words = [f"{name} {' | '.join(value[:_SHOWN] for value in values)}" for name, values in different.items()]
         stores = sorted({int(number) for number in cells["store"]})
         return "; ".join([*words, "in " + ", ".join(str(self.roots[number]) for number in stores)])
 
@@ -373,8 +370,8 @@ def required_facts(address: Address, actual: Mapping[str, Any]) -> dict[str, Any
     about = data.get("about") or {}
     decoding = {"do_sample": False, "until": about.get("until") or []} | dict(data.get("generation") or {})
     required |= {name: decoding.pop(name, None) for name in ("max_new_tokens", "cut_prompt")}
-    own = {"max_new_tokens": address.max_new_tokens, "cut_prompt": address.cut_prompt}
-    required |= {name: value for name, value in own.items() if value is not None}
+    conditions = {"max_new_tokens": address.max_new_tokens, "cut_prompt": address.cut_prompt}
+    required |= {name: value for name, value in conditions.items() if value is not None}
     if address.metric == PROMPTS:
         required.pop("max_new_tokens")
     required |= {"num_beams": 1, "decoding": decoding} | {name: data.get(name) for name in _DATA}
@@ -392,11 +389,9 @@ def requirements(address: Address) -> str:
 
 def contradictions(address: Address, actual: Mapping[str, Any], only: Sequence[str] | None = None) -> tuple[str, ...]:
     """List the facts of a row that an address contradicts, as `max_pixels 50176, the table has none`; only: of these."""
-    return tuple(
-        f"{name} {_text(actual.get(name))}, the table has {_text(value)}"
-        for name, value in required_facts(address, actual).items()
-        if actual.get(name) != value and (only is None or name in only)
-    )
+    required = required_facts(address, actual).items()
+    wrong = {name: value for name, value in required if actual.get(name) != value and (only is None or name in only)}
+    return tuple(f"{name} {_text(actual.get(name))}, the table has {_text(value)}" for name, value in wrong.items())
 
 
 def unstated_facts(address: Address, actual: Mapping[str, Any]) -> tuple[str, ...]:

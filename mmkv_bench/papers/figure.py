@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers.address import FRACTION, NONE, Address
 from mmkv_bench.papers.judgement import FilledCell, FilledTable
+from mmkv_bench.papers.margins import NOT_COMPARABLE, WORDS
 from mmkv_bench.papers.measurement import PLANNED
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS
 from mmkv_bench.tables.figure import looks_of, save
@@ -24,18 +25,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.projections.polar import PolarAxes
 
-_PERCENT = 100.0
 _SMALL, _LETTERS = 9, 15  # points of a title's letters, and how many fit in an inch
 _BAR = "<colorbar>"  # matplotlib's label of the axes of one
 _NO_VERDICT = "no verdict"
-_MARKERS = {
-    "differs": "X",
-    "agrees": "o",
-    "undecided": "D",
-    "uninformative": "s",
-    "not comparable": "v",
-    _NO_VERDICT: ".",
-}
+_MARKERS = dict(zip((*WORDS, NOT_COMPARABLE, _NO_VERDICT), "oXDsv.", strict=True))
+_IN_FRONT = ("differs", *(word for word in _MARKERS if word != "differs"))
 _ACROSS = 4  # panels beside each other
 
 
@@ -79,7 +73,7 @@ def against_printed(table: FilledTable) -> Figure:
             panels.setdefault(f"{one.cell.address.metric}{unit}", []).append(one)
     figure, grid = _panels(len(panels))
     for axes, (name, cells) in zip(grid, panels.items(), strict=True):
-        for word in sorted({_word(one) for one in cells}, key=[*_MARKERS].index, reverse=True):  # verdicts in front
+        for word in sorted({_word(one) for one in cells}, key=_IN_FRONT.index, reverse=True):
             group = [one for one in cells if _word(one) == word]
             numbers = [(one.measured.number, one.measured.low, one.measured.high) for one in group]
             below = [0.0 if low is None else max(value - low, 0.0) for value, low, _ in numbers]
@@ -91,14 +85,8 @@ def against_printed(table: FilledTable) -> Figure:
                 markersize=6, elinewidth=0.9, alpha=0.85,
             )  # fmt: skip
         ends = [*axes.get_xlim(), *axes.get_ylim()]
-        axes.plot(
-            [min(ends), max(ends)],
-            [min(ends), max(ends)],
-            color="#999999",
-            linestyle="--",
-            zorder=0,
-            label="measured = printed",
-        )
+        line = [min(ends), max(ends)]
+        axes.plot(line, line, color="#999999", linestyle="--", zorder=0, label="measured = printed")
         axes.set_xlabel("printed", fontsize=10.5)
         axes.set_ylabel("measured, 95% interval", fontsize=10.5)
         axes.set_title(name, fontsize=12)
@@ -141,14 +129,18 @@ def _curves(table: FilledTable) -> dict[str, Figure]:
     styles = _styles(table)
     for axes, ((block, column), cells) in zip(grid, panels.items(), strict=True):
         for row in dict.fromkeys(one.cell.row for one in cells):
-            _line(
-                axes, [one for one in cells if one.cell.row == row and _is_point(one)], layout.rows[row].label, styles
-            )
+            points = [one for one in cells if one.cell.row == row and _is_point(one)]
+            _line(axes, points, layout.rows[row].label, styles)
         ticks = {place: label for place, label in (_place(one.cell.address) for one in cells) if place is not None}
         axes.set_xscale("log", base=2)
         axes.set_xticks([*ticks], [*ticks.values()])
         axes.set_xticks([], minor=True)
-        axes.set_xlabel(_axis([one.cell.address for one in cells]), fontsize=10.5)
+        addresses = [one.cell.address for one in cells]
+        share = "fraction of the prompt's entries kept" if any(at.budget_kind == FRACTION for at in addresses) else ""
+        label = (
+            "prompt tokens" if any(at.length is not None for at in addresses) else share or "entries kept per KV head"
+        )
+        axes.set_xlabel(label, fontsize=10.5)
         words = (layout.blocks[block].label, layout.columns[column].label if split else cells[0].cell.address.metric)
         axes.set_title(" ".join(filter(None, words)), fontsize=12)
         axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
@@ -188,7 +180,7 @@ def _radar(table: FilledTable) -> dict[str, Figure]:
     for row, item in enumerate(layout.rows):
         numbers = {one.cell.column: one.measured.value for one in table.cells if one.cell.row == row}
         shares = [(numbers[column], full[column]) for column in columns]
-        values = [_PERCENT * value / whole for value, whole in shares if value is not None and whole]
+        values = [100 * value / reference for value, reference in shares if value is not None and reference]
         if len(values) == len(columns):
             colour, shape = styles[item.label]
             closed = [*angles, angles[0]], [*values, values[0]]
@@ -250,10 +242,3 @@ def _place(at: Address) -> tuple[float | None, str]:
     if at.length is not None:
         return float(at.length), f"{at.length:,}"
     return None if at.budget_kind == NONE else float(at.budget), at.budget
-
-
-def _axis(addresses: Sequence[Address]) -> str:
-    if any(at.length is not None for at in addresses):
-        return "prompt tokens"
-    fraction = any(at.budget_kind == FRACTION for at in addresses)
-    return "fraction of the prompt's entries kept" if fraction else "entries kept per KV head"

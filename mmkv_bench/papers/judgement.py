@@ -182,11 +182,9 @@ def judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) ->
         return replace(one, verdict=Verdict(NOT_COMPARABLE, why=one.printed.status) if shown else None)
     verdicts = {name: (own, _level(one, own)) for name, own in {"": one.measured, **one.readings}.items()}
     beside = {} if full is None else {name: _beside(own, full, reader) for name, (own, _) in verdicts.items()}
-    words = {
-        name: _gated(verdict, beside[name]) if full is not None else verdict
-        for name, (_, verdict) in verdicts.items()
-        if verdict is not None
-    }
+    words = {name: verdict for name, (_, verdict) in verdicts.items() if verdict is not None}
+    if full is not None:
+        words = {name: _gated(verdict, beside[name]) for name, verdict in words.items()}
     one = replace(one, verdict=words.pop("", None), words=words)
     if full is None or one.measured.state == PLANNED:
         return one

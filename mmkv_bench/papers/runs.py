@@ -22,7 +22,7 @@ from mmkv_bench.families.facts import StatedConfig
 from mmkv_bench.forecast import roofline
 from mmkv_bench.forecast.forecast import HOUR
 from mmkv_bench.forecast.prompt_length import ASSUMED, QUESTION
-from mmkv_bench.models.shape import Decoder, decoder_of
+from mmkv_bench.models.shape import decoder_of
 from mmkv_bench.papers.address import (
     FRACTION,
     NONE,
@@ -67,20 +67,15 @@ def command(address: Address, experiments: Sequence[str] = ()) -> str:
         return ""
     if address.metric in DIAGNOSTICS:
         return _diagnose([address])
-    own_setting = setting(address, experiments)
-    if own_setting:
-        return experiment(own_setting)
+    if name := setting(address, experiments):
+        return experiment(name)
     words = [f"model={address.model}", *_methods(address)]
     if address.budget:
-        whole = address.budget_kind == FRACTION and "." not in address.budget
-        words.append(f"budget={'1.0' if whole else address.budget}")
+        everything = address.budget_kind == FRACTION and "." not in address.budget
+        words.append(f"budget={'1.0' if everything else address.budget}")
     if address.dataset in SYNTHETIC:
-        words += [
-            f"prompts={address.dataset.removeprefix('made_up_')}",
-            f"lengths={address.length}",
-            f"new_tokens={address.new_tokens}",
-        ]
-        words = ["scenario=efficiency", *words, f"batch={address.batch or 1}"]
+        words += [f"prompts={address.dataset.removeprefix('made_up_')}", f"lengths={address.length}"]
+        words = ["scenario=efficiency", *words, f"new_tokens={address.new_tokens}", f"batch={address.batch or 1}"]
     else:
         names = [name for name, _ in members(address.dataset)] if is_group(address.dataset) else [address.dataset]
         words += [f"dataset={_listed(map(file_of, names))}", "limit=null"]
@@ -254,9 +249,12 @@ def loads(layouts: Iterable[TableLayout], device: PlanDevice) -> list[PlannedPre
 
 def total(planned: Sequence[PlannedPrefills]) -> tuple[float | None, float | None]:
     """Return (hours of the roofline, expected hours) of what is known."""
-    return _sum([hours for one in planned for hours in (one.prefill, one.decode)]), _sum(
-        [one.expected for one in planned]
+    roofline_hours = [hours for one in planned for hours in (one.prefill, one.decode)]
+    sums = (
+        [hours for hours in each if hours is not None] for each in (roofline_hours, [one.expected for one in planned])
     )
+    least, expected = (sum(each) if each else None for each in sums)
+    return least, expected
 
 
 def plan_text(layouts: Sequence[TableLayout], device: PlanDevice) -> str:
@@ -304,10 +302,12 @@ def _is_drawn(method: MethodSettings) -> bool:
 def _planned(cells: Sequence[Address], device: PlanDevice) -> PlannedPrefills:
     at, timed = cells[0], cells[0].dataset in SYNTHETIC
     tokens, source = (at.length or 0, "the table") if timed else _prompt(at)
-    new = at.new_tokens or at.max_new_tokens or _answer(at.dataset)
+    stated = {} if timed else content("dataset", file_of(at.dataset)).get("generation") or {}
+    new = at.new_tokens or at.max_new_tokens or stated.get("max_new_tokens") or 0
     samples = PASSES if timed else samples_of(file_of(at.dataset))
     without_hours = PlannedPrefills(at.model, at.dataset, tokens, source, new, samples, len(cells), None, None)
-    decoder = _decoder(at.model)
+    shape = model_file(at.model)["shape"]
+    decoder = decoder_of(StatedConfig(shape)) if shape else None
     if decoder is None:
         return without_hours
     together, batch = (1, at.batch or 1) if timed else (FORKS, 1)
@@ -335,18 +335,6 @@ def _prompt(at: Address) -> tuple[int, str]:
 
 
 @cache
-def _answer(dataset: str) -> int:
-    """Return the length of an answer by the data set's file [tokens]."""
-    return (content("dataset", file_of(dataset)).get("generation") or {}).get("max_new_tokens") or 0
-
-
-@cache
-def _decoder(model: str) -> Decoder | None:
-    shape = model_file(model)["shape"]
-    return decoder_of(StatedConfig(shape)) if shape else None
-
-
-@cache
 def _printed_prompts() -> dict[tuple[str, str | int | None], int]:
     """Return (model, dataset) or (model, frames) -> tokens of a prompt, as tables of input tokens print them.
 
@@ -363,11 +351,6 @@ def _printed_prompts() -> dict[tuple[str, str | int | None], int]:
             if at.dataset == "made_up_video" and at.length and len(frames) == 1:
                 prompts.setdefault((at.model, next(iter(frames))), at.length)
     return prompts
-
-
-def _sum(hours: Sequence[float | None]) -> float | None:
-    summands = [one for one in hours if one is not None]
-    return sum(summands) if summands else None
 
 
 def _hours(hours: float | None) -> str:

@@ -105,28 +105,24 @@ def summary(tables: Sequence[FilledTable]) -> str:
     days = (
         f"- version {one.version} on {one.fixed}, at {one.measured} measured cells: {one.change}" for one in versions()
     )
+    states = sum((table.states for table in tables), Counter[str]())
+    status = [f"{states[MEASURED]} cells hold a measured number."]
+    if not states[MEASURED]:
+        status = ["**Nothing of real weights has been run yet: no number below was measured.**"]
+    status.append(
+        f"{states[COMPUTED]} cells hold a number that needs no weights: bytes of a cache by the model's shape."
+    )
+    if states[PLANNED]:
+        status.append(f"{states[PLANNED]} hold a peak that a dry run counted (planned): shown, and not judged.")
     return _PAGE.format(
         versions="\n".join(days),
         version=versions()[-1].version,
-        status=_status(tables),
-        papers=aligned(_COLUMNS, [_row(paper, own) for paper, own in by_paper.items()]),
+        status=" ".join(status),
+        papers=aligned(_COLUMNS, [_row(paper, group) for paper, group in by_paper.items()]),
         claims=claims,
         ambiguous=ambiguous,
         reasons=_reasons(),
-        costs=_costs({**{PAPERS[paper]: own for paper, own in by_paper.items()}, "all": tables}),
-    )
-
-
-def _status(tables: Sequence[FilledTable]) -> str:
-    measured, computed, planned = (
-        sum(table.states[state] for table in tables) for state in (MEASURED, COMPUTED, PLANNED)
-    )
-    status = f"{measured} cells hold a measured number."
-    if not measured:
-        status = "**Nothing of real weights has been run yet: no number below was measured.**"
-    status += f" {computed} cells hold a number that needs no weights: bytes of a cache by the model's shape."
-    return status + (
-        f" {planned} hold a peak that a dry run counted (planned): shown, and not judged." if planned else ""
+        costs=_costs({**{PAPERS[paper]: group for paper, group in by_paper.items()}, "all": tables}),
     )
 
 

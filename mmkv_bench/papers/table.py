@@ -109,20 +109,25 @@ def _places(filled: FilledTable, row: Sequence[tuple[FilledCell, ...]], reasons:
 
 def cells_of(filled: FilledTable, one: FilledCell, reasons: Reasons) -> list[GridCell]:
     """Build one cell: its number or state, further lines of a diagnostic, and further readings."""
-    own, printed = one.measured, "" if one.printed is None else f" / {number_text(one.printed)}"
-    if own.value is None:
-        marks = (reasons.letter(own.why),) if own.why else ()
-        cells = [GridCell(f"-{printed}", verdict=own.state, marks=marks)]
+    ours, printed = one.measured, "" if one.printed is None else f" / {number_text(one.printed)}"
+    if ours.value is None:
+        marks = (reasons.letter(ours.why),) if ours.why else ()
+        cells = [GridCell(f"-{printed}", verdict=ours.state, marks=marks)]
     else:
-        cells = [_number(one, line, f"{line.label} " if line.label else "") for line in own.curves] or [
-            _number(one, own)
-        ]
+        curves = [_number(one, line, f"{line.label} " if line.label else "") for line in ours.curves]
+        cells = curves or [_number(one, ours)]
         if one.ratio:
             printed += ", ratio {:.3g} / {:.3g}".format(*one.ratio)
         elif one.shown:
             printed += f", {one.shown[0] - one.shown[1]:+.{_digits(one.known.half)}f}"
-        state = "" if own.state == MEASURED else f"{own.state} ({own.why}): " if own.state == PART else f"{own.state}: "
-        judged = _judged(cells[0], own, one.verdict, reasons)
+        state = (
+            ""
+            if ours.state == MEASURED
+            else f"{ours.state} ({ours.why}): "
+            if ours.state == PART
+            else f"{ours.state}: "
+        )
+        judged = _judged(cells[0], ours, one.verdict, reasons)
         cells[0] = replace(judged, text=f"{state}{cells[0].text}{printed}")
     cells[0] = replace(cells[0], details=details(filled, one))
     for name, reading in one.readings.items():
@@ -145,13 +150,12 @@ def _number(one: FilledCell, line: Measurement | Curve, label: str = "") -> Grid
     return GridCell(f"{label}{line.value:.{places}f}", line.value, interval)
 
 
-def _judged(cell: GridCell, own: Measurement, verdict: Verdict | None, reasons: Reasons) -> GridCell:
+def _judged(cell: GridCell, ours: Measurement, verdict: Verdict | None, reasons: Reasons) -> GridCell:
     """Add the verdict and its marks: * for contradicted facts, † for unstated ones, and the letter of the reason."""
-    why = verdict.why if verdict else "; ".join(own.mismatches)
-    marks = ["*"] if own.mismatches else ["†"] if own.unstated else []
-    return replace(
-        cell, verdict=verdict.word if verdict else "", marks=(*marks, *([reasons.letter(why)] if why else []))
-    )
+    why = verdict.why if verdict else "; ".join(ours.mismatches)
+    marks = ["*"] if ours.mismatches else ["†"] if ours.unstated else []
+    marks += [reasons.letter(why)] if why else []
+    return replace(cell, verdict=verdict.word if verdict else "", marks=tuple(marks))
 
 
 def number_text(printed: Printed) -> str:
@@ -185,30 +189,30 @@ def details(filled: FilledTable, one: FilledCell) -> tuple[str, ...]:
 
 
 def _source(filled: FilledTable, one: FilledCell) -> list[str]:
-    own, lacking = one.measured, _command(filled, one)
-    if own.state == COMPUTED:
-        return [f"ours: computed, {own.why}"]
+    ours, command = one.measured, _command(filled, one)
+    if ours.state == COMPUTED:
+        return [f"ours: computed, {ours.why}"]
     shown = [shlex.join([PROGRAM, "show", *source.rsplit(" ", 1)]) for source in _sources(filled, one)]
     lines = [f"ours: `{'`, `'.join(shown)}`"] if shown else []
-    if own.state == PLANNED:
-        lines = [f"ours: planned, {own.why}, results/reference/planned/peaks.csv"]
-    elif own.source:
-        folder, _, measurement = own.source.rpartition(" ")
+    if ours.state == PLANNED:
+        lines = [f"ours: planned, {ours.why}, results/reference/planned/peaks.csv"]
+    elif ours.source:
+        folder, _, measurement = ours.source.rpartition(" ")
         lines = [f"ours: measurement {measurement} of {folder}"]
-    lines += [f"{own.state}: {own.why}"] if own.state == UNCLEAR or (not lines and own.why) else []
-    return [*lines, f"to run: `{lacking}`"] if lacking else lines
+    lines += [f"{ours.state}: {ours.why}"] if ours.state == UNCLEAR or (not lines and ours.why) else []
+    return [*lines, f"to run: `{command}`"] if command else lines
 
 
 def _tolerance(one: FilledCell) -> list[str]:
-    own = one.tolerance
-    if own is None or one.printed is None or one.printed.status not in (COMPARABLE, OPEN, RATIOS):
+    limit = one.tolerance
+    if limit is None or one.printed is None or one.printed.status not in (COMPARABLE, OPEN, RATIOS):
         return []
-    text = f"margin {own.margin:.3g}{' on the log scale' if own.relative else ''}"
-    text += f", half of the gap to {own.rival}" if own.rival else ""
-    text += f"; half of the last digit {own.half:.3g}"
-    text += f", one answer of {one.measured.of or 'all'} {own.step:.3g}" if own.step else ""
-    text += "; the printed number of the full cache is within the margin too" if own.full else ""
-    return [text + ("" if own.informative else ": these exceed the margin, so no verdict would mean anything")]
+    text = f"margin {limit.margin:.3g}{' on the log scale' if limit.relative else ''}"
+    text += f", half of the gap to {limit.rival}" if limit.rival else ""
+    text += f"; half of the last digit {limit.half:.3g}"
+    text += f", one answer of {one.measured.of or 'all'} {limit.step:.3g}" if limit.step else ""
+    text += "; the printed number of the full cache is within the margin too" if limit.full else ""
+    return [text + ("" if limit.informative else ": these exceed the margin, so no verdict would mean anything")]
 
 
 def _sources(filled: FilledTable, one: FilledCell) -> list[str]:
@@ -239,9 +243,8 @@ def _notes(filled: FilledTable, reasons: Reasons) -> list[Note]:
     warnings = [_stand_in(filled)] if layout.stands_for else []
     warnings.append(f"{_counts(filled.states, STATES)}, of {len(filled.cells)} cells{_missing(filled)}.")
     marks = ["; ".join(f"{letter}: {reason}" for reason, letter in reasons.items()) + "."] if reasons else []
-    marks += ["*: made under other conditions; shown and not judged."] * any(
-        one.measured.mismatches for one in filled.cells
-    )
+    if any(one.measured.mismatches for one in filled.cells):
+        marks.append("*: made under other conditions; shown and not judged.")
     unstated = dict.fromkeys(word for one in filled.cells for word in one.measured.unstated)
     source = "stated by no paper and no file of conf, or reported by the answers"
     marks += [f"†: {source}: {'; '.join(unstated)}."] if unstated else []
@@ -253,21 +256,17 @@ def _notes(filled: FilledTable, reasons: Reasons) -> list[Note]:
     ]
     remarks += [f"{note}." for note in layout.notes]
     if filled.refused and not layout.stands_for:
-        warnings.append(
-            f"{filled.refused} cells of random weights, the embedded model or fixture data are no evidence."
-        )
+        what = "random weights, the embedded model or fixture data"
+        warnings.append(f"{filled.refused} cells of {what} are no evidence.")
     made = [f"{name} {', '.join(values)}" for name, values in filled.versions.items()]
     passed = dict.fromkeys(one.measured.passed for one in filled.cells if one.measured.passed)
     details = _layers(filled) + ([f"made with {'; '.join(made)}."] if filled.states[MEASURED] and made else [])
     details += [f"of several runs the fullest counts, then the newest: {'; '.join(passed)}."] if passed else []
-    details.append(
-        f"sources and commands of the cells: `{PROGRAM} papers {layout.id} --format csv`, columns source (for `{PROGRAM} show`) "
-        "and command; html opens them at the cell."
-    )
-    if any(one.printed for one in filled.cells):
-        details.append(
-            f"printed numbers: results/reference/{layout.id}.csv; its column line is that of the paper's text."
-        )
+    columns = f"columns source (for `{PROGRAM} show`) and command; html opens them at the cell"
+    details.append(f"sources and commands of the cells: `{PROGRAM} papers {layout.id} --format csv`, {columns}.")
+    if statuses:
+        file = f"results/reference/{layout.id}.csv"
+        details.append(f"printed numbers: {file}; its column line is that of the paper's text.")
     ranks = {Rank.WARNING: warnings, Rank.MARK: marks, Rank.READING: remarks, Rank.DETAIL: details}
     return [Note(text, rank) for rank, texts in ranks.items() for text in texts]
 
@@ -325,8 +324,8 @@ def _layers(filled: FilledTable) -> list[str]:
 
 def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
     """Return a cell's line of csv, in the order of its columns."""
-    at, own, printed, judge = one.cell.address, one.measured, one.printed, one.tolerance
-    tolerance = [""] * 4 if judge is None else [*map(_six, (judge.margin, judge.half, judge.step)), judge.rival]
+    at, ours, printed, limit = one.cell.address, one.measured, one.printed, one.tolerance
+    tolerance = [""] * 4 if limit is None else [*map(_six, (limit.margin, limit.half, limit.step)), limit.rival]
     return {
         "table": filled.layout.id,
         **filled.layout.labels(one.cell),
@@ -335,11 +334,11 @@ def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
         "minus": str(at.minus or ""),
         "reading": "" if at.method.base == "full" else at.reading,
         **{name: getattr(at, name) for name in ("protocol", "budget_kind", "budget")},
-        "state": own.state,
-        "why": own.why,
-        **{name: _six(getattr(own, name)) for name in ("value", "low", "high")},
-        "n": own.n or "",
-        "of": own.of or "",
+        "state": ours.state,
+        "why": ours.why,
+        **{name: _six(getattr(ours, name)) for name in ("value", "low", "high")},
+        "n": ours.n or "",
+        "of": ours.of or "",
         "printed": number_text(printed) if printed else "",
         **{name: getattr(printed, name) if printed else "" for name in ("unit", "status", "reason", "line")},
         "difference": "" if one.shown is None else _six(one.shown[0] - one.shown[1]),
@@ -350,11 +349,11 @@ def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
         "ratio_printed": _six(one.ratio[1]) if one.ratio else "",
         "drop": one.drop.word if one.drop else "",
         "drop_counts": one.counted if one.drop else "",
-        "other": "; ".join(own.mismatches),
-        "unstated": "; ".join(own.unstated),
+        "other": "; ".join(ours.mismatches),
+        "unstated": "; ".join(ours.unstated),
         "command": _command(filled, one),
         "source": "; ".join(_sources(filled, one)),
-        "layers": "; ".join(f"{line.label} {' '.join(map(_six, line.layers))}".strip() for line in own.curves),
+        "layers": "; ".join(f"{line.label} {' '.join(map(_six, line.layers))}".strip() for line in ours.curves),
     }
 
 
