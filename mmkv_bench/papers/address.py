@@ -72,8 +72,8 @@ class MethodSettings:
         given = {key: float(value) if isinstance(defaults[key], float) else value for key, value in given.items()}
         changed = {key: value for key, value in given.items() if value != defaults[key]}
         source = calibration if isinstance(calibration, Mapping) else {}
-        whole = not source or {"samples", "data"} <= {*source} <= {*CALIBRATED}
-        if not whole or not isinstance(calibration, Mapping | str | None):
+        complete = not source or {"samples", "data"} <= {*source} <= {*CALIBRATED}
+        if not complete or not isinstance(calibration, Mapping | str | None):
             raise ConfigError(
                 f"{name}: calibration={calibration} is not allowed; use auto, or a mapping with samples "
                 "and data (instruction is optional)"
@@ -181,17 +181,14 @@ def address(parts: Mapping[str, Any]) -> Address:
     missing = [key for key in ("model", "method", "dataset", "metric") if key not in parts]
     if missing:
         raise ConfigError(f"an address without {', '.join(missing)}: {_listed(parts)}")
-    methods = [
-        None if node is None else MethodSettings.of(node["method"], node.get("with"), node.get("calibration"))
-        for node in (parts, parts.get("minus"))
-    ]
-    assert methods[0] is not None
+    nodes = [node for node in (parts, parts.get("minus")) if node is not None]
+    methods = [MethodSettings.of(node["method"], node.get("with"), node.get("calibration")) for node in nodes]
     kind, budget = (NONE, "") if methods[0].unbudgeted else budget_of(parts.get("budget"), parts)
     rest = {
         key: parts[key] for key in ("model", "dataset", "metric", "reading", "protocol", *_CONDITIONS) if key in parts
     }
-    seeds = tuple(parts.get("seeds", (0,)))
-    at = Address(method=methods[0], minus=methods[1], budget_kind=kind, budget=budget, seeds=seeds, **rest)
+    rest |= dict(zip(("method", "minus"), methods, strict=False)) | {"seeds": tuple(parts.get("seeds", (0,)))}
+    at = Address(budget_kind=kind, budget=budget, **rest)
     real = at.metric != MEAN and at.dataset not in SYNTHETIC
     for what, name, known in (
         ("model", at.model, {*_options("model"), *UNAVAILABLE}),
@@ -291,15 +288,15 @@ def _file(name: str) -> Mapping[str, Any]:
 
 
 @cache
-def _resolved(own: MethodSettings, reading: str) -> str:
-    defaults = _file(own.name)
-    plain = under_reading(own.name, {**defaults, **own.changed}, reading, defaults)
+def _resolved(settings: MethodSettings, reading: str) -> str:
+    defaults = _file(settings.name)
+    plain = under_reading(settings.name, {**defaults, **settings.changed}, reading, defaults)
     return canonical(str(defaults["base"]), _sorted(flat_parameters(plain)))
 
 
 @cache
-def _version(own: MethodSettings, reading: str) -> int:
-    return method(own.name, reading=reading, **own.changed).version
+def _version(settings: MethodSettings, reading: str) -> int:
+    return method(settings.name, reading=reading, **settings.changed).version
 
 
 def _sorted(value: Mapping[str, Any]) -> str:

@@ -180,9 +180,9 @@ def judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) ->
     if not has_numbers(one.cell.address.metric):
         shown = one.measured.value is not None
         return replace(one, verdict=Verdict(NOT_COMPARABLE, why=one.printed.status) if shown else None)
-    verdicts = {name: (own, _level(one, own)) for name, own in {"": one.measured, **one.readings}.items()}
-    beside = {} if full is None else {name: _beside(own, full, reader) for name, (own, _) in verdicts.items()}
-    words = {name: verdict for name, (_, verdict) in verdicts.items() if verdict is not None}
+    numbers = {"": one.measured, **one.readings}
+    beside = {} if full is None else {name: _beside(number, full, reader) for name, number in numbers.items()}
+    words = {name: verdict for name, number in numbers.items() if (verdict := _level(one, number)) is not None}
     if full is not None:
         words = {name: _gated(verdict, beside[name]) for name, verdict in words.items()}
     one = replace(one, verdict=words.pop("", None), words=words)
@@ -196,15 +196,15 @@ def judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) ->
     return replace(one, drop=_drop(one, beside[""]) if absolute else None, counted=agrees)
 
 
-def _beside(own: Measurement, full: PrintedFull, reader: EvidenceReader) -> _BesideFull:
+def _beside(number: Measurement, full: PrintedFull, reader: EvidenceReader) -> _BesideFull:
     """Find the full cache in rows that share the facts of a number."""
     at, parts = full.cell.address, full.cell.parts
-    measured, why = reader.measured(at, parts, own.shared), ""
-    if own.shared and measured.value is None:
+    measured, why = reader.measured(at, parts, number.shared), ""
+    if number.shared and measured.value is None:
         others = reader.measured(at, parts).shared
-        why = f"full was run with other {differing(own, others)}" if others else _NOT_RUN
-    elif own.shared and measured.shared:
-        apart = incomparable(own, measured)
+        why = f"full was run with other {differing(number, others)}" if others else _NOT_RUN
+    elif number.shared and measured.shared:
+        apart = incomparable(number, measured)
         why = f"full has {apart}" if apart else ""
     one = FilledCell(full.cell, full.printed, measured, tolerance=tolerance(full.layout, full.cell, full.printed))
     return _BesideFull(one, why, _level(one, measured))
@@ -256,16 +256,16 @@ def _drop(one: FilledCell, beside: _BesideFull) -> Verdict | None:
 
 def _ratio(one: FilledCell, beside: _BesideFull) -> FilledCell:
     """Judge the ratio to `full` of times and peaks of another device."""
-    own, full = one.shown, beside.full.shown
+    method, full = one.shown, beside.full.shown
     if one.measured.value is not None and (beside.why or full is None):
         return replace(one, verdict=Verdict(NOT_COMPARABLE, why=beside.why or _NOT_RUN))
-    if own is None or full is None or not all((*own, *full)) or beside.full.measured.state == PLANNED:
+    if method is None or full is None or not all((*method, *full)) or beside.full.measured.state == PLANNED:
         return one
-    held = ratio_tolerance(one.cell, one.known, beside.full.known)
-    ratio = own[0] / full[0], own[1] / full[1]
+    limit = ratio_tolerance(one.cell, one.known, beside.full.known)
+    ratio = method[0] / full[0], method[1] / full[1]
     mismatches = joined(one.measured.mismatches, beside.full.measured.mismatches)
-    verdict = Verdict(NOT_COMPARABLE, why="; ".join(mismatches)) if mismatches else level(*ratio, held)
-    return replace(one, tolerance=held, ratio=ratio, verdict=verdict)
+    verdict = Verdict(NOT_COMPARABLE, why="; ".join(mismatches)) if mismatches else level(*ratio, limit)
+    return replace(one, tolerance=limit, ratio=ratio, verdict=verdict)
 
 
 COSTS = ("ttft_s", "total_s", "tpot_ms", "peak_gb", "selection_ms")

@@ -101,11 +101,13 @@ def versions() -> tuple[MarginsVersion, ...]:
 @cache
 def unjudged(commit: str | None) -> str:
     """Say why rows of a commit are not judged; empty where they are."""
+    import yaml
+
     here, now = _here(), versions()[-1]
     text = committed(FILE, commit) if commit else None
     if text is None:
         return f"it is unknown which margins its commit ({(commit or 'none')[:12]}) had"
-    then = _read(text)
+    then: Mapping[str, Any] = yaml.safe_load(text) or {}
     if then.get("version", 1) != here["version"]:
         return f"its commit {str(commit)[:12]} is older than version {now.version} of the margins ({now.fixed})"
     same = then.get("metrics") == here["metrics"]
@@ -118,11 +120,10 @@ def tolerance(layout: TableLayout, cell: TableCell, printed: Printed) -> Toleran
     fixed = margin(at.dataset, at.metric)
     half = log1p(printed.half / number) if fixed.relative else printed.half
     step = fixed.step if fixed.relative else _one_answer(cell)
-    own = _within_gap(
-        Tolerance(half, fixed.margin, fixed.relative, step), *_rival(layout, cell, number, fixed.relative)
-    )
+    most = Tolerance(half, fixed.margin, fixed.relative, step)
+    limit = _within_gap(most, *_rival(layout, cell, number, fixed.relative))
     full = None if at.method.base == "full" or at.minus else _columns(layout.paper)[2].get(_column(at, False))
-    return own if full is None else replace(own, full=abs(_gap(full, number, fixed.relative)) <= own.margin)
+    return limit if full is None else replace(limit, full=abs(_gap(full, number, fixed.relative)) <= limit.margin)
 
 
 def ratio_tolerance(cell: TableCell, method: Printed, full: Printed) -> Tolerance:
@@ -132,8 +133,8 @@ def ratio_tolerance(cell: TableCell, method: Printed, full: Printed) -> Toleranc
     return _within_gap(Tolerance(half, fixed.margin, True, fixed.step), NO_EFFECT, abs(log(method.known / full.known)))
 
 
-def _within_gap(own: Tolerance, rival: str, gap: float | None) -> Tolerance:
-    return own if gap is None or gap / 2 >= own.margin else replace(own, margin=gap / 2, rival=rival)
+def _within_gap(most: Tolerance, rival: str, gap: float | None) -> Tolerance:
+    return most if gap is None or gap / 2 >= most.margin else replace(most, margin=gap / 2, rival=rival)
 
 
 def _one_answer(cell: TableCell) -> float:
@@ -158,9 +159,10 @@ def _rival(layout: TableLayout, cell: TableCell, number: float, relative: bool) 
         return NO_EFFECT, abs(number)
     if at.method.base == "full":
         return "", None
-    own, others = (methods.get(_column(at), {}) for methods in _columns(layout.paper)[:2])
-    whole = {name: value for name, value in own.items() if "(" not in name}
-    rivals = others if layout.own(cell) else whole or own  # ablations only where the method itself is not printed
+    proposed, baselines = (methods.get(_column(at), {}) for methods in _columns(layout.paper)[:2])
+    unchanged = {name: value for name, value in proposed.items() if "(" not in name}
+    # ablations only where the method itself is not printed
+    rivals = baselines if layout.own(cell) else unchanged or proposed
     if not rivals:
         return "", None
     if layout.own(cell):
@@ -184,8 +186,8 @@ def _column(at: Address, budget: bool = True) -> tuple[str, ...]:
 def _columns(paper: str) -> tuple[_Methods, _Methods, Mapping[tuple[str, ...], float]]:
     """Return the printed numbers of the paper's own methods, of its baselines (column and budget -> method -> number) and of
     the full cache (column -> number); where two tables print a number, the first."""
-    own: dict[tuple[str, ...], dict[str, float]] = {}
-    others: dict[tuple[str, ...], dict[str, float]] = {}
+    proposed: dict[tuple[str, ...], dict[str, float]] = {}
+    baselines: dict[tuple[str, ...], dict[str, float]] = {}
     full: dict[tuple[str, ...], float] = {}
     for layout in map(load, table_ids()):
         values = of_table(layout.id) if layout.paper == paper else {}
@@ -196,21 +198,16 @@ def _columns(paper: str) -> tuple[_Methods, _Methods, Mapping[tuple[str, ...], f
             if at.method.base == "full":
                 full.setdefault(_column(at, False), printed.number)
             else:
-                methods = own if layout.own(cell) else others
+                methods = proposed if layout.own(cell) else baselines
                 methods.setdefault(_column(at), {}).setdefault(str(at.method), printed.number)
-    return own, others, full
+    return proposed, baselines, full
 
 
 @cache
 def _here() -> Mapping[str, Any]:
-    return _read((reference_dir() / "margins.yaml").read_text(encoding="utf-8"))
-
-
-def _read(text: str) -> Mapping[str, Any]:
     import yaml
 
-    content: Mapping[str, Any] = yaml.safe_load(text) or {}
-    return content
+    return yaml.safe_load((reference_dir() / "margins.yaml").read_text(encoding="utf-8"))
 
 
 AGREES, DIFFERS, UNDECIDED, UNINFORMATIVE = WORDS = "agrees", "differs", "undecided", "uninformative"
