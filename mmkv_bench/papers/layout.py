@@ -199,22 +199,18 @@ def parse(name: str, content: Any) -> TableLayout:
 def _items(content: Any, what: str) -> tuple[TableItem, ...]:
     if content is None:
         return (TableItem("", {}),)
-    if not isinstance(content, Sequence) or isinstance(content, str) or not content:
+    if not isinstance(content, list) or not content or not all(isinstance(one, Mapping) for one in content):
         raise ConfigError(f"{what} is not a list of keys; write {what}: [{{...}}, ...]")
-    return tuple(_item(one, what) for one in content)
-
-
-def _item(content: Any, what: str) -> TableItem:
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{what} holds {content!r}; allowed: keys of an address")
-    _check_keys(content, (*KEYS, "label", "only", "mean", "readings"), f"an item of {what}")
-    parts = {key: value for key, value in content.items() if key in KEYS}
-    mean = content.get("mean") or ()
-    if mean and what != "columns":
-        raise ConfigError(f"an item of {what} is a mean; only columns may be")
-    mean = (mean,) if isinstance(mean, str) else tuple(mean)
-    label = str(content.get("label", _label(parts)))
-    return TableItem(label, parts, content.get("only") or {}, mean, content.get("readings"))
+    items = []
+    for one in content:
+        _check_keys(one, (*KEYS, "label", "only", "mean", "readings"), f"an item of {what}")
+        parts, mean = {key: value for key, value in one.items() if key in KEYS}, one.get("mean") or ()
+        if mean and what != "columns":
+            raise ConfigError(f"an item of {what} is a mean; only columns may be")
+        mean = (mean,) if isinstance(mean, str) else tuple(mean)
+        label = str(one.get("label", _label(parts)))
+        items.append(TableItem(label, parts, one.get("only") or {}, mean, one.get("readings")))
+    return tuple(items)
 
 
 def _label(parts: Mapping[str, Any]) -> str:
@@ -237,20 +233,22 @@ def _cells(
     columns = sorted(range(len(layout.columns)), key=lambda c: bool(layout.columns[c].mean))  # means last
     for b, r, c, a in product(range(len(layout.blocks)), range(len(layout.rows)), columns, range(len(layout.across))):
         row, column, across = layout.rows[r], layout.columns[c], layout.across[a]
-        where = f"row {row.label!r}, column {column.label!r}"
         items = (layout.blocks[b], across, column, row)
-        parts = _merged([shared, *(item.parts for item in items)], where, bool(column.mean))
-        if not all(_has(parts, item.only) for item in items):
-            continue
-        at = _address(parts, where)
-        spans = at.method.unbudgeted and {*across.parts} <= {"budget"} and len(layout.across) > 1
-        beside = by_row.setdefault((b, r, None if spans else a), [])
-        if spans and any(cell.column == c for cell in beside):
-            continue
-        cell = TableCell(b, r, c, None if spans else a, at, _parts(layout, parts, at, column, beside, where))
-        overlays = readings if row.readings is None else row.readings
-        beside.append(replace(cell, readings=_readings(layout, cell, parts, overlays, beside, where)))
-    cells = [cell for beside in by_row.values() for cell in beside]
+        try:
+            keys = _merged([shared, *(item.parts for item in items)], bool(column.mean))
+            if not all(_has(keys, item.only) for item in items):
+                continue
+            at = address(keys)
+            spans = at.method.unbudgeted and {*across.parts} <= {"budget"} and len(layout.across) > 1
+            row_cells = by_row.setdefault((b, r, None if spans else a), [])
+            if spans and any(cell.column == c for cell in row_cells):
+                continue
+            cell = TableCell(b, r, c, None if spans else a, at, _parts(layout, keys, at, column, row_cells))
+            overlays = readings if row.readings is None else row.readings
+            row_cells.append(replace(cell, readings=_readings(layout, cell, keys, overlays, row_cells)))
+        except ConfigError as error:
+            raise ConfigError(f"row {row.label!r}, column {column.label!r}: {error}") from None
+    cells = [cell for row_cells in by_row.values() for cell in row_cells]
     if not cells:
         raise ConfigError("it has no cell")
     yield from sorted(cells, key=lambda cell: (cell.block, cell.row, cell.column, cell.across or 0))
@@ -261,8 +259,7 @@ def _parts(
     keys: Mapping[str, Any],
     at: Address,
     column: TableItem,
-    beside: Sequence[TableCell],
-    where: str,
+    row: Sequence[TableCell],
     reading: str = "",
 ) -> tuple[Address, ...]:
     """Return the addresses that a mean is of: other columns of its row, a group's data sets, or those that its file lists."""
@@ -270,17 +267,17 @@ def _parts(
         if at.metric != MEAN:
             return ()
         if not is_group(at.dataset):
-            raise ConfigError(f"{where}: metric=mean needs the key `mean` or `group`")
+            raise ConfigError("metric=mean needs the key `mean` or `group`")
         return tuple(replace(at, dataset=dataset, metric=metric) for dataset, metric in members(at.dataset))
-    by_label = {layout.columns[cell.column].label: cell for cell in beside if not layout.columns[cell.column].mean}
+    by_label = {layout.columns[cell.column].label: cell for cell in row if not layout.columns[cell.column].mean}
     parts: list[Address] = []
     for part in by_label if column.mean == ("all",) else column.mean:
         if isinstance(part, Mapping):
-            parts.append(_address({**keys, **part}, where))
+            parts.append(address({**keys, **part}))
         elif part not in by_label:
-            raise ConfigError(f"{where}: it is a mean of {part!r}; {nearest(part, by_label)}")
+            raise ConfigError(f"it is a mean of {part!r}; {nearest(part, by_label)}")
         elif by_label[part].parts:
-            raise ConfigError(f"{where}: it is a mean of {part!r}, which is a mean itself; list its parts")
+            raise ConfigError(f"it is a mean of {part!r}, which is a mean itself; list its parts")
         else:
             parts.append(by_label[part].readings.get(reading, (by_label[part].address,))[0])
     return tuple(parts)
@@ -289,24 +286,27 @@ def _parts(
 def _readings(
     layout: TableLayout,
     cell: TableCell,
-    parts: Mapping[str, Any],
+    keys: Mapping[str, Any],
     overlays: Mapping[str, Mapping[str, Any]],
-    beside: Sequence[TableCell],
-    where: str,
+    row: Sequence[TableCell],
 ) -> dict[str, tuple[Address, tuple[Address, ...]]]:
     readings = {}
     for name, overlay in overlays.items():
-        keys = dict(overlay)
-        if cell.address.method.unbudgeted or cell.address.dataset in SYNTHETIC or not _has(parts, keys.pop("only", {})):
+        changed = dict(overlay)
+        timed = cell.address.dataset in SYNTHETIC
+        if cell.address.method.unbudgeted or timed or not _has(keys, changed.pop("only", {})):
             continue
-        laid = {**parts, **keys, "with": {**(parts.get("with") or {}), **(keys.get("with") or {})}}
-        at = _address(laid, f"{where}, reading {name!r}")
+        laid = {**keys, **changed, "with": {**(keys.get("with") or {}), **(changed.get("with") or {})}}
+        try:
+            at = address(laid)
+        except ConfigError as error:
+            raise ConfigError(f"reading {name!r}: {error}") from None
         if at != cell.address:
-            readings[name] = (at, _parts(layout, laid, at, layout.columns[cell.column], beside, where, name))
+            readings[name] = (at, _parts(layout, laid, at, layout.columns[cell.column], row, name))
     return readings
 
 
-def _merged(all_parts: Sequence[Mapping[str, Any]], where: str, mean: bool) -> dict[str, Any]:
+def _merged(all_parts: Sequence[Mapping[str, Any]], mean: bool) -> dict[str, Any]:
     """Join all parts of an address; a key with two values is an error."""
     merged: dict[str, Any] = {}
     for parts in all_parts:
@@ -315,21 +315,14 @@ def _merged(all_parts: Sequence[Mapping[str, Any]], where: str, mean: bool) -> d
             if key == "with" and old is not None:
                 twice = {name for name in {*old} & {*value} if old[name] != value[name]}
                 if twice:
-                    raise ConfigError(f"{where}: two parts give {min(twice)} different values")
+                    raise ConfigError(f"two parts give {min(twice)} different values")
                 value = {**old, **value}
             elif old is not None and old != value:
-                raise ConfigError(f"{where}: two parts give {key} different values, {old} and {value}")
+                raise ConfigError(f"two parts give {key} different values, {old} and {value}")
             merged[key] = value
     if mean and not {"dataset", "group"} & {*merged}:
         merged |= {"dataset": "avg", "metric": MEAN}
     return merged
-
-
-def _address(parts: Mapping[str, Any], where: str) -> Address:
-    try:
-        return address(parts)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
 
 
 def _has(parts: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

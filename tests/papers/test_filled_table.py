@@ -389,8 +389,12 @@ def test_a_mean_is_there_only_when_all_its_parts_are(tmp_path):
     whole = fill(spec, Evidence.of([one, two]))
     a, b, avg, group = (cell.measured for cell in whole.cells)
     assert avg.value == pytest.approx((a.value + b.value) / 2) == group.value
+    adds = ("full", None, zeros_and_ones(93, N)), ("full", None, zeros_and_ones(31, N))
+    together = stored(tmp_path, (adds[0], {}), (adds[1], {"dataset": "milebench_text_needle"}), name="together")
+    joint = fill(spec, Evidence.of([together])).cells[2].measured
+    assert (avg.low, avg.high) == (joint.low, joint.high), "two stores are one body of evidence"
     width = (((a.value - a.low) ** 2 + (b.value - b.low) ** 2) ** 0.5) / 2
-    assert avg.value - avg.low == pytest.approx(width)
+    assert avg.value - avg.low > width, "both data sets ask about the same photographs"
 
 
 def test_parts_of_a_mean_that_ask_about_the_same_photographs_are_not_independent():
