@@ -92,7 +92,7 @@ def _remake(
     for one in remade:
         if not one.same:
             what = f"differs in {', '.join(one.differing)}" if one.differing else f"not made again: {one.outcome}"
-            out.print(f"{cells.title(one.row["cell"])} {what}")
+            out.print(f"{cells.title(one.row['cell'])} {what}")
     if any(one.differing for one in remade):
         return 1
     return 0 if any(one.same for one in remade) else 2
