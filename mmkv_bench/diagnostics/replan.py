@@ -130,24 +130,24 @@ def _expanded(config: RunConfig, method: str, facts: Identity) -> list[Cell]:
 
 
 def cells_again(config: RunConfig, facts: Identity, defaults: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
-    """The cells of a `run_config`. A method's parts are those of its file now (`defaults`), with the stored values of its
-    parameters: a stored configuration has no interpolations left, and a reading changes parameters that parts refer to.
+    """Plan the cells of a `run_config`.
+
+    A method's parts are those of its file now (`defaults`), with the stored values of its parameters: a stored configuration has
+    no interpolations left, and a reading changes parameters that parts refer to.
 
     Raises:
         ConfigError: a method with a parameter that it does not have now.
     """
-    config = config.updated(methods={name: _node(name, node, defaults[name]) for name, node in config.methods.items()})
-    cells, _ = expand(config, facts, method_entries(config, defaults))
-    return cells
-
-
-def _node(name: str, stored: Mapping[str, Any], default: Mapping[str, Any]) -> Mapping[str, Any]:
-    now, node, values = under_reading(name, default, "paper"), dict(default), flat_parameters(stored)
-    unknown = sorted(set(values) - set(now))
-    if unknown:
-        raise ConfigError(f"{name} has no parameter {unknown[0]!r} now")
-    kept = {key: stored.get(key) for key in ("reading", "released", DECODING) if key in stored}
-    return node | {key: value for key, value in (values | kept).items() if now.get(key) != value}
+    nodes: dict[str, Mapping[str, Any]] = {}
+    for name, stored in config.methods.items():
+        now, values = under_reading(name, defaults[name], "paper"), flat_parameters(stored)
+        unknown = sorted(set(values) - set(now))
+        if unknown:
+            raise ConfigError(f"{name} has no parameter {unknown[0]!r} now")
+        values |= {key: stored[key] for key in ("reading", "released", DECODING) if key in stored}
+        nodes[name] = {**defaults[name], **{key: value for key, value in values.items() if now.get(key) != value}}
+    config = config.updated(methods=nodes)
+    return expand(config, facts, method_entries(config, defaults))[0]
 
 
 def _why(row: Row, cells: Sequence[Cell]) -> str:
@@ -155,14 +155,11 @@ def _why(row: Row, cells: Sequence[Cell]) -> str:
     named = [cell.row() for cell in cells if all(getattr(cell, name) == row[name] for name in _LABEL)]
     if not named:
         return "identity of an older version (its configuration plans no such cell now)"
-    differs = [name for name in _IDENTITY if not _same(row.get(name), named[0].get(name))]
+    pairs = {name: (row.get(name), named[0].get(name)) for name in _IDENTITY}
+    texts = {name for name, pair in pairs.items() if all(isinstance(one, str) and one.startswith("{") for one in pair)}
+    pairs |= {name: (json.loads(str(pairs[name][0])), json.loads(str(pairs[name][1]))) for name in texts}
+    differs = [name for name, (stored, now) in pairs.items() if stored != now]
     for name, what in (("model_fingerprint", "model"), ("dataset_fingerprint", "dataset")):
         if name in differs:
             return f"another {what} now ({name} {named[0][name]}, stored {row[name]})"
     return f"identity of an older version ({', '.join(differs) or 'in what no column says'})"
-
-
-def _same(stored: Any, now: Any) -> bool:
-    if isinstance(stored, str) and isinstance(now, str) and stored != now and stored[:1] == "{":
-        return json.loads(stored) == json.loads(now)
-    return stored == now

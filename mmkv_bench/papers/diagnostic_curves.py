@@ -84,9 +84,10 @@ class DiagnosticEvidence:
         table = table[[_belongs(row, diagnostic, address) for row in table.to_dict("records")]]
         table, mismatches = _under_conditions(table, address)
         if not self.evidence.stand_in:
-            facts = map(_facts, table.to_dict("records"))
-            words = (word for one in facts for word in contradictions(address, one, OF_DIAGNOSTICS))
-            mismatches += tuple(dict.fromkeys(words))
+            for settings, dtype in zip(table["settings"], table["dtype"], strict=True):
+                facts = {name: settings.get(name) for name in ("weights", "attention")}
+                facts |= {**settings["processor"], "dtype": dtype, "commit": None}
+                mismatches += contradictions(address, facts, OF_DIAGNOSTICS)
         if len(table) > 1:
             return DiagnosticMatch(AMBIGUOUS, _differences(table))
         rows = self._rows[table.index[0]] if len(table) else self.evidence.diagnostics.iloc[:0]
@@ -97,7 +98,7 @@ class DiagnosticEvidence:
         made = ", ".join([*(f"{name} {version}" for name, version in versions.items()), table["dtype"].iloc[0]])
         source = f"{self.evidence.folder(int(rows['store'].iloc[0]))} {table.index[0]}"
         n = int(rows["sample_id"].nunique())
-        return DiagnosticMatch(FOUND, "", mismatches, n, curves, made, source, rows)
+        return DiagnosticMatch(FOUND, "", tuple(dict.fromkeys(mismatches)), n, curves, made, source, rows)
 
     @cached_property
     def _rows(self) -> Mapping[str, pd.DataFrame]:
@@ -138,13 +139,6 @@ def _under_conditions(table: pd.DataFrame, address: Address) -> tuple[pd.DataFra
             others = ", ".join(f"{value:g}" for value in sorted(set(values.dropna())))
             mismatches.append(f"{name} {others}, the figure has {wanted}")
     return table, tuple(mismatches)
-
-
-def _facts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a measurement under the names of `facts_of`."""
-    settings = row["settings"]
-    stated = {name: settings.get(name) for name in ("weights", "attention")}
-    return {**settings["processor"], **stated, "dtype": row["dtype"], "commit": None}
 
 
 def _differences(table: pd.DataFrame) -> str:
