@@ -63,7 +63,7 @@ class Diagnostic:
     """A figure's quantity that is no score: curves of `mmkv-bench diagnose`.
 
     Attributes:
-        what: description; name: of the analysis.
+        name: of the analysis (`diagnostics.quantities.QUANTITIES` defines it).
         lines: (label, quantity, part) of each line; part `*`: any part that the rows name.
         of_method: True where its rows belong to a method at a budget.
         at: place on its curve where a layer's number is taken: from x to x (added up), at the budget, or at a parameter of
@@ -71,7 +71,6 @@ class Diagnostic:
         per: factor of its numbers.
     """
 
-    what: str
     name: str
     lines: tuple[tuple[str, str, str], ...]
     of_method: bool = False
@@ -93,53 +92,25 @@ def _sides(
 
 
 DIAGNOSTICS = {
-    "hidden_mean_std": Diagnostic(
-        "mean and spread of hidden states per layer, prompt against answer", "hidden_states", _sides("mean", "std")
-    ),
+    "hidden_mean_std": Diagnostic("hidden_states", _sides("mean", "std")),
     "hidden_histogram": Diagnostic(
-        "histogram of hidden states per layer; share of them within 1 of zero",
         "histogram",
         _sides("density", suffix="within 1"),
         at=(-1.0, 1.0),
         per=0.25,  # the width of a bin
     ),
-    "attention_coverage": Diagnostic(
-        "share of decode attention on kept entries", "coverage", (("", "attention_coverage", "*"),), of_method=True
-    ),
-    "outlier_hit_rate": Diagnostic(
-        "share of outlier channels that the proxies reach",
-        "outlier_hits",
-        (("", "outlier_hit_rate", ""),),
-        at="gamma",
-        per=100.0,
-    ),
-    "lorenz": Diagnostic("cumulative priority per layer, and its Gini coefficient", "lorenz", (("Gini", "gini", ""),)),
-    "layer_ratio": Diagnostic("kept ratio per layer", "prefix_search", (("", "kept_ratio", ""),), at="budget"),
-    "feature_error": Diagnostic(
-        "mean absolute error of hidden states per layer", "feature_error", (("", "feature_error", "*"),), of_method=True
-    ),
-    "search_steps": Diagnostic("steps of the online search", "prefix_search", (("", "search_steps", ""),), at="delta"),
+    "attention_coverage": Diagnostic("coverage", (("", "attention_coverage", "*"),), of_method=True),
+    "outlier_hit_rate": Diagnostic("outlier_hits", (("", "outlier_hit_rate", ""),), at="gamma", per=100.0),
+    "lorenz": Diagnostic("lorenz", (("Gini", "gini", ""),)),
+    "layer_ratio": Diagnostic("prefix_search", (("", "kept_ratio", ""),), at="budget"),
+    "feature_error": Diagnostic("feature_error", (("", "feature_error", "*"),), of_method=True),
+    "search_steps": Diagnostic("prefix_search", (("", "search_steps", ""),), at="delta"),
     "power_spectrum": Diagnostic(
-        "energy of keys and values over frequency; share of it in the lowest eighth",
-        "power_spectrum",
-        _sides("power", suffix="in the lowest eighth", parts=("keys", "values")),
-        at=(0.0, 0.125),
+        "power_spectrum", _sides("power", suffix="in the lowest eighth", parts=("keys", "values")), at=(0.0, 0.125)
     ),
-    "focus_counts": Diagnostic(
-        "how often tokens are among the top of the decode attention; share of that on 5 % of the tokens",
-        "focus",
-        (("on 5 % of the tokens", "focus", ""),),
-        at=(0.05, 0.05),
-    ),
-    "cumulative_attention": Diagnostic(
-        "attention over the top share of tokens, per head; on the top 20 %",
-        "cumulative_attention",
-        (("on the top 20 %", "top_mass", ""),),
-        at=(0.2, 0.2),
-    ),
-    "cross_modal_entropy": Diagnostic(
-        "entropy of the attention between text and image, per layer", "entropy", (("nats", "cross_modal_entropy", ""),)
-    ),
+    "focus_counts": Diagnostic("focus", (("on 5 % of the tokens", "focus", ""),), at=(0.05, 0.05)),
+    "cumulative_attention": Diagnostic("cumulative_attention", (("on the top 20 %", "top_mass", ""),), at=(0.2, 0.2)),
+    "cross_modal_entropy": Diagnostic("entropy", (("nats", "cross_modal_entropy", ""),)),
 }
 """Metric -> its diagnostic."""
 
