@@ -40,8 +40,8 @@ def of_dataset(
         ConfigError: other settings, no dataset or several, test pages, fewer samples than asked for.
         MissingDataError: data that are not there.
     """
-    from mmkv_bench.evaluation.fingerprints import fingerprint
     from mmkv_bench.evaluation.documents import sample_refs
+    from mmkv_bench.evaluation.fingerprints import fingerprint
     from mmkv_bench.plan.identity import dataset_identity
 
     spec = _spec(overrides, calibrating)
