@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from mmkv_bench.papers.judgement import FilledTable
-    from mmkv_bench.store.store import Store
 
 Names = str | Sequence[str] | None
 """One name, several, or None for all."""

@@ -17,7 +17,7 @@ import numpy as np
 from mmkv_bench.papers.address import FRACTION, STAND_IN, Address, budget_of, canonical
 from mmkv_bench.papers.evidence import AMBIGUOUS, FOUND, NONE, OF_DIAGNOSTICS, Evidence, contradictions
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS, Diagnostic
-from mmkv_bench.statistics.shared_draws import intervals
+from mmkv_bench.statistics.intervals import intervals
 from mmkv_bench.tables.rows import FIXTURE
 
 if TYPE_CHECKING:

@@ -137,7 +137,7 @@ def paired_difference(at: Address, a: Measurement, b: Measurement) -> Mean | Non
     """Return the difference of two scores paired by sample, with its interval, in the printed unit."""
     assert a.scores is not None
     assert b.scores is not None
-    (difference,) = against([a.scores], b.scores, at.metric, aggregator_of(at.metric))
+    (difference,) = against([a.scores], b.scores, at.metric)
     if difference.value is None:
         return None
     scale = margin(at.dataset, at.metric).scale

@@ -39,10 +39,10 @@ from mmkv_bench.papers.measurement import (
     subtract,
 )
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS, PASSES, REDUCTIONS, cache_size, missing_input, planned_peak
-from mmkv_bench.statistics.shared_draws import intervals
+from mmkv_bench.statistics.intervals import intervals
 from mmkv_bench.tables.agreement import agreeing
 from mmkv_bench.tables.cost_rows import ALONE, passes
-from mmkv_bench.tables.metrics import aggregator_of, headlines
+from mmkv_bench.tables.metrics import headlines
 from mmkv_bench.tables.rows import SAMPLE_COLUMNS, frame
 from mmkv_bench.tables.scores import Sheet
 
