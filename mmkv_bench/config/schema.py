@@ -6,6 +6,7 @@ Values live in `conf/` (YAML); types, defaults, help and the allowed values live
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -38,7 +39,7 @@ PACKAGE_SCHEME = "pkg://"
 
 
 def _key(default: Any, help: str, allowed: str | tuple[str, ...] = "") -> Any:
-    """A documented field. `allowed` is the tuple of allowed words, or a phrase."""
+    """A documented field. `allowed` is the tuple of allowed words, or a phrase; `ranges` reads `whole numbers >= 1` in it."""
     metadata = {"help": help, "allowed": "true, false" if isinstance(default, bool) else allowed}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
@@ -354,6 +355,23 @@ def words() -> dict[str, tuple[str, ...]]:
             if isinstance(what, tuple):
                 allowed_words[f"{group}.{name}" if group else name] = what
     return allowed_words
+
+
+_RANGE = re.compile(r"(?:a )?(?P<whole>whole )?numbers? (?P<sign>>=?) (?P<least>\d+)")
+
+
+def ranges() -> dict[str, tuple[type, float, bool]]:
+    """Key -> type of its numbers, the smallest one, and whether that itself is allowed; of all keys that take numbers alone."""
+    phrases = {
+        f"{group}.{name}".lstrip("."): keys(schema)[name][1]
+        for group, schema in SCHEMAS.items()
+        for name in keys(schema)
+    }
+    matches = {key: match for key, phrase in phrases.items() if (match := _RANGE.match(str(phrase)))}
+    return {
+        key: (int if match["whole"] else float, float(match["least"]), match["sign"] == ">=")
+        for key, match in matches.items()
+    }
 
 
 def allowed(key: str) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from mmkv_bench.config.schema import allowed
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,14 +58,6 @@ class JudgeSettings:
 
 def check_judge(judge: Judge) -> None:
     """Raises ConfigError naming the key that cannot be meant."""
-    for key, least in {"retries": 0, "concurrency": 1, "backoff_s": 0, "temperature": 0}.items():
-        value = getattr(judge, key)
-        if value is not None and not value >= least:
-            raise ConfigError(f"judge.{key}={value} is too small; allowed: {allowed(f'judge.{key}')}; give one")
-    if not judge.timeout_s > 0:
-        raise ConfigError(
-            f"judge.timeout_s={judge.timeout_s} is no time limit; allowed: {allowed('judge.timeout_s')}; give one"
-        )
     if judge.kind == "none" and (judge.url is not None or judge.model is not None):
         raise ConfigError(
             "judge.url or judge.model is set and judge=none asks nobody; allowed: judge=local or judge=openai; choose "

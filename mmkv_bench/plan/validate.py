@@ -158,44 +158,15 @@ def _words(config: RunConfig) -> None:
 def _numbers(config: RunConfig) -> None:
     from mmkv_bench.compression.budget import LARGEST
 
-    for seed in _values("seed", config.seed):
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST:
-            most = f", at most {LARGEST}" if isinstance(seed, int) and seed > LARGEST else ""
-            raise ConfigError(
-                f"seed={seed} is not a seed; allowed: {allowed('seed')}{most}; give one (seed=0) or a list"
-            )
-    whole = ("min_pixels", "max_pixels", "max_prompt_tokens", "layers", "frames", "video_max_pixels", "threads")
-    for key in ("limit", "fork_batch", "shards", *(f"model.{name}" for name in whole)):
-        value = attrgetter(key)(config)
-        if value is not None and value < 1:
-            raise ConfigError(f"{key}={value} is too small; allowed: {allowed(key)}; give such a number")
-        if value is not None and value > LARGEST:
-            raise ConfigError(
-                f"{key}={value} is too large; allowed: {allowed(key)}, at most {LARGEST}; give such a number"
-            )
-    for key, least in (("new_tokens", 3), ("repeats", 1), ("order_seed", 0)):
-        if not least <= getattr(config, key) <= LARGEST:
-            raise ConfigError(
-                f"{key}={getattr(config, key)} is out of range; allowed: {allowed(key)}; give such a number"
-            )
-    for tokens in _values("lengths", config.lengths):
-        if isinstance(tokens, bool) or not isinstance(tokens, int) or not schema.SHORTEST <= tokens <= LARGEST:
-            raise ConfigError(
-                f"lengths={tokens} is no length of a prompt; allowed: {allowed('lengths')}; give such numbers"
-            )
-    for rows in _values("batch", config.batch):
-        if rows != schema.MAX and (isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= LARGEST):
-            raise ConfigError(
-                f"batch={rows} is not a number of sequences; allowed: {allowed('batch')}; give such numbers"
-            )
-    if not config.slurm.job_hours >= 0:
-        raise ConfigError(
-            f"slurm.job_hours={config.slurm.job_hours} is no time; allowed: {allowed('slurm.job_hours')}; give such a number"
-        )
-    if config.timeout_s is not None and not config.timeout_s > 0:
-        raise ConfigError(
-            f"timeout_s={config.timeout_s} is not a time limit; allowed: {allowed('timeout_s')}; give one"
-        )
+    for key, (kind, least, inclusive) in schema.ranges().items():
+        for number in _values(key, attrgetter(key)(config)):
+            if number is None or (key == "batch" and number == schema.MAX):
+                continue
+            of_kind = not isinstance(number, bool) and isinstance(number, int if kind is int else (int, float))
+            too_large = of_kind and kind is int and number > LARGEST
+            if not of_kind or too_large or not (number >= least if inclusive else number > least):
+                most = f", at most {LARGEST}" if too_large else ""
+                raise ConfigError(f"{key}={number} is out of range; allowed: {allowed(key)}{most}; give such a value")
     low, high = config.model.min_pixels, config.model.max_pixels
     if low is not None and high is not None and low > high:
         raise ConfigError(f"model.min_pixels={low} is above model.max_pixels={high}; give min_pixels <= max_pixels")
@@ -218,11 +189,6 @@ def _methods(methods: Nodes, variants: Nodes) -> None:
 
 def _gate(gate: Gate, datasets: Nodes, data: Data) -> None:
     """gate.expected is one number: it needs one dataset, real data, and a metric that it is of."""
-    tolerance = gate.tolerance
-    if tolerance is not None and not tolerance >= 0:
-        raise ConfigError(
-            f"gate.tolerance={tolerance} is no distance; allowed: {allowed('gate.tolerance')}; give such a value"
-        )
     if gate.expected is None:
         return
     given = f"gate.expected={gate.expected}"

@@ -316,10 +316,10 @@ RANDOM = ["model=qwen2_5_vl_3b", "model.weights=random", "model.layers=1", "mode
         (["lengths=64", "new_tokens=1000000000"], "give new_tokens of at most 4033"),
         (["lengths=9000000", "new_tokens=1000000000"], "give new_tokens of at most 4081 and shorter lengths"),
         (["lengths=64", "model.max_prompt_tokens=10"], "give a larger model.max_prompt_tokens"),
-        (["lengths=[40,8]"], "lengths=8 is no length of a prompt"),
+        (["lengths=[40,8]"], "lengths=8 is out of range"),
         (["repeats=0"], "repeats=0 is out of range"),
-        (["batch=0"], "batch=0 is not a number of sequences"),
-        (["batch=[1,most]"], "batch=most is not a number of sequences; allowed: whole numbers >= 1, or max"),
+        (["batch=0"], "batch=0 is out of range"),
+        (["batch=[1,most]"], "batch=most is out of range; allowed: whole numbers >= 1, or max"),
         (
             ["batch=max"],
             "batch=max on the CPU would fill this machine's memory before it fails; give memory_limit=8GiB",
