@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmkv_bench.cli.guard import closed_output
-from mmkv_bench.config.schema import EFFICIENCY, RunConfig
+from mmkv_bench.config.schema import EFFICIENCY
 from mmkv_bench.errors import ConfigError, MMKVError
 
 
@@ -24,8 +24,8 @@ def run_once(overrides: list[str]) -> int:
 
         config = compose(overrides)
         validate(config)
-        refuse_absent(config)
-        refuse_keys_of_slurm(config, "write mmkv-bench sweep with launcher=slurm")
+        refuse_absent(config.answering, config.stage, config.out)
+        refuse_keys_of_slurm(config.shards, config.dry, "write mmkv-bench sweep with launcher=slurm")
     with waiting("loading", log=True):  # not before: a mistake in the words above stays one sentence, in logs too
         if config.scenario == EFFICIENCY:
             from mmkv_bench.efficiency.run import run
@@ -41,8 +41,8 @@ def run_once(overrides: list[str]) -> int:
         ) from None
 
 
-def refuse_keys_of_slurm(config: RunConfig, remedy: str) -> None:
+def refuse_keys_of_slurm(shards: int, dry: bool, remedy: str) -> None:
     """Refuse keys that a run here would ignore."""
-    for key, changed in (("shards", config.shards != 1), ("dry", config.dry)):
+    for key, changed in (("shards", shards != 1), ("dry", dry)):
         if changed:
             raise ConfigError(f"{key} only matters to a sweep on Slurm; {remedy}, or drop it")

@@ -63,28 +63,22 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
 
 def completed(config: DictConfig, extra: Sequence[str] = ()) -> RunConfig:
     """Convert what Hydra composed for a run: interpolations settled, `retry` as a list of words (on a command line `nan`
-    is a number), and the further config folders, whose methods have defaults too.
+    is a number), the further config folders, whose methods have defaults too, and of the datasets those that `only` names.
 
     Raises:
-        ConfigError: an interpolation that leads nowhere, or a key without a value.
+        ConfigError: an interpolation that leads nowhere, a key without a value, or `only` with another dataset.
     """
     settle(config)
     config.folders = list(extra)
     made = run_config(config)
-    return _only(made.updated(retry=tuple(map(str, made.retry))))
-
-
-def _only(config: RunConfig) -> RunConfig:
-    """The configuration with the datasets that `only` names."""
-    if config.only is None:
-        return config
-    names = [str(name) for name in config.only]
+    names = [*made.datasets] if made.only is None else [*map(str, made.only)]
     for name in names:
-        if name not in config.datasets:
+        if name not in made.datasets:
             raise ConfigError(
-                f"only={name} is no dataset of this run; {nearest(name, [*config.datasets])}; name those it should take"
+                f"only={name} is no dataset of this run; {nearest(name, [*made.datasets])}; name those it should take"
             )
-    return config.updated(datasets={name: node for name, node in config.datasets.items() if name in names})
+    datasets = {name: node for name, node in made.datasets.items() if name in names}
+    return made.updated(retry=tuple(map(str, made.retry)), datasets=datasets)
 
 
 def launcher_of(overrides: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Values live in `conf/` (YAML); types, defaults, help and the allowed values live
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
@@ -195,6 +195,37 @@ class AnswerConfig:
 
 
 @dataclass(frozen=True)
+class MethodConfig:
+    """Methods and variants as they are chosen, one part of a `RunConfig`; see there."""
+
+    methods: Mapping[str, Mapping[str, Any]]
+    variants: Mapping[str, Mapping[str, Any]]
+    folders: tuple[str, ...]
+    reading: tuple[str, ...]
+    baseline: str
+
+
+@dataclass(frozen=True)
+class GridConfig:
+    """Values whose combinations are the cells of each method, one part of a `RunConfig`."""
+
+    datasets: tuple[str, ...]
+    protocol: tuple[str, ...]
+    budget: tuple[int | float | str, ...]
+    seed: tuple[int, ...]
+    answering: AnswerConfig
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """Division of a run's datasets into jobs, one part of a `RunConfig`: shards of each dataset, and hours up to which a job
+    takes several."""
+
+    shards: int
+    job_hours: float
+
+
+@dataclass(frozen=True)
 class EfficiencyConfig:
     """Settings of the passes of scenario=efficiency, one part of a `RunConfig`."""
 
@@ -329,9 +360,28 @@ class RunConfig:
         )
 
     @property
+    def method_config(self) -> MethodConfig:
+        """Its methods."""
+        return MethodConfig(self.methods, self.variants, self.folders, self.reading, self.baseline)
+
+    @property
+    def grid(self) -> GridConfig:
+        """The values at which they run."""
+        return GridConfig(tuple(self.datasets), self.protocol, self.budget, self.seed, self.answering)
+
+    @property
+    def split(self) -> SplitConfig:
+        """The jobs that a sweep on Slurm makes of it."""
+        return SplitConfig(self.shards, self.slurm.job_hours)
+
+    @property
     def efficiency(self) -> EfficiencyConfig:
         """Settings of the passes of scenario=efficiency."""
         return EfficiencyConfig(self.batch_prefill, self.memory_limit, self.new_tokens, self.repeats, self.order_seed)
+
+    def labelled(self, labels: Iterable[str]) -> RunConfig:
+        """The configuration with its datasets under these labels."""
+        return self.updated(datasets=dict(zip(labels, self.datasets.values(), strict=True)))
 
     def updated(self, **values: Any) -> RunConfig:
         """The configuration with other values, in `resolved` too."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.compression.session import Session
-    from mmkv_bench.config.schema import RunConfig
+    from mmkv_bench.config.schema import MethodConfig
     from mmkv_bench.diagnostics.quantities import Value
     from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.models.load import LoadedModel
@@ -68,11 +68,13 @@ class AnalysisCounts:
     numbers: int
 
 
-def methods_of(config: RunConfig, fingerprint: str) -> list[ComparedMethod]:
+def methods_of(
+    chosen: MethodConfig, budgets: Sequence[int | float | str], model: str, fingerprint: str
+) -> list[ComparedMethod]:
     """List every method that evicts at every budget, under the first seed; analyses have `full` in any case.
 
     Args:
-        config: of a run; fingerprint: of its model, whose calibrations are looked up.
+        chosen: methods of a run; budgets: its budgets; model, fingerprint: of its model, whose calibrations are looked up.
 
     Raises:
         ConfigError: a method that cannot be built, or one of them that knows the answer beforehand.
@@ -83,12 +85,12 @@ def methods_of(config: RunConfig, fingerprint: str) -> list[ComparedMethod]:
     from mmkv_bench.plan.cells import build_methods, method_entries
 
     compared = []
-    for method in build_methods(method_entries(config), Calibrations(config.model.name, fingerprint)):
+    for method in build_methods(method_entries(chosen), Calibrations(model, fingerprint)):
         if method.compressor.needs.answer:
             raise ConfigError(
                 f"{method.name} reads the answer beforehand: a prompt alone does not decide what it keeps"
             )
-        for value in [] if method.compressor.unbudgeted else dict.fromkeys(config.budget):
+        for value in [] if method.compressor.unbudgeted else dict.fromkeys(budgets):
             budget = Budget.parse(value)
             label = f"{method.name}@{budget}" + ("" if method.compressor.reading == "paper" else " released")
             base, parameters = str(method.plain["base"]), parameters_json(method.plain, method.decoding)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import consent
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.run_config import stored_config
-from mmkv_bench.config.schema import RunConfig
+from mmkv_bench.config.schema import AnswerConfig, GridConfig, MethodConfig, RunConfig
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.node import DECODING, flat_parameters, under_reading
 from mmkv_bench.plan.cells import Cell, Identity, bases, expand, method_entries
@@ -32,11 +32,11 @@ class ReplannedCells:
     """Stored cells of one dataset, planned with this version.
 
     Attributes:
-        config, spec: of the run that makes them; cells: hash -> cell, of those whose hash is still the stored one.
+        answering, spec: of the run that makes them; cells: hash -> cell, of those whose hash is still the stored one.
         refused: hash -> why a cell cannot be made again.
     """
 
-    config: RunConfig
+    answering: AnswerConfig
     spec: TaskSpec
     cells: Mapping[str, Cell]
     refused: Mapping[str, str]
@@ -54,7 +54,7 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
     """
     from mmkv_bench.datasets.sources import preflight
     from mmkv_bench.plan import identity
-    from mmkv_bench.plan.planner import labelled, stay_offline, tasks_of
+    from mmkv_bench.plan.planner import stay_offline, tasks_of
 
     stored = json.loads(rows[0]["config"])
     for folder in stored.get("folders") or ():
@@ -62,7 +62,7 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
     config = run_config(stored, {rows[0]["dataset"]}, {row["method"] for row in rows})
     specs = tasks_of(config.datasets, config.data)
     (spec,) = specs.values()
-    config = labelled(config, specs)
+    config = config.labelled(specs)
     stay_offline(config.model, specs)
     preflight(spec)
     facts = replace(identity.gather(config.model, specs), **{name: rows[0][name] for name in VERSIONS})
@@ -71,7 +71,7 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
     for method in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == method]
         try:
-            cells = _expanded(config, method, facts)
+            cells = _expanded(config.grid, config.method_config, method, facts)
         except consent.CodeOfRowsError as error:
             refused |= {row["cell"]: str(error) for row in mine}
             continue
@@ -81,7 +81,7 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
         planned_cells = {cell.cell: cell for cell in cells}
         cells_now |= {row["cell"]: planned_cells[row["cell"]] for row in mine if row["cell"] in planned_cells}
         refused |= {row["cell"]: _why(row, cells) for row in mine if row["cell"] not in planned_cells}
-    return ReplannedCells(config, spec, cells_now, refused)
+    return ReplannedCells(config.answering, spec, cells_now, refused)
 
 
 def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[str]) -> RunConfig:
@@ -118,19 +118,20 @@ def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[
         ) from error
 
 
-def _expanded(config: RunConfig, method: str, facts: Identity) -> list[Cell]:
+def _expanded(grid: GridConfig, chosen: MethodConfig, method: str, facts: Identity) -> list[Cell]:
     """Plan the cells of one method."""
-    base = str(config.variants[method]["base"]) if method in config.variants else method
-    config = config.updated(
-        variants={name: node for name, node in config.variants.items() if name == method},
-        methods={name: node for name, node in config.methods.items() if name in (base, method)},
-    )
-    defaults = method_defaults(bases(config), config.folders)
-    return [cell for cell in cells_again(config, facts, defaults) if cell.method == method]
+    variants = {name: node for name, node in chosen.variants.items() if name == method}
+    base = str(variants[method]["base"]) if variants else method
+    methods = {name: node for name, node in chosen.methods.items() if name in (base, method)}
+    chosen = replace(chosen, variants=variants, methods=methods)
+    cells = cells_again(grid, chosen, facts, method_defaults(bases(methods, variants), chosen.folders))
+    return [cell for cell in cells if cell.method == method]
 
 
-def cells_again(config: RunConfig, facts: Identity, defaults: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
-    """Plan the cells of a `run_config`.
+def cells_again(
+    grid: GridConfig, chosen: MethodConfig, facts: Identity, defaults: Mapping[str, Mapping[str, Any]]
+) -> list[Cell]:
+    """Plan the cells of a `run_config`, given by its grid and its methods.
 
     A method's parts are those of its file now (`defaults`), with the stored values of its parameters: a stored configuration has
     no interpolations left, and a reading changes parameters that parts refer to.
@@ -139,15 +140,14 @@ def cells_again(config: RunConfig, facts: Identity, defaults: Mapping[str, Mappi
         ConfigError: a method with a parameter that it does not have now.
     """
     nodes: dict[str, Mapping[str, Any]] = {}
-    for name, stored in config.methods.items():
+    for name, stored in chosen.methods.items():
         now, values = under_reading(name, defaults[name], "paper"), flat_parameters(stored)
         unknown = sorted(set(values) - set(now))
         if unknown:
             raise ConfigError(f"{name} has no parameter {unknown[0]!r} now")
         values |= {key: stored[key] for key in ("reading", "released", DECODING) if key in stored}
         nodes[name] = {**defaults[name], **{key: value for key, value in values.items() if now.get(key) != value}}
-    config = config.updated(methods=nodes)
-    return expand(config, facts, method_entries(config, defaults))[0]
+    return expand(grid, facts, method_entries(replace(chosen, methods=nodes), defaults))[0]
 
 
 def _why(row: Row, cells: Sequence[Cell]) -> str:

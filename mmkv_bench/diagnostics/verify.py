@@ -223,10 +223,10 @@ def _answers(
     from mmkv_bench.models.source import Source
     from mmkv_bench.run.generate import Answering, compiled_step
 
-    settings = str(planned.config.model)
+    settings = str(planned.answering.model)
     if settings not in model:
         model.clear()
-        model[settings] = Source.of(planned.config.model).load()
+        model[settings] = Source.of(planned.answering.model).load()
     limit = 1 + max(one.row["doc_id"] for one in asked)
     samples = {ref.sample_id for ref in sample_refs(planned.spec, limit)}
     wanted: dict[str, set[str]] = {}
@@ -237,9 +237,9 @@ def _answers(
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "rows")
         with store.writer("verify") as writer:
-            step = compiled_step(model[settings], planned.config.answering)
+            step = compiled_step(model[settings], planned.answering)
             watched = None if watch is None else partial(watch, model[settings])
-            parts = model[settings], planned.config.answering, cells, done, writer
+            parts = model[settings], planned.answering, cells, done, writer
             answering = Answering(*parts, lambda rows: None, step=step, watch=watched)
             try:
                 generate(planned.spec, answering, limit, answering.wants)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mmkv_bench import protocols
 from mmkv_bench.compression.budget import LARGEST
-from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, EfficiencyConfig, Model, RunConfig
+from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, EfficiencyConfig, GridConfig, Model, RunConfig
 from mmkv_bench.efficiency.search import Search, search_state
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.families.facts import model_facts
@@ -187,8 +187,8 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     }
     stored = Store(Path(config.out).expanduser()).cells() if outline else None
     identity = identities.gather(config.model, {}) if stored is None else identities.outline(config.model, {}, stored)
-    entries = method_entries(config)
-    cells, notes = _expanded(config, replace(identity, datasets=made_up), entries, outline)
+    entries = method_entries(config.method_config)
+    cells, notes = _expanded(config.grid, replace(identity, datasets=made_up), entries, outline)
     for kind in kinds:
         if kind != TEXT and kind not in (takes := family.rules.media):
             raise UnsupportedError(
@@ -229,15 +229,15 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
 
 
 def _expanded(
-    config: RunConfig, identity: Identity, entries: Sequence[MethodEntry], outline: bool
+    grid: GridConfig, identity: Identity, entries: Sequence[MethodEntry], outline: bool
 ) -> tuple[list[Cell], list[str]]:
     """Cells and notes; of an outline also those of methods whose calibration is not here."""
     try:
-        return expand(config, identity, entries)
+        return expand(grid, identity, entries)
     except CalibrationError as error:
         if not outline:
             raise
-        cells, notes = expand(config, identity, entries, calibrated=False)
+        cells, notes = expand(grid, identity, entries, calibrated=False)
         return cells, [*notes, str(error)]
 
 

@@ -13,7 +13,7 @@ from mmkv_bench import protocols
 from mmkv_bench.calibrate.artefact import Calibrations
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.config.schema import AnswerConfig, RunConfig, as_list, merged
+from mmkv_bench.config.schema import AnswerConfig, GridConfig, MethodConfig, as_list, merged
 from mmkv_bench.errors import CalibrationError, ConfigError
 from mmkv_bench.methods.build import FULL, OUTSIDE, build_compressor, compressor_of, identity_form
 from mmkv_bench.methods.node import DECODING, parameters_json, under_reading, with_checksums
@@ -158,7 +158,7 @@ class MethodEntry:
     reading: str
 
 
-def method_entries(config: RunConfig, defaults: Mapping[str, Node] | None = None) -> list[MethodEntry]:
+def method_entries(config: MethodConfig, defaults: Mapping[str, Node] | None = None) -> list[MethodEntry]:
     """Methods and variants of a run, `full` first.
 
     Args:
@@ -167,7 +167,7 @@ def method_entries(config: RunConfig, defaults: Mapping[str, Node] | None = None
     Raises:
         ConfigError: a variant that no base allows, or two methods of one name.
     """
-    defaults = method_defaults(bases(config), config.folders) if defaults is None else defaults
+    defaults = method_defaults(bases(config.methods, config.variants), config.folders) if defaults is None else defaults
     validate_variants(config.variants, config.folders, defaults)
     nodes = {name: (node, defaults[name]) for name, node in config.methods.items()}
     for name, changes in config.variants.items():
@@ -190,14 +190,14 @@ def method_entries(config: RunConfig, defaults: Mapping[str, Node] | None = None
 
 
 def expand(
-    config: RunConfig, identity: Identity, entries: Sequence[MethodEntry], calibrated: bool = True
+    grid: GridConfig, identity: Identity, entries: Sequence[MethodEntry], calibrated: bool = True
 ) -> tuple[list[Cell], list[str]]:
     """All cells of a run and notes about what was merged.
 
     Args:
-        config: composed and validated configuration.
+        grid: datasets, protocols, budgets and seeds of the run.
         identity: what the hash covers besides the configuration.
-        entries: its methods.
+        entries: the run's methods.
         calibrated: with the artefacts of calibrated methods; without them their cells are those of no run.
 
     Returns:
@@ -209,18 +209,18 @@ def expand(
         ConfigError: two cells with one name, a method that cannot be built.
         CalibrationError: a calibrated method without an artefact of this model.
     """
-    artefacts = Calibrations(config.model.name, identity.model_fingerprint) if calibrated else None
+    artefacts = Calibrations(grid.answering.model.name, identity.model_fingerprint) if calibrated else None
     methods = build_methods(entries, artefacts, identity.dtype)
-    budgets = list(dict.fromkeys(map(Budget.parse, config.budget)))
-    seeds = list(dict.fromkeys(config.seed))
+    budgets = list(dict.fromkeys(map(Budget.parse, grid.budget)))
+    seeds = list(dict.fromkeys(grid.seed))
     cells: dict[str, Cell] = {}
     notes = {note: None for method in methods if (note := _without_release(method))}
-    for dataset, protocol in product(config.datasets, dict.fromkeys(config.protocol)):
+    for dataset, protocol in product(grid.datasets, dict.fromkeys(grid.protocol)):
         for method in methods:
             for budget, seed in product(
                 [None] if method.compressor.unbudgeted else budgets, seeds if method.stochastic else [None]
             ):
-                cell = _cell(config.answering, identity, dataset, protocol, method, budget, seed)
+                cell = _cell(grid.answering, identity, dataset, protocol, method, budget, seed)
                 first = cells.setdefault(cell.cell, cell)
                 if first.method != cell.method:
                     notes[f"{cell.label} is the same cell as {first.label}: it runs once, as {first.method}"] = None
@@ -244,10 +244,9 @@ def build_methods(
     return [_built(entry, calibrations, dtype) for entry in entries]
 
 
-def bases(config: RunConfig) -> list[str]:
+def bases(methods: Iterable[str], variants: Mapping[str, Node]) -> list[str]:
     """Names of the method files whose defaults a run needs: chosen methods, variants' bases, and `full`."""
-    variants = [str(node["base"]) for node in config.variants.values()]
-    return list(dict.fromkeys([*map(str, config.methods), *variants, FULL]))
+    return list(dict.fromkeys([*map(str, methods), *(str(node["base"]) for node in variants.values()), FULL]))
 
 
 def uncalibrated(model: str, fingerprint: str, entries: Sequence[MethodEntry]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +40,9 @@ def make_plan(config: RunConfig) -> Plan:
         preflight(spec)
     quiet_libraries()
     names = list(config.datasets)
-    config = labelled(config.updated(limit=reaching(config.selection, specs).limit), specs)
-    identity, entries = identities.gather(config.model, specs), method_entries(config)
-    cells, notes = expand(config, identity, entries)
+    config = config.labelled(specs).updated(limit=reaching(config.selection, specs).limit)
+    identity, entries = identities.gather(config.model, specs), method_entries(config.method_config)
+    cells, notes = expand(config.grid, identity, entries)
     family = model_facts(Source.of(config.model).described)
     validate_combinations(config.protocol, family, _compressors(cells))
     parts = [
@@ -64,14 +64,14 @@ def outline(config: RunConfig) -> Plan:
     specs = tasks_of(config.datasets, config.data)
     stay_offline(config.model, specs)
     names = list(config.datasets)
-    config = labelled(config, specs)
+    config = config.labelled(specs)
     identity = identities.outline(config.model, specs, Store(Path(config.out).expanduser()).cells())
-    entries, lacking = method_entries(config), list[str]()
+    entries, lacking = method_entries(config.method_config), list[str]()
     try:
-        cells, notes = expand(config, identity, entries)
+        cells, notes = expand(config.grid, identity, entries)
     except CalibrationError:
         lacking = uncalibrated(config.model.name, identity.model_fingerprint, entries)
-        cells, notes = expand(config, identity, entries, calibrated=False)
+        cells, notes = expand(config.grid, identity, entries, calibrated=False)
     notes += lacking
     described = Source.of(config.model).outlined()[0]
     family = None if described is None else model_facts(described)
@@ -117,11 +117,6 @@ def tasks_of(datasets: Mapping[str, Mapping[str, Any]], data: Data) -> dict[str,
             raise ConfigError(f"datasets.{name} is {spec.dataset}, which this run has already; drop one of the two")
         specs[spec.dataset] = spec
     return specs
-
-
-def labelled(config: RunConfig, labels: Iterable[str]) -> RunConfig:
-    """The configuration with its datasets under these labels."""
-    return config.updated(datasets=dict(zip(labels, config.datasets.values(), strict=True)))
 
 
 def stay_offline(model: Model, specs: Mapping[str, TaskSpec]) -> None:

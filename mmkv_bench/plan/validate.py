@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import devices, protocols
 from mmkv_bench.config import schema
 from mmkv_bench.config.overrides import same_kind
-from mmkv_bench.config.schema import Data, Gate, Model, RunConfig, allowed, as_list
+from mmkv_bench.config.schema import AnswerConfig, Data, Gate, Model, RunConfig, allowed, as_list
 from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.devices.requirements import COMPILED, FLASH, check_compiler, check_flash_attn
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
@@ -43,8 +43,7 @@ def validate(config: RunConfig) -> None:
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.store.study import PrimaryEndpoint
 
-    _words(config)
-    _numbers(config)
+    _check_values(config)
     parse_shard(config.shard)
     for value in _values("budget", config.budget):
         Budget.parse(value)
@@ -140,7 +139,10 @@ def bytes_of(value: Any, key: str = "fork_memory") -> int | None:
     return size
 
 
-def _words(config: RunConfig) -> None:
+def _check_values(config: RunConfig) -> None:
+    """Check every key that has allowed words or a range of numbers."""
+    from mmkv_bench.compression.budget import LARGEST
+
     for key, words in schema.words().items():
         value = attrgetter(key)(config)
         for one in value if isinstance(value, tuple) else [value]:
@@ -153,10 +155,6 @@ def _words(config: RunConfig) -> None:
             raise ConfigError(
                 f"samples={named} are no names of samples; allowed: {allowed('samples')}; give some, or null"
             )
-
-
-def _numbers(config: RunConfig) -> None:
-    from mmkv_bench.compression.budget import LARGEST
 
     for key, (kind, least, inclusive) in schema.ranges().items():
         for number in _values(key, attrgetter(key)(config)):
@@ -281,20 +279,21 @@ def _one_of(key: str, value: Any, words: tuple[str, ...]) -> None:
 
 
 # ---------------------------------------------------------------------- devices and packages that are not here
-def refuse_absent(config: RunConfig) -> None:
+def refuse_absent(answering: AnswerConfig, stage: str, out: str) -> None:
     """Refuse at once `model.device=cuda` without a driver, decode=compiled without a compiler and flash-attn without its package,
     where no row is here either: a run whose rows are all there needs none of them, which only the store tells.
 
     Raises:
         ConfigError: see `no_cuda` and `devices/requirements.py`.
     """
-    if config.stage == "score" or (Path(config.out).expanduser() / "store.json").exists():
+    model = answering.model
+    if stage == "score" or (Path(out).expanduser() / "store.json").exists():
         return
-    if config.model.device == "cuda" and devices.KINDS["cuda"].ruled_out():
-        raise no_cuda(config.model, str(config.model.dtype))
-    if config.model.attention == FLASH:
+    if model.device == "cuda" and devices.KINDS["cuda"].ruled_out():
+        raise no_cuda(model, model.dtype)
+    if model.attention == FLASH:
         check_flash_attn()
-    if config.decode == COMPILED:
+    if answering.decode == COMPILED:
         check_compiler()
 
 

@@ -17,20 +17,12 @@ from mmkv_bench.plan.selection import index_of
 from mmkv_bench.plan.stale_answers import changed_answers
 
 if TYPE_CHECKING:
-    from mmkv_bench.config.schema import RunConfig
+    from mmkv_bench.config.schema import SplitConfig
     from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
     from mmkv_bench.store.store import Store
 
 _OURS = ("launcher", "shards", "dry", "json", "only", "shard", "stage")
 """Keys that a sweep reads or sets itself."""
-
-
-@dataclass(frozen=True)
-class Split:
-    """Division of a run's datasets into jobs: shards of each, and hours up to which a job takes several datasets."""
-
-    shards: int
-    job_hours: float
 
 
 @dataclass(frozen=True)
@@ -51,24 +43,24 @@ class SweepJob:
         return f"{self.model} {', '.join(self.datasets)}" + ("" if self.shard == "0/1" else f" shard {self.shard}")
 
 
-def check(config: RunConfig) -> None:
+def check(scenario: str, stage: str, shard: str) -> None:
     """Refuse what a sweep on Slurm cannot split.
 
     Raises:
         ConfigError: scores alone, times, a shard.
     """
-    if config.scenario == EFFICIENCY:
+    if scenario == EFFICIENCY:
         raise ConfigError(
             "scenario=efficiency times its cells one after the other in one process; allowed with launcher=slurm: "
             "scenario=quality; start it inside a job of your own with mmkv-bench run"
         )
-    if config.stage == "score":
+    if stage == "score":
         raise ConfigError("stage=score is one process's work; allowed here: both, generate; use mmkv-bench run")
-    if str(config.shard) != "0/1":
-        raise ConfigError(f"shard={config.shard}: a sweep makes the shards itself; write shards=<how many>")
+    if shard != "0/1":
+        raise ConfigError(f"shard={shard}: a sweep makes the shards itself; write shards=<how many>")
 
 
-def pieces(job: Sequence[str], plan: Plan, store: Store, split: Split) -> list[SweepJob]:
+def pieces(job: Sequence[str], plan: Plan, store: Store, split: SplitConfig) -> list[SweepJob]:
     """The jobs of one run of a sweep: those with a sample that some cell has no row for, and whole datasets that only wait
     for their scores are none of them. Rows decide, so any number of shards at any time ends at the same rows.
 
@@ -94,7 +86,7 @@ def pieces(job: Sequence[str], plan: Plan, store: Store, split: Split) -> list[S
     return made
 
 
-def _hours(plan: Plan, coverage: Coverage, store: Store, split: Split) -> dict[str, float]:
+def _hours(plan: Plan, coverage: Coverage, store: Store, split: SplitConfig) -> dict[str, float]:
     """Dataset -> hours of one shard by the rate of stored rows; none of a dataset without such a rate."""
     if len(plan.parts) < 2 or not split.job_hours:
         return {}

@@ -19,12 +19,12 @@ from mmkv_bench.plan.planner import make_plan, outline
 from mmkv_bench.plan.stale_answers import other_versions
 from mmkv_bench.run.progress import waiting
 from mmkv_bench.slurm import checks, queue, submission
-from mmkv_bench.slurm.pieces import Split, SweepJob, check, pieces
+from mmkv_bench.slurm.pieces import SweepJob, check, pieces
 from mmkv_bench.store import study
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
-    from mmkv_bench.config.schema import Model, RunConfig, Slurm
+    from mmkv_bench.config.schema import Model, RunConfig, Slurm, SplitConfig
 
 Job = Callable[[tuple[str, ...], int], Callable[[], None]]
 """Makes of a run's overrides, and the number of GPUs for a process each, what a job calls: picklable, named by a module that jobs
@@ -42,7 +42,7 @@ class Run:
     overrides: Sequence[str]
     plan: Plan
     store: Store
-    split: Split
+    split: SplitConfig
 
 
 def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any], job: Job) -> int:
@@ -60,7 +60,8 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
         Store(folder).check_writable()
         checks.check_folder(folder)
     with waiting("planning"):
-        runs = [_run(overrides, config) for overrides, config in jobs]
+        plans = [make_plan(config) for _, config in jobs]
+    runs = [Run(job, plan, Store(plan.out), config.split) for (job, config), plan in zip(jobs, plans, strict=True)]
     for said in dict.fromkeys(note for run in runs for note in other_versions(run.plan, run.store)):
         print(f"mmkv_bench: {said}", file=sys.stderr)
     config, folder = jobs[0][1], _notes(launcher)
@@ -124,7 +125,7 @@ def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]
     todo = [
         piece
         for (overrides, config), plan in zip(jobs, plans, strict=True)
-        for piece in pieces(overrides, plan, Store(plan.out), _split(config))
+        for piece in pieces(overrides, plan, Store(plan.out), config.split)
     ]
     slurm = jobs[0][1].slurm
     devices = _devices([config.model for _, config in jobs], slurm, launcher)
@@ -152,7 +153,7 @@ def _by_resources(
 def _check(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> None:
     checks.check_launcher(launcher)
     for _, config in jobs:
-        check(config)
+        check(config.scenario, config.stage, config.shard)
         checks.check_launcher(submission.for_model(launcher, config.slurm.models, config.model.name))
 
 
@@ -163,15 +164,6 @@ def _devices(models: Sequence[Model], slurm: Slurm, launcher: Mapping[str, Any])
         name: checks.devices_of(submission.for_model(launcher, slurm.models, name), model)
         for name, model in named.items()
     }
-
-
-def _split(config: RunConfig) -> Split:
-    return Split(config.shards, config.slurm.job_hours)
-
-
-def _run(overrides: Sequence[str], config: RunConfig) -> Run:
-    plan = make_plan(config)
-    return Run(overrides, plan, Store(plan.out), _split(config))
 
 
 def _cells(run: Run) -> dict[str, tuple[str, int]]:

@@ -69,7 +69,7 @@ def build(*overrides: str):
 
 def identity(*overrides: str) -> dict:
     config = compose(["method=custom", "baseline=none", *overrides])
-    (method,) = build_methods(method_entries(config))
+    (method,) = build_methods(method_entries(config.method_config))
     return dict(method.plain) | {"tuned": method.tuned}
 
 
@@ -153,14 +153,14 @@ def test_a_file_among_methods_is_custom_under_its_own_name_with_the_same_identit
     words = ["method=[snapkv,mine.py,other.py]", "baseline=none", "methods.mine.args.power=2", "mine.window=4"]
     config = compose(words)
     validate(config)
-    _, mine, other = build_methods(method_entries(config))
+    _, mine, other = build_methods(method_entries(config.method_config))
     given = identity("methods.custom.path=mine.py", "methods.custom.args.power=2", "methods.custom.window=4")
     assert dict(mine.plain) | {"tuned": mine.tuned} == given
     assert (mine.name, mine.compressor.name, mine.compressor.scorer.power) == ("mine", "mine", 2.0)
     assert (other.name, other.tuned, mine.plain["base"]) == ("other", False, "custom")
     alone = compose(["method=mine.py"])
     validate(alone)
-    assert [method.name for method in build_methods(method_entries(alone))] == ["full", "mine"]
+    assert [method.name for method in build_methods(method_entries(alone.method_config))] == ["full", "mine"]
 
 
 def test_an_argument_without_a_default_is_asked_for_and_is_no_tuning(folder):
@@ -168,7 +168,7 @@ def test_an_argument_without_a_default_is_asked_for_and_is_no_tuning(folder):
     with pytest.raises(ConfigError, match="needs a value for power; write methods.custom.args={power: <value>}"):
         build("methods.custom.path=mine.py")
     with pytest.raises(ConfigError, match="write variants.mine.args={power: <value>}"):
-        build_methods(method_entries(compose(["method=mine.py"])))
+        build_methods(method_entries(compose(["method=mine.py"]).method_config))
     assert not identity("methods.custom.path=mine.py", "methods.custom.args.power=2")["tuned"]
 
 
@@ -323,7 +323,7 @@ def test_other_requests_that_make_no_sense_are_refused(overrides, words, folder)
     (folder / "mine.py").write_text(scorer())
     with pytest.raises(ConfigError) as refused:
         config = compose(["method=custom", *overrides] if not overrides[0].startswith("method=") else overrides)
-        build_methods(method_entries(config))
+        build_methods(method_entries(config.method_config))
     assert words in str(refused.value)
 
 

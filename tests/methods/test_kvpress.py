@@ -175,7 +175,7 @@ def test_the_identity_holds_the_version_and_every_argument(fake):
 @each(("args", "tuned"), [("{}", False), ("{power: 1}", False), ("{power: 2}", True)])
 def test_a_press_is_tuned_when_its_arguments_are_not_its_defaults(fake, args, tuned):
     config = compose(["method=kvpress", "methods.kvpress.press=LoudPress", f"methods.kvpress.args={args}"])
-    methods = build_methods(method_entries(config))
+    methods = build_methods(method_entries(config.method_config))
     assert [method.tuned for method in methods] == [False, tuned]
 
 

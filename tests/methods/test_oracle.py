@@ -205,7 +205,7 @@ def test_attach_without_an_answer_records_that_there_was_none():
 
 def test_its_rows_say_that_it_cheats_and_defaults_are_not_tuned():
     config = compose(["method=[oracle,snapkv]"])
-    methods = {m.name: m for m in build_methods(method_entries(config))}
+    methods = {m.name: m for m in build_methods(method_entries(config.method_config))}
     assert methods["oracle"].plain[READS_ANSWER] is True and not methods["oracle"].tuned
     assert READS_ANSWER not in methods["snapkv"].plain and READS_ANSWER not in methods["full"].plain
 

@@ -47,7 +47,7 @@ def plan(*overrides: str, facts_: Identity | None = None) -> tuple[list[Cell], l
     """Cells and notes of the run that these overrides ask for, checked as the command line checks it."""
     config = compose([*MODEL, *overrides])
     validate(config)
-    return expand(config, facts_ or facts(*map(str, config.datasets)), method_entries(config))
+    return expand(config.grid, facts_ or facts(*map(str, config.datasets)), method_entries(config.method_config))
 
 
 def cells(*overrides: str, facts_: Identity | None = None) -> list[Cell]:

@@ -86,7 +86,9 @@ def planned(stored: Mapping[str, Any], rows) -> set[str]:
     for name, node in stored["datasets"].items():
         spec = spec_from_config(name, node)
         specs[spec.dataset] = specs[name] = spec
-    return {cell.cell for cell in cells_again(config, facts_of(rows[0], specs, rows), defaults())}
+    return {
+        cell.cell for cell in cells_again(config.grid, config.method_config, facts_of(rows[0], specs, rows), defaults())
+    }
 
 
 def runs_of(root: Path) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:

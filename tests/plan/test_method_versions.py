@@ -56,7 +56,7 @@ def committed(experiment: str, size: str) -> list[Cell]:
     config = config.updated(datasets={label: config.datasets["pages_walk"]})
     known = DatasetIdentity(PAGES[size], {"task": label, "size": size, "split": "test"}, GENERATION)
     world = facts(label, model_fingerprint="6d8af26e5ffd7704", dataset_identity=known)
-    return expand(config, world, method_entries(config))[0]
+    return expand(config.grid, world, method_entries(config.method_config))[0]
 
 
 @pytest.mark.full

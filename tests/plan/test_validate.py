@@ -157,7 +157,7 @@ def test_what_is_no_amount_of_memory_is_refused(value):
 def combinations(family, *overrides: str) -> None:
     config = compose([*MODEL, *overrides])
     validate_combinations(
-        config.protocol, family, [method.compressor for method in build_methods(method_entries(config))]
+        config.protocol, family, [method.compressor for method in build_methods(method_entries(config.method_config))]
     )
 
 
@@ -187,6 +187,6 @@ def test_methods_that_need_visual_tokens_are_refused_for_text_models():
 def test_factors_for_another_number_of_layers_are_refused_before_any_work() -> None:
     words = ["methods.mmshift.expansion=layer", "methods.mmshift.layer_gamma=[2.0,3.0]"]
     config = compose(["method=mmshift", *words])
-    methods = [method.compressor for method in build_methods(method_entries(config))]
+    methods = [method.compressor for method in build_methods(method_entries(config.method_config))]
     with pytest.raises(ConfigError, match="2 factors and the model has 4 layers"):
         validate_combinations(config.protocol, MULTIMODAL, methods)

@@ -194,7 +194,7 @@ def diagnose(given: argparse.Namespace) -> int:
         ours = [f"dataset={next(iter(config.datasets))}", *ours]
     quiet_libraries()
     questions = of_dataset(ours, given.samples, given.draw, calibrating=False)
-    methods = partial(methods_of, config) if of_methods else None
+    methods = partial(methods_of, config.method_config, config.budget, config.model.name) if of_methods else None
     out = Path(config.out)
     written = diagnose(given.name, config.model, questions, given.tokens, out, methods)
     earlier = f", {written.before} had been measured before" if written.before else ""

@@ -13,7 +13,7 @@ from mmkv_bench.cli.grammar import Parser, amount, configuration, count, overrid
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mmkv_bench.config.schema import RunConfig
+    from mmkv_bench.efficiency.plan import EfficiencyPlan
     from mmkv_bench.forecast.forecast import Assumptions, Forecast
     from mmkv_bench.forecast.memory import DryPrompt
     from mmkv_bench.plan.plan import Plan
@@ -81,7 +81,14 @@ def plan(given: argparse.Namespace) -> int:
     slurm = any(text.partition("=")[0] == "launcher" for text in overrides)
     launcher = launcher_of(overrides) if slurm else None  # the plan is then a sweep's
     if config.scenario == EFFICIENCY:
-        document = _plan_efficiency(config, given, launcher)
+        from mmkv_bench.efficiency.plan import plan_passes
+
+        for flag in ("prompt_tokens", "visual_tokens", "image"):
+            if getattr(given, flag):
+                raise ConfigError(
+                    f"--{flag.replace('_', '-')} has no meaning under scenario=efficiency; say it with lengths=[...] and prompts="
+                )
+        document = _print_passes(plan_passes(config, outline=True), given, launcher)
     else:
         document = print_plan(outline(config), launcher, given)
     if given.json:
@@ -125,34 +132,28 @@ def print_plan(
     }
 
 
-def _plan_efficiency(
-    config: RunConfig, given: argparse.Namespace, launcher: Mapping[str, Any] | None
+def _print_passes(
+    plan: EfficiencyPlan, given: argparse.Namespace, launcher: Mapping[str, Any] | None
 ) -> dict[str, Any]:
+    """Print the plan of scenario=efficiency, and return it as data."""
     from mmkv_bench.efficiency import forecast as passes
-    from mmkv_bench.efficiency.plan import plan_passes
     from mmkv_bench.efficiency.run import missing
     from mmkv_bench.forecast.forecast import forecast
     from mmkv_bench.forecast.text import document, text
     from mmkv_bench.plan import preflight
     from mmkv_bench.store.store import Store
 
-    for flag in ("prompt_tokens", "visual_tokens", "image"):
-        if getattr(given, flag):
-            raise ConfigError(
-                f"--{flag.replace('_', '-')} has no meaning under scenario=efficiency; say it with lengths=[...] and prompts="
-            )
-    plan = plan_passes(config, outline=True)
-    todo = missing(plan, Store(plan.out).timings(plan.names), list(config.retry))
+    todo = missing(plan, Store(plan.out).timings(plan.names), list(plan.retry))
     forecasts = forecast(
         plan, passes.workloads_of(plan, todo), _assumptions(given, plan, launcher), passes.notes_of(plan)
     )
-    lacks = preflight.weights_lacking(config.model)
+    lacks = preflight.weights_lacking(plan.model)
     print("\n".join([passes.text(plan, todo), text(forecasts), *preflight.said(lacks)]))
     return {
         **passes.document(plan, todo),
         "forecast": document(forecasts),
         "lacking": [asdict(lack) for lack in lacks],
-        **(_memory(plan, forecasts, passes.prompts(plan), int(config.new_tokens) - 1) if given.memory else {}),
+        **(_memory(plan, forecasts, passes.prompts(plan), plan.pass_config.new_tokens - 1) if given.memory else {}),
     }
 
 

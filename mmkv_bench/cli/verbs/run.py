@@ -144,7 +144,7 @@ def run_sweep(overrides: Sequence[str]) -> int:
     words, config = jobs[0]
     launcher = launcher_of(words)
     if not str(launcher["_target_"]).endswith("SlurmLauncher"):
-        refuse_keys_of_slurm(config, "add launcher=slurm")
+        refuse_keys_of_slurm(config.shards, config.dry, "add launcher=slurm")
         return multirun(overrides, len(jobs))
     from mmkv_bench.slurm import sweep as slurm
 
