@@ -98,7 +98,7 @@ def _finish(draft: _Draft) -> Report:
     styles = views.styles()
     for view in views.views:
         folder.figure(f"{view.number}-budget", against_budget(view, styles), *view.curve_numbers())
-        for cost in filter(view.has, ("held", "token")):
+        for cost in filter(view.has, ("bytes", "token")):
             folder.figure(f"{view.number}-{cost}", against_cost(view, cost, styles), *view.cost_numbers(cost))
     about = (
         f"{draft.cells:,} cells, {draft.answers:,} answers, {len(views.views)} tables, of {', '.join(draft.stores)}."

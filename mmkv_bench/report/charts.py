@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmkv_bench.report.fields import byte_words, number, rank_words
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure  # type: ignore[import-untyped]
-
-    from mmkv_bench.report.scores import FamilyRanks, ScoreLine, ScoreView
+from mmkv_bench.report.scores import FamilyRanks, ScoreLine, ScoreView, cost_value
 
 # Okabe and Ito's colours, told apart with every common colour vision; shapes and dashes repeat the distinction.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#a07a1f", "#8a63c9")
@@ -23,13 +19,14 @@ MANY_NUMBERS = 400
 """Fields of a heat map above which the numbers are not written into them."""
 
 
-def _figure(traces: Sequence[Mapping[str, Any]], **layout: Any) -> Figure:
-    from plotly.graph_objects import Figure
+Figure = dict[str, Any]
+"""Data and layout as plotly's script takes them."""
 
+
+def _figure(traces: Sequence[Mapping[str, Any]], **layout: Any) -> Figure:
     clear = dict.fromkeys(("paper_bgcolor", "plot_bgcolor"), "rgba(0,0,0,0)")
     margin = {"l": 60, "r": 20, "t": 20, "b": 50}
-    shared = clear | {"template": "none", "margin": margin, "hoverlabel": {"align": "left"}}
-    return Figure(data=traces, layout=shared | layout)
+    return {"data": traces, "layout": clear | {"margin": margin, "hoverlabel": {"align": "left"}} | layout}
 
 
 def _method_traces(
@@ -38,14 +35,14 @@ def _method_traces(
     """A trace per method; its points are lines of the table. places: x of each line; numbers: of the methods' styles."""
     points: dict[str, list[tuple[float, ScoreLine]]] = {}
     for line, x in zip(lines, places, strict=True):
-        points.setdefault(line.method, []).append((x, line))
+        points.setdefault(line["label"], []).append((x, line))
     traces = []
     for method in sorted(points, key=numbers.__getitem__):
         line_points = sorted(points[method], key=lambda point: point[0])
         style = numbers[method]
         colour = COLOURS[style % len(COLOURS)]
         dash = DASHES[style // len(COLOURS) % len(DASHES)]
-        scores = [(line.value or 0.0, line.low, line.high) for _, line in line_points]
+        scores = [(line["value"] or 0.0, line["low"], line["high"]) for _, line in line_points]
         traces.append(
             {
                 "type": "scatter",
@@ -72,38 +69,40 @@ def _method_traces(
 
 def against_budget(view: ScoreView, numbers: Mapping[str, int]) -> Figure:
     """Scores of a table against the budget, on a logarithmic axis; methods without a budget are level lines."""
-    scored = [line for line in view.lines if line.value is not None]
+    scored = [line for line in view.lines if line["value"] is not None]
     budgets = [float(budget) for budget in view.budgets]
     level = [
         {
             "type": "scatter",
             "mode": "lines",
-            "name": line.method,
+            "name": line["label"],
             "x": [budgets[0], budgets[-1]] if budgets else [0, 1],
-            "y": [number(line.value)] * 2,
+            "y": [number(line["value"])] * 2,
             "line": {"color": GREY, "dash": "dash", "width": 2},
             "text": view.hint(line),
             "hoverinfo": "text",
         }
         for line in scored
-        if not line.budget
+        if not line["budget"]
     ]
-    budgeted = [line for line in scored if line.budget]
-    traces = _method_traces(view, budgeted, (float(line.budget) for line in budgeted), numbers)
+    budgeted = [line for line in scored if line["budget"]]
+    traces = _method_traces(view, budgeted, (float(line["budget"]) for line in budgeted), numbers)
     words = [view.budget_words(budget).removesuffix(" entries") for budget in view.budgets]
-    axis = AXIS | {"type": "log", "title_text": view.axis_words, "tickvals": budgets, "ticktext": words}
-    return _figure([*level, *traces], height=520, xaxis=axis, yaxis=AXIS | {"title_text": view.metric})
+    axis = AXIS | {"type": "log", "title": {"text": view.axis_words}, "tickvals": budgets, "ticktext": words}
+    return _figure([*level, *traces], height=520, xaxis=axis, yaxis=AXIS | {"title": {"text": view.metric}})
 
 
 def against_cost(view: ScoreView, cost: str, numbers: Mapping[str, int]) -> Figure:
-    """Scores of a table against `held` (bytes) or `token` (seconds per token)."""
-    costs = [(line, value) for line in view.lines if line.value is not None and (value := line.cost(cost)) is not None]
-    traces = _method_traces(view, [line for line, _ in costs], [value for _, value in costs], numbers)
-    axis: dict[str, Any] = AXIS | {"type": "log", "title_text": "bytes held" if cost == "held" else "seconds per token"}
-    if cost == "held":
-        ticks = _powers_of_two([value for _, value in costs])
+    """Scores of a table against `bytes` or `token` (seconds)."""
+    costs = [(line, cost_value(line, cost)) for line in view.lines if line["value"] is not None]
+    lines, values = zip(*((line, value) for line, value in costs if value is not None), strict=True)
+    traces = _method_traces(view, lines, values, numbers)
+    words = "bytes held" if cost == "bytes" else "seconds per token"
+    axis: dict[str, Any] = AXIS | {"type": "log", "title": {"text": words}}
+    if cost == "bytes":
+        ticks = _powers_of_two(values)
         axis |= {"tickvals": ticks, "ticktext": [byte_words(tick) for tick in ticks]}
-    return _figure(traces, height=480, xaxis=axis, yaxis=AXIS | {"title_text": view.metric})
+    return _figure(traces, height=480, xaxis=axis, yaxis=AXIS | {"title": {"text": view.metric}})
 
 
 def _powers_of_two(values: Sequence[float]) -> list[float]:
@@ -149,7 +148,7 @@ def rank_intervals(ranks: FamilyRanks) -> Figure:
     return _figure(
         traces,
         height=90 + 34 * count,
-        xaxis=AXIS | {"title_text": "rank, 1 = best", "range": [0.5, count + 0.5], "dtick": step},
+        xaxis=AXIS | {"title": {"text": "rank, 1 = best"}, "range": [0.5, count + 0.5], "dtick": step},
         yaxis=AXIS | {"tickvals": [*range(count - 1, -1, -1)], "ticktext": list(ranks.methods), "zeroline": False},
     )
 
@@ -181,9 +180,9 @@ def by_head(layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), d
         coloraxis={"colorscale": "Cividis", "colorbar": {"title": {"text": words}}},
         updatemenus=[menu | {"buttons": buttons}] if len(kinds) > 1 else [],
         margin={"l": 60, "r": 20, "t": 50 if len(kinds) > 1 else 20, "b": 50},
-        xaxis=AXIS | {"title_text": "KV head", "dtick": 4 if heads > 20 else 1, "showgrid": False},
+        xaxis=AXIS | {"title": {"text": "KV head"}, "dtick": 4 if heads > 20 else 1, "showgrid": False},
         yaxis=AXIS
-        | {"title_text": "layer", "autorange": "reversed", "dtick": 4 if layers > 40 else 1, "showgrid": False},
+        | {"title": {"text": "layer"}, "autorange": "reversed", "dtick": 4 if layers > 40 else 1, "showgrid": False},
     )
 
 

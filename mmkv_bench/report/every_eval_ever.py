@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import __version__
-from mmkv_bench.report.answers import COUNTED, AnswerTable, parsed
+from mmkv_bench.report.answers import COUNTED, AnswerTable, counted, parsed
 from mmkv_bench.report.command import Commands
 from mmkv_bench.statistics.metric_kinds import is_share, lower_is_better
 from mmkv_bench.store.files import canonical_json
@@ -49,7 +49,7 @@ class By:
 def records(store: Store, by: By) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """(cell, its record), in the order of datasets, methods and budgets; None where none of its metrics has a value."""
     commands = Commands()
-    answers = AnswerTable.of(
+    answers = AnswerTable(
         store.responses(None, dict.fromkeys(["cell", "doc_id", "kept", "chosen", *_ANSWERS, *COUNTED]), coded=True)
     )
     metrics: dict[str, list[Mapping[str, Any]]] = {}
@@ -98,9 +98,8 @@ def _record(
     command: str,
     by: By,
 ) -> dict[str, Any]:
-    at = answers.rows(cell["cell"])
-    table = answers.table.slice(at.start, at.stop - at.start)
-    account = answers.account(cell["cell"])["counted"] or {}
+    table = answers.rows(cell["cell"])
+    account = counted(table) or {}
     path = (config.get("model") or {}).get("path") or ""
     model = (
         path

@@ -9,15 +9,12 @@ import shutil
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmkv_bench import __version__
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.report.charts import by_head
+from mmkv_bench.report.charts import Figure, by_head
 from mmkv_bench.report.fields import score
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure  # type: ignore[import-untyped]
 
 MARK = "report.json"
 FORMAT = "mmkv-bench report 1"
@@ -99,7 +96,7 @@ class Folder:
         numbers = str(macros.plain(header, rows)) if header else ""
         if figure is not None and header:
             numbers = f"<details><summary>as numbers</summary>{numbers}</details>"
-        value = f'{{"figure":{"null" if figure is None else figure.to_json()},"numbers":{json.dumps(numbers)}}}'
+        value = json.dumps({"figure": figure, "numbers": numbers}, separators=(",", ":"))
         self.write(f"figures/{name}.js", f"mmkv.put({json.dumps(name)},{value});\n".encode())
 
     def heads(self, layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), digits: int = 0) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmkv_bench.report.answers import pa_places
 from mmkv_bench.report.charts import over_image
 from mmkv_bench.report.fields import numbers
 from mmkv_bench.store.kept_entries import digest, unpacked
@@ -68,13 +66,12 @@ def kept_tokens(
     kept: list[dict[int, KeptTokens]] = [{} for _ in samples]
     if not any(visual):
         return kept
-    columns = answers.table.select(["kept_indices", "kept_digest"])
     for number, cell in enumerate(cells):
-        rows = columns.take(pa_places(answers.of_samples(cell, samples)))
-        texts, digests = (rows[name].to_pylist() for name in rows.column_names)
-        for place, (text, boxes) in enumerate(zip(texts, visual, strict=True)):
-            if text is not None and boxes:
-                tokens = KeptTokens.of_row(text, digests[place], np.reshape(boxes, (-1, WIDTH))[:, 0].astype(int))
+        rows = answers.of_samples(cell, samples, ["kept_indices", "kept_digest"])
+        for place, (row, boxes) in enumerate(zip(rows, visual, strict=True)):
+            if row["kept_indices"] is not None and boxes:
+                visual_places = np.reshape(boxes, (-1, WIDTH))[:, 0].astype(int)
+                tokens = KeptTokens.of_row(row["kept_indices"], row["kept_digest"], visual_places)
                 if tokens is not None:
                     kept[place][number] = tokens
     return kept
@@ -128,10 +125,7 @@ def kept_section(
         "data": {
             "tokens": len(boxes),
             "bits": {number: tokens.bits for number, tokens in kept.items()},
-            "figures": [
-                json.loads(over_image(image, grid[:2]).to_json())
-                for (image, _), grid in zip(images, grids, strict=True)
-            ],
+            "figures": [over_image(image, grid[:2]) for (image, _), grid in zip(images, grids, strict=True)],
             "places": [grid[2] for grid in grids],
         },
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,8 +17,8 @@ from mmkv_bench.tables.costs import CostEntry, CostTable
 from mmkv_bench.tables.dataset_groups import TaskRanks, families, headlines, ranks_over
 from mmkv_bench.tables.notes import predicts_nothing, score_notes
 from mmkv_bench.tables.rows import CONTEXT
-from mmkv_bench.tables.score_table import Line, ScoreTable
-from mmkv_bench.tables.score_text import SHORT
+from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
+from mmkv_bench.tables.score_text import SHORT, record
 from mmkv_bench.tables.text import axis_words, caption, context_words, line_label
 
 COSTS = (KNOWN["bytes_held"], KNOWN["bytes_device"], KNOWN["tpot_s"])
@@ -26,55 +26,31 @@ FILTERED = ("model", "dataset", "protocol", "reading", "method", "budget", "metr
 """Columns of the table of all lines that have a list of values to choose from."""
 
 
-@dataclass
-class ScoreLine:
-    """A method at a budget in a table of scores, its seeds together.
+ScoreLine = dict[str, Any]
+"""A method at a budget, its seeds together: a line of csv (`records`), and keys of the report.
 
-    Attributes:
-        cells: names of their pages; rank: from and to, None without one; best: none is proven better.
-        audit, fallbacks: in words; over: answers over the budget; held, token: bytes and seconds per token.
-        setting: what a timed pass of another store must share with it.
-    """
+    label: the method in words; pages: names of its cells' pages; store: number of its store; axis: of its table.
+    audit, remarks: in words; bytes, token: costs of its cells; setting: what a timed pass of another store must share with it.
+"""
 
-    method: str
-    reading: str | None
-    budget: str
-    cells: list[str]
-    value: float | None
-    low: float | None
-    high: float | None
-    n: int
-    n_ok: int
-    rank: tuple[int, int] | None
-    best: bool
-    audit: str
-    fallbacks: str
-    over: int
-    held: CostEntry | None
-    token: CostEntry | None
-    setting: tuple[str, ...]
 
-    def cost(self, name: str) -> float | None:
-        """The median of `held` or `token`, None where rows do not tell it."""
-        entry = self.held if name == "held" else self.token
-        return None if entry is None else entry.value
+def cost_value(line: ScoreLine, name: str) -> float | None:
+    """The median of `bytes` or `token`, None where rows do not tell it."""
+    return None if line[name] is None else line[name].value
 
 
 @dataclass
 class ScoreView:
-    """A table of scores. store: the number of its store; number: its own."""
+    """A table of scores. number: its place in the report."""
 
     number: int
-    store: int
-    model: str
     dataset: str
-    protocol: str
     metric: str
     axis: str
     budgets: tuple[str, ...]
     caption: str
     notes: list[str]
-    lines: list[ScoreLine] = field(default_factory=list)
+    lines: list[ScoreLine]
 
     @property
     def axis_words(self) -> str:
@@ -87,50 +63,46 @@ class ScoreView:
 
     def has(self, cost: str) -> bool:
         """Some line has a score and this cost."""
-        return any(line.value is not None and line.cost(cost) is not None for line in self.lines)
+        return any(line["value"] is not None and cost_value(line, cost) is not None for line in self.lines)
 
     def hint(self, line: ScoreLine) -> str:
         """Words that a point of a chart shows on hover."""
-        value = f"{score(line.value)} {interval(line.low, line.high)}, n = {line.n}"
-        return "<br>".join(filter(None, (f"{line.method}, {self.budget_words(line.budget)}", value, line.fallbacks)))
+        words = [f"{line['label']}, {self.budget_words(line['budget'])}", f"{_score_words(line)}, n = {line['n']}"]
+        return "<br>".join([*words, *filter(None, [line["fallbacks"]])])
 
     def leaders(self, budget: str) -> Markup | str:
         """The methods of which none is proven better, with their best score; `-` for none, "" where nobody has this budget."""
-        best = [line for line in self.lines if line.budget == budget and line.best and line.value is not None]
+        lines = [line for line in self.lines if line["budget"] == budget]
+        best = [line for line in lines if line["best"] and line["value"] is not None]
         if not best:
-            return "-" if any(line.budget == budget for line in self.lines) else ""
-        words = f"{len(best)} not told apart" if len(best) > 3 else ", ".join(line.method for line in best)
-        top = (min if lower_is_better(self.metric) else max)(line.value or 0.0 for line in best)
-        all_of_them = "\n".join(f"{line.method} {score(line.value)} {interval(line.low, line.high)}" for line in best)
+            return "-" if lines else ""
+        words = f"{len(best)} not told apart" if len(best) > 3 else ", ".join(line["label"] for line in best)
+        top = (min if lower_is_better(self.metric) else max)(line["value"] for line in best)
+        all_of_them = "\n".join(f"{line['label']} {_score_words(line)}" for line in best)
         return Markup('<span title="{}">{} <span class="quiet">{}</span></span>').format(all_of_them, words, score(top))
 
     def curve_numbers(self) -> tuple[list[str], list[list[str]]]:
         """Header and rows of the scores by method and budget."""
-        held = {(line.method, line.budget): line for line in self.lines}
+        scores = {(line["label"], line["budget"]): _score_words(line) for line in self.lines}
         budgets = ("", *self.budgets)
-        rows = []
-        for method in dict.fromkeys(line.method for line in self.lines):
-            lines = [held.get((method, budget)) for budget in budgets]
-            rows.append(
-                [method, *("" if one is None else f"{score(one.value)} {interval(one.low, one.high)}" for one in lines)]
-            )
+        methods = dict.fromkeys(label for label, _ in scores)
+        rows = [[method, *(scores.get((method, budget), "") for budget in budgets)] for method in methods]
         return ["method", *map(self.budget_words, budgets)], rows
 
     def cost_numbers(self, cost: str) -> tuple[list[str], list[list[Any]]]:
         """Header and rows of one cost by method and budget."""
+        header = "bytes held" if cost == "bytes" else "time per token"
         rows = []
         for line in self.lines:
-            entry = line.held if cost == "held" else line.token
-            if entry is not None and entry.value is not None:
-                words = byte_words(entry.value) if cost == "held" else f"{1000 * entry.value:.3g} ms"
-                rows.append([line.method, self.budget_words(line.budget), words, score(entry.ratio), score(line.value)])
-        return [
-            "method",
-            "budget",
-            "bytes held" if cost == "held" else "time per token",
-            "ratio to full",
-            self.metric,
-        ], rows
+            if (value := cost_value(line, cost)) is not None:
+                words = byte_words(value) if cost == "bytes" else f"{1000 * value:.3g} ms"
+                budget, ratio = self.budget_words(line["budget"]), score(line[cost].ratio)
+                rows.append([line["label"], budget, words, ratio, score(line["value"])])
+        return ["method", "budget", header, "ratio to full", self.metric], rows
+
+
+def _score_words(line: ScoreLine) -> str:
+    return f"{score(line['value'])} {interval(line['low'], line['high'])}"
 
 
 @dataclass(frozen=True)
@@ -178,31 +150,26 @@ class ScoreViews:
         self, store: int, tables: Sequence[ScoreTable], costs: Sequence[CostTable], name: Callable[[str], str]
     ) -> None:
         """The tables of one store. costs: of the same store; name: cell hash -> the name of its page."""
-        known, views = _costs(costs), {}
+        cost_entries, views = _costs(costs), {}
         for table in tables:
-            view = ScoreView(
-                number=len(self.views),
-                store=store,
-                model=table.context["model"],
-                dataset=table.dataset,
-                protocol=table.context["protocol"],
-                metric=table.metric,
-                axis=table.axis,
-                budgets=tuple(table.budgets),
-                caption=caption(table, tables),
-                notes=[note.text for note in sorted(score_notes(table), key=lambda note: note.rank)],
-            )
-            self.views.append(view)
-            views[id(table)] = view
-            for method in table.methods:
-                for budget in ("", *table.budgets):
-                    key = (_where(table.context), method.variant, table.axis if budget else "none", budget)
-                    view.lines += _lines(table, method, budget, known.get(key, {}), name)
+            notes = [note.text for note in sorted(score_notes(table), key=lambda note: note.rank)]
+            lines = [
+                _line(table, *cell, cost_entries) | {"store": store, "pages": list(map(name, cell[-1].cells))}
+                for cell in table_cells(table)
+            ]
+            head = len(self.views), table.dataset, table.metric, table.axis, tuple(table.budgets)
+            views[id(table)] = ScoreView(*head, caption(table, tables), notes, lines)
+            self.views.append(views[id(table)])
         self.families += _families(store, tables, views)
+
+    @property
+    def lines(self) -> list[ScoreLine]:
+        """Lines of all tables."""
+        return [line for view in self.views for line in view.lines]
 
     def styles(self) -> dict[str, int]:
         """Method -> the number of its colour, shape and dash: the same in every chart."""
-        methods = {line.method for view in self.views for line in view.lines}
+        methods = {line["label"] for line in self.lines}
         return {method: place for place, method in enumerate(sorted(methods, key=lambda name: text_field(name)[1]))}
 
     def join_passes(self, tables: Sequence[CostTable]) -> list[str]:
@@ -216,25 +183,26 @@ class ScoreViews:
             return []
         shape = max((table.shape for table in passes), key=lambda one: (-int(one["batch"]), int(one["prompt_tokens"])))
         times = {
-            _setting(table.context, method, table.axis, budget): table.entries[method.label, budget].get(COSTS[-1].key)
+            _key(table.context, ("model", "protocol"), method.variant[1:], table.axis, budget): table.entries[
+                method.label, budget
+            ].get(COSTS[-1].key)
             for table in passes
             if table.shape == shape
             for method, budget in table.lines()
         }
-        lines, joined = [line for view in self.views for line in view.lines], 0
-        for line in lines:
-            took = times.get(line.setting)
-            if line.cost("token") is None and took is not None and took.value is not None:
-                line.token = took
+        joined = 0
+        for line in self.lines:
+            entry = times.get(line["setting"])
+            if cost_value(line, "token") is None and entry is not None and entry.value is not None:
+                line["token"] = entry
                 joined += 1
         words = f"passes of {shape['prompt_tokens']} prompt tokens, batch {shape['batch']}"
-        return [f"Times per token of {joined} of {len(lines)} lines are those of {words}."]
+        return [f"Times per token of {joined} of {len(self.lines)} lines are those of {words}."]
 
     def table(self, stores: Sequence[str]) -> tuple[str, Markup]:
         """(what all lines share, in words; the table of all of them). stores: their folders."""
-        lines = [(view, line) for view in self.views for line in view.lines]
-        columns = {header: [value(view, line) for view, line in lines] for header, value in _COLUMNS.items()}
-        columns["rows"] = [text_field(stores[view.store]) for view, _ in lines]
+        columns = {header: list(map(field_of, self.lines)) for header, field_of in _COLUMNS.items()}
+        columns["rows"] = [text_field(stores[line["store"]]) for line in self.lines]
         alike = [name for name in FILTERED if len({text for text, _ in columns[name]}) == 1 and name != "method"]
         words = ", ".join(f"{name} {columns[name][0][0]}" for name in alike if columns[name][0][0])
         shown = {name: fields for name, fields in columns.items() if name not in alike}
@@ -247,65 +215,73 @@ def _number(value: float | None, words: str | None = None) -> Field:
 
 def _cell_links(line: ScoreLine) -> Field:
     link = Markup('<a href="cells/{}.html">{}</a>')
-    links = Markup(" ").join(link.format(name, name.partition("-")[2][:SHORT]) for name in line.cells)
-    return text_field("".join(line.cells[:1]), links)
+    links = Markup(" ").join(link.format(name, name.partition("-")[2][:SHORT]) for name in line["pages"])
+    return text_field("".join(line["pages"][:1]), links)
 
 
 def _token_ms(line: ScoreLine) -> Field:
-    took = line.cost("token")
-    return _number(took, "-" if took is None else f"{1000 * took:#.3g}".removesuffix("."))
+    seconds = cost_value(line, "token")
+    return _number(seconds, "-" if seconds is None else f"{1000 * seconds:#.3g}".removesuffix("."))
 
 
-_COLUMNS: dict[str, Callable[[ScoreView, ScoreLine], Field]] = {
-    "cell": lambda view, line: _cell_links(line),
-    "method": lambda view, line: text_field(line.method),
-    "budget": lambda view, line: (view.budget_words(line.budget), (view.axis, float(line.budget or "inf"))),
-    "score": lambda view, line: _number(line.value),
-    "95 % interval": lambda view, line: _number(line.low, interval(line.low, line.high)),
-    "n": lambda view, line: (str(line.n) if line.n_ok == line.n else f"{line.n_ok}/{line.n}", (line.n, line.n_ok)),
-    "rank": lambda view, line: (rank_words(line.rank) if line.rank else "", line.rank),
-    "dataset": lambda view, line: text_field(view.dataset),
-    "metric": lambda view, line: text_field(view.metric),
-    "protocol": lambda view, line: text_field(view.protocol),
-    "reading": lambda view, line: text_field(line.reading or "-"),
-    "model": lambda view, line: text_field(view.model),
-    "bytes, of full": lambda view, line: _number(None if line.held is None else line.held.ratio),
-    "ms/token": lambda view, line: _token_ms(line),
-    "remarks": lambda view, line: text_field(
-        "; ".join(filter(None, ("over budget" * bool(line.over), line.fallbacks)))
+def _text(key: str) -> Callable[[ScoreLine], Field]:
+    return lambda line: text_field(line[key] or "-")
+
+
+_COLUMNS: dict[str, Callable[[ScoreLine], Field]] = {
+    "cell": _cell_links,
+    "method": _text("label"),
+    "budget": lambda line: (
+        budget_words(line["axis"], line["budget"]) or "no budget",
+        (line["axis"], float(line["budget"] or "inf")),
     ),
-    "audit": lambda view, line: text_field(line.audit),
+    "score": lambda line: _number(line["value"]),
+    "95 % interval": lambda line: _number(line["low"], interval(line["low"], line["high"])),
+    "n": lambda line: (
+        str(line["n"]) if line["n_ok"] == line["n"] else f"{line['n_ok']}/{line['n']}",
+        (line["n"], line["n_ok"]),
+    ),
+    "rank": lambda line: (rank_words(line["rank"]) if line["rank"] else "", line["rank"]),
+    **{name: _text(name) for name in ("dataset", "metric", "protocol", "reading", "model")},
+    "bytes, of full": lambda line: _number(None if line["bytes"] is None else line["bytes"].ratio),
+    "ms/token": _token_ms,
+    "remarks": lambda line: text_field(
+        "; ".join(filter(None, ("over budget" * bool(line["over_budget"]), line["fallbacks"])))
+    ),
+    "audit": _text("audit"),
 }
 """Header -> the field of a line in the table of all lines."""
 
 
-def _lines(
-    table: ScoreTable, method: Line, budget: str, costs: Mapping[str, CostEntry], name: Callable[[str], str]
-) -> Iterable[ScoreLine]:
-    """The line of a method at a budget, where the table has it."""
-    entry = table.entries.get((method.label, budget))
-    if entry is None:
-        return
-    held, device, token = (costs.get(cost.key) for cost in COSTS)
-    yield ScoreLine(
-        method=line_label(method),
-        reading=method.reading,
-        budget=budget,
-        cells=[name(cell) for cell in entry.cells],
-        value=entry.value,
-        low=entry.low,
-        high=entry.high,
-        n=entry.scores.n,
-        n_ok=entry.scores.n_ok,
-        rank=table.rank(method.label, budget),
-        best=budget != "" and method.label in table.best(budget),
-        audit=audit_words(entry.audit),
-        fallbacks="; ".join(f"{reason}: {n} of {entry.audit.n}" for reason, n in entry.audit.fallbacks.items()),
-        over=entry.audit.over,
-        held=held if held is not None and held.value is not None else device,  # rows that are older than bytes_held
-        token=token,
-        setting=_setting(table.context, method, table.axis, budget),
-    )
+def table_cells(table: ScoreTable) -> Iterable[tuple[Line, str, Entry]]:
+    """Methods at their budgets, in the order of the table, with what stands there."""
+    for method in table.methods:
+        for budget in ("", *table.budgets):
+            if (method.label, budget) in table.entries:
+                yield method, budget, table.entries[method.label, budget]
+
+
+def _line(
+    table: ScoreTable,
+    method: Line,
+    budget: str,
+    entry: Entry,
+    costs: Mapping[tuple[Any, ...], Mapping[str, CostEntry]],
+) -> ScoreLine:
+    """A table cell's record with what the report adds."""
+    entries = costs.get(_key(table.context, CONTEXT, method.variant, table.axis, budget), {})
+    held, device, token = (entries.get(cost.key) for cost in COSTS)
+    return {
+        **record(table, method, budget, entry),
+        "label": line_label(method),
+        "axis": table.axis,
+        "rank": table.rank(method.label, budget),
+        "audit": audit_words(entry.audit),
+        "fallbacks": "; ".join(f"{reason}: {n} of {entry.audit.n}" for reason, n in entry.audit.fallbacks.items()),
+        "bytes": held if held is not None and held.value is not None else device,  # rows that are older than bytes_held
+        "token": token,
+        "setting": _key(table.context, ("model", "protocol"), method.variant[1:], table.axis, budget),
+    }
 
 
 def _families(store: int, tables: Sequence[ScoreTable], views: Mapping[int, ScoreView]) -> Iterable[Family]:
@@ -360,22 +336,18 @@ def audit_words(audit: Audit) -> str:
     return "; ".join(words)
 
 
-def _setting(context: Mapping[str, str], method: Line, axis: str, budget: str) -> tuple[str, ...]:
-    kind = axis if budget else "none"
-    return context["model"], context["protocol"], method.base, method.reading or "", method.parameters, kind, budget
-
-
-def _where(context: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(context[name] for name in CONTEXT)
+def _key(
+    context: Mapping[str, str], names: Iterable[str], variant: tuple[Any, ...], axis: str, budget: str
+) -> tuple[Any, ...]:
+    """A line of any table by columns of its context, its method and its budget."""
+    return *(context[name] for name in names), *variant, axis if budget else "none", budget
 
 
 def _costs(tables: Sequence[CostTable]) -> dict[tuple[Any, ...], Mapping[str, CostEntry]]:
-    """(context, variant, kind of budget, budget) -> costs of a cell's own answers, of the first device that has them."""
+    """`_key` -> costs of a cell's answers, of the first device that has them."""
     costs: dict[tuple[Any, ...], Mapping[str, CostEntry]] = {}
     for table in tables:
-        if table.per_pass:
-            continue
-        for method, budget in table.lines():
-            key = (_where(table.context), method.variant, table.axis if budget else "none", budget)
+        for method, budget in () if table.per_pass else table.lines():
+            key = _key(table.context, CONTEXT, method.variant, table.axis, budget)
             costs.setdefault(key, table.entries[method.label, budget])
     return costs

@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.report.answers import COLUMNS, AnswerTable, audit_sentences, endings, parsed
+from mmkv_bench.report.answers import COLUMNS, AnswerTable, audit_sentences, counted, endings, parsed
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.fields import number_words
 from mmkv_bench.report.terminal import pairs, plain, table
@@ -305,12 +305,12 @@ def _scores(console: Console, cells: StoreCells, cell: str) -> None:
 
 def _audit(console: Console, cells: StoreCells, cell: str) -> None:
     """Print how the answers ended and what they kept, all of them, and by layer and KV head."""
-    account = AnswerTable.of(cells.store.responses([cell], COLUMNS, coded=True)).account(cell)
+    answers = AnswerTable(cells.store.responses([cell], COLUMNS, coded=True))
     _section(console, "Answers")
-    for sentence in audit_sentences(account["counted"]):
+    for sentence in audit_sentences(counted(answers.rows(cell))):
         console.print(sentence)
-    if account["kept"]:
-        _heads(console, account["kept"])
+    if (kept := answers.kept(cell)) is not None:
+        _heads(console, kept)
 
 
 def _heads(console: Console, kept: Sequence[Sequence[Sequence[float]]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,23 @@ from markupsafe import Markup
 
 from mmkv_bench.report.answers import (
     COLUMNS,
+    Answer,
     AnswerTable,
-    CellAnswers,
-    SampleScores,
     audit_sentences,
     cell_answers,
+    counted,
     described,
     first_samples,
     metric_rows,
     parsed,
+    sample_scores,
 )
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.fields import Field, budget_words, datatable, interval, score, text_field
 from mmkv_bench.report.folder import Folder
 from mmkv_bench.report.kept_maps import kept_section, kept_tokens
 from mmkv_bench.report.prompts import Prompts
+from mmkv_bench.report.scores import table_cells
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.packing import blocks
 from mmkv_bench.tables.rows import AT_ONCE, BASELINE, Rows, context_key, with_limits
@@ -72,13 +75,13 @@ class CellGroup:
 
 @dataclass(frozen=True)
 class GroupAnswers:
-    """Answers of a group to the samples that are shown. total: samples that it has answers to; metrics: of the samples."""
+    """Answers of each cell of a group to the samples that are shown. total: samples that it has answers to."""
 
     samples: list[str]
     total: int
-    answers: list[CellAnswers]
+    answers: list[list[Answer]]
     metrics: list[str]
-    full: CellAnswers | None
+    full: list[Answer] | None
 
 
 class StorePages:
@@ -95,9 +98,7 @@ class StorePages:
         self._labels = {
             cell: (line_label(method), budget_words(table.axis, budget))
             for table in tables
-            for method in table.methods
-            for budget in ("", *table.budgets)
-            if (entry := table.entries.get((method.label, budget))) is not None
+            for method, budget, entry in table_cells(table)
             for cell in entry.cells
         }
         self._metrics = list(dict.fromkeys(table.metric for table in tables))
@@ -123,24 +124,22 @@ class StorePages:
         config_of = dict(zip(self.cells["cell"], self.cells["config"], strict=True))
         cut: dict[str, int] = {}
         for block in self._blocks(store.counts("responses")):
-            answers = AnswerTable.of(
-                store.responses([cell for group in block for cell in group.hashes], COLUMNS, coded=True)
-            )
+            cells = [cell for group in block for cell in group.hashes]
+            answers = AnswerTable(store.responses(cells, COLUMNS, coded=True))
             for group in block:
                 shown = self._shown(answers, group, most)
                 for place, one in enumerate(group.cells):
                     page = self._cell_page(one, group, commands, configs[config_of[one.cell]])
-                    account = answers.account(one.cell)
                     varying = [name for name in self._described[one.cell] if name not in alike]
                     folder.page(
                         f"cells/{one.name}",
                         "cell.html",
                         **page,
                         number=place,
-                        samples=0 if not any(shown.answers[place].status) else len(shown.samples),
+                        samples=len(shown.samples) if any(row["status"] for row in shown.answers[place]) else 0,
                         scores=list(map(_score_row, scores.get(one.cell, []))),
-                        audit=" ".join(audit_sentences(account["counted"])),
-                        kept=_heads(account["kept"], folder),
+                        audit=" ".join(audit_sentences(counted(answers.rows(one.cell)))),
+                        kept=_heads(answers.kept(one.cell), folder),
                         shared=shared,
                         provenance=[("cell", one.cell), *self._provenance(one.cell, varying)],
                     )
@@ -161,11 +160,18 @@ class StorePages:
     def _shown(self, answers: AnswerTable, group: CellGroup, most: int) -> GroupAnswers:
         """The answers of a group to the samples that its pages show."""
         samples, total = first_samples(answers, group.hashes, most)
-        scores = SampleScores(self.samples, group.hashes, samples)
-        cells = [cell_answers(answers, cell, samples, group.full, scores) for cell in group.hashes]
-        held = {metric for one in cells for metric in one.scores}
-        metrics = [metric for metric in self._metrics if metric in held]
-        return GroupAnswers(samples, total, cells, metrics, None if group.full is None else cells[0])
+        scores = sample_scores(self.samples, group.hashes, samples)
+        full = None if group.full is None else cell_answers(answers, group.full, samples, None, scores)
+        cells = [
+            full if full and cell == group.full else cell_answers(answers, cell, samples, full, scores)
+            for cell in group.hashes
+        ]
+        for rows in cells:
+            for row, full_row in zip(rows, full or rows, strict=True):
+                texts = row["status"], row["error"], row["answer"], row["text_differs"]
+                row["markup"] = _markup(*texts, full_row["answer"] or "")
+        scored = {metric for metrics in scores.values() for metric in metrics}
+        return GroupAnswers(samples, total, cells, [metric for metric in self._metrics if metric in scored], full)
 
     def _blocks(self, answers: Mapping[str, int]) -> Iterator[list[CellGroup]]:
         """Groups whose answers are read together: with texts and lists those of all are more than memory should hold.
@@ -234,9 +240,12 @@ class StorePages:
         self, folder: Folder, answers: AnswerTable, prompts: Prompts, group: CellGroup, shown: GroupAnswers
     ) -> None:
         """The page of a group's samples and that of each of them."""
-        hashes = answers.hashes(group.hashes, shown.samples)
-        sample_prompts = [prompts.of(sample, hashes.get(sample)) for sample in shown.samples]
-        visual = [prompts.visual(hashes.get(sample)) for sample in shown.samples]
+        hashes = [
+            next((row["prompt_hash"] for row in rows if row["prompt_hash"]), None)
+            for rows in zip(*shown.answers, strict=True)
+        ]
+        sample_prompts = list(map(prompts.of, shown.samples, hashes))
+        visual = list(map(prompts.visual, hashes))
         shared = {"group": group, "name": group.name, "total": shown.total}
         folder.page(
             f"samples/{group.name}",
@@ -290,9 +299,24 @@ def _heads(kept: Sequence[Any] | None, folder: Folder) -> tuple[str, Sequence[An
     """The chart of mean, least and most entries by layer and KV head, and its numbers; None where rows do not tell them."""
     if kept is None:
         return None
-    digits = 0 if all((value or 0) >= 100 for layer in kept[0] for value in layer) else 1
-    kinds = ("mean over answers", "least", "most")
+    digits = 0 if all(value >= 100 for layer in kept[0] for value in layer) else 1
+    kinds = ("mean", "least", "most")
     return folder.heads(len(kept[0]), len(kept[0][0]), "entries", kinds, digits), kept
+
+
+@lru_cache(1 << 14)
+def _markup(status: str | None, error: str | None, answer: str | None, same: int | None, full: str) -> Markup:
+    """An answer, with what follows its first difference from full's marked; a failed one says how it ended. same: characters that
+    it begins with as full's does, None where it has no difference."""
+    if status is None:
+        return Markup('<span class="quiet">no row</span>')
+    if status != "ok":
+        return Markup('<span class="bad" title="{}">{}</span>').format(error or "", status)
+    text = answer or ""
+    if same is None:
+        return Markup('<span class="answer">{}</span>').format(text)
+    marked = Markup('<mark title="full: {}">{}</mark>').format(full, text[same:] or "∅")
+    return Markup('<span class="answer">{}{}</span>').format(text[:same], marked)
 
 
 def _compared(shown: GroupAnswers) -> dict[str, Any]:
@@ -300,12 +324,16 @@ def _compared(shown: GroupAnswers) -> dict[str, Any]:
     texts: dict[str, int] = {}
     cells = [
         {
-            "texts": [texts.setdefault(text, len(texts)) for text in one.markup],
-            "failed": [int(status not in (None, "ok")) for status in one.status],
-            "leaves": one.differs,
-            "values": {metric: one.scores[metric] for metric in shown.metrics if metric in one.scores},
+            "texts": [texts.setdefault(row["markup"], len(texts)) for row in rows],
+            "failed": [int(row["status"] not in (None, "ok")) for row in rows],
+            "leaves": [row["differs"] for row in rows],
+            "values": {
+                metric: [row["scores"].get(metric) for row in rows]
+                for metric in shown.metrics
+                if any(metric in row["scores"] for row in rows)
+            },
         }
-        for one in shown.answers
+        for rows in shown.answers
     ]
     worse = [metric for metric in shown.metrics if lower_is_better(metric)]
     return {"cells": cells, "texts": list(texts), "less_is_better": worse}
@@ -314,27 +342,27 @@ def _compared(shown: GroupAnswers) -> dict[str, Any]:
 def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
     """The answers of all cells to one sample, with filters for method, budget, and how they compare with full."""
     columns: dict[str, list[Field]] = {}
+    full = None if shown.full is None else shown.full[place]
     for one, answers in zip(group.cells, shown.answers, strict=True):
-        if answers.status[place] is None:
+        row = answers[place]
+        if row["status"] is None:
             continue
-        is_full, resident = one.cell == group.full, answers.resident[place]
-        words = one.label + ("" if one.seed is None else f", seed {one.seed}")
-        differs = answers.differs[place]
+        differs, resident = row["differs"], row["entries_resident"]
         fields: dict[str, Field] = {
             "cell": text_field(one.name),
-            "method": text_field(words),
+            "method": text_field(one.label + ("" if one.seed is None else f", seed {one.seed}")),
             "budget": text_field(one.budget or "-"),
-            "answer": text_field(answers.answer[place], answers.markup[place]),
+            "answer": text_field(row["answer"], row["markup"]),
         }
         for metric in shown.metrics:
-            value = (answers.scores.get(metric) or [None] * (place + 1))[place]
-            fields[metric] = _mark(value), value
-        if shown.full is not None:
+            fields[metric] = _mark(row["scores"].get(metric)), row["scores"].get(metric)
+        if full is not None:
             first = shown.metrics[0] if shown.metrics else ""
-            fields["against full"] = text_field("" if is_full else _against(answers, shown.full, first, place))
-            fields["leaves full"] = answers.leaves(place), None if differs is None else differs % 2**31
+            fields["against full"] = text_field("" if row is full else _against(row, full, first))
+            leaves = "" if differs is None else "never" if differs < 0 else f"token {differs + 1}"
+            fields["leaves full"] = leaves, None if differs is None else differs % 2**31
         fields["entries"] = ("" if resident is None else str(resident)), resident
-        fields["remarks"] = text_field(answers.fallback[place])
+        fields["remarks"] = text_field("; ".join(row["fallback"] or ()))
         for header, field in fields.items():
             columns.setdefault(header, []).append(field)
     if not any(text for text, _ in columns.get("remarks", ())):
@@ -342,6 +370,7 @@ def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
     return datatable("answers", columns, ("method", "budget", "against full"), link="../cells/")
 
 
+@lru_cache(1 << 14)
 def _mark(value: float | None) -> str:
     """A sample's score, right and wrong told apart by more than colour."""
     if value not in (0, 1):
@@ -349,12 +378,11 @@ def _mark(value: float | None) -> str:
     return Markup('<b class="{}">{}</b>').format(*(("good", "✓ 1.000") if value else ("bad", "✗ 0.000")))
 
 
-def _against(answers: CellAnswers, full: CellAnswers, metric: str, place: int) -> str:
+def _against(answer: Answer, full: Answer, metric: str) -> str:
     """`lower score`, `higher score`, `same score`, and `other words` where the text differs from full's."""
-    own, other = ((one.scores.get(metric) or [None] * (place + 1))[place] for one in (answers, full))
-    words = "" if answers.answer[place] == full.answer[place] else "other words"
-    if own is None or other is None:
-        return words
-    gain = (own - other) * (-1 if lower_is_better(metric) else 1)
-    compared = "higher score" if gain > 0 else "lower score" if gain < 0 else "same score"
-    return ", ".join(filter(None, (compared, words)))
+    words = [] if answer["answer"] == full["answer"] else ["other words"]
+    value, other = answer["scores"].get(metric), full["scores"].get(metric)
+    if value is not None and other is not None:
+        gain = (value - other) * (-1 if lower_is_better(metric) else 1)
+        words.insert(0, "higher score" if gain > 0 else "lower score" if gain < 0 else "same score")
+    return ", ".join(words)

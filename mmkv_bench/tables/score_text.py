@@ -195,14 +195,15 @@ def _name(table: ScoreTable, tables: Sequence[ScoreTable]) -> str:
 def _records(table: ScoreTable) -> list[dict[str, Any]]:
     """One record per table cell; `full` has one per table, without a budget."""
     return [
-        _record(table, method, budget, table.entries[method.label, budget])
+        record(table, method, budget, table.entries[method.label, budget])
         for method in table.methods
         for budget in ("", *table.budgets)
         if (method.label, budget) in table.entries
     ]
 
 
-def _record(table: ScoreTable, method: Line, budget: str, entry: Entry) -> dict[str, Any]:
+def record(table: ScoreTable, method: Line, budget: str, entry: Entry) -> dict[str, Any]:
+    """The line of csv of a table cell."""
     audit = entry.audit
     rank = table.rank(method.label, budget) or (None, None)
     return {
