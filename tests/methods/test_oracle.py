@@ -16,7 +16,7 @@ from mmkv_bench.compression.scorers.window import WindowScorer
 from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.generation import oracle as oracle_scores
+from mmkv_bench.generation import forks
 from mmkv_bench.generation.result import digest
 from mmkv_bench.generation.single import answer_of_full
 from mmkv_bench.methods.build import READS_ANSWER, build_compressor
@@ -146,13 +146,13 @@ def test_its_cost_holds_the_decoding_of_the_whole_answer(monkeypatch):
     family = "qwen2_5_vl"
     model, prompt = zoo.model(family), common.encoded(family)
     cells = [common.cell(made(), 9), common.cell(made("snapkv"), 9)]
-    slow = oracle_scores.decode
+    slow = forks.decode
 
     def late(*arguments, **options):
         time.sleep(0.3)
         return slow(*arguments, **options)
 
-    monkeypatch.setattr(oracle_scores, "decode", late)
+    monkeypatch.setattr(forks, "decode", late)
     ours, other = common.together(model, family, prompt, cells)
     assert ours.compress_s > 0.3 > other.compress_s
     (own,) = common.alone(model, family, prompt, cells[:1])
@@ -167,7 +167,7 @@ def test_an_answer_that_fails_ends_only_the_cells_that_wanted_it(error, monkeypa
     def broken(*arguments, **options):
         raise error
 
-    monkeypatch.setattr(oracle_scores, "decode", broken)
+    monkeypatch.setattr(forks, "decode", broken)
     cells = [common.cell(made(), 9), *common.full_cells(("paper",)), common.cell(made("snapkv"), 9)]
     ours, *others = common.together(model, family, prompt, cells)
     assert ours.status == ("oom" if "OutOfMemory" in type(error).__name__ else "error") and str(error) in ours.error
