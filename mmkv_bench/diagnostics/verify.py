@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmkv_bench import __version__, consent
-from mmkv_bench.diagnostics.replan import VERSIONS, ReplannedCells, Row, plan_again
+from mmkv_bench.diagnostics.replanned_cells import VERSIONS, ReplannedCells, Row, plan_again
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.models.load import quiet_libraries
 from mmkv_bench.run.progress import Progress

@@ -14,6 +14,7 @@ paper nor a file states, such as the commit of the weights, are marked; compared
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -29,7 +30,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.files import hub_fingerprint
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, canonical, file_of, samples_of
 from mmkv_bench.store.schema import NUMERICS_VERSION
-from mmkv_bench.tables.rows import CONTEXT, FIXTURE, config_of, missing, with_limits
+from mmkv_bench.tables.rows import CONTEXT, FIXTURE, config_of, with_limits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,8 +124,8 @@ class Evidence:
         if not frames:
             return pd.DataFrame()
         texts = [name for name in frames[0] if isinstance(frames[0][name].dtype, pd.CategoricalDtype)]
-        whole = pd.concat([frame.astype(dict.fromkeys(texts, "object")) for frame in frames], ignore_index=True)
-        return whole.drop_duplicates(["measurement", "sample_id", "layer", "head", "quantity", "part", "x"])
+        rows = pd.concat([frame.astype(dict.fromkeys(texts, "object")) for frame in frames], ignore_index=True)
+        return rows.drop_duplicates(["measurement", "sample_id", "layer", "head", "quantity", "part", "x"])
 
     def match(self, wanted: Address, like: Shared | None = None) -> Match:
         """Find the rows at an address; like: only rows that share these facts."""
@@ -136,46 +137,42 @@ class Evidence:
         if not required.any():
             there, table = (", ".join(f"{seed:g}" for seed in sorted({*values})) for values in (seeds, wanted.seeds))
             return Match(NONE, why=f"there are rows of seed {there}, the table has {table}")
-        runs = self._runs(rows[required], wanted)
-        if like is not None:
-            runs = {key: run for key, run in runs.items() if key.shared == like}
-        if not runs:
+        rows_by_run: dict[RunFacts, list[int]] = {}
+        for row in rows[required].tolist():
+            facts = self._facts[row]
+            libraries = tuple(str(self._records[row][name]) for name in ("torch", "transformers"))
+            shared = tuple((name, _text(value, None)) for name, value in sorted(facts.items()) if name not in _APART)
+            mismatches = contradictions(wanted, facts, CONDITIONS if self.stand_in else None)
+            if like is None or shared == like:
+                rows_by_run.setdefault(RunFacts(mismatches, shared, facts["method version"], libraries), []).append(row)
+        if not rows_by_run:
             return Match(NONE)
+        runs = {key: np.array(run) for key, run in rows_by_run.items()}
         best = max(runs, key=lambda key: self._rank(key, runs[key], wanted)) if len(runs) > 1 else next(iter(runs))
         _, first = np.unique(self.cells["cell"].to_numpy()[runs[best]], return_index=True)
         rows = runs[best][np.sort(first)]
         seeds = self._seeds[rows]
-        if len(np.unique(seeds)) < len(
-            rows
-        ):  # as of two calibrations, both found by `auto`: no mean of them is a seed's
+        if len(np.unique(seeds)) < len(rows):  # as of two calibrations found by `auto`: no mean of them is a seed's
             return Match(AMBIGUOUS, tuple(rows.tolist()), self._differences(rows))
         missing = () if np.isnan(seeds).all() else tuple(seed for seed in wanted.seeds if seed not in seeds)
         passed = self._differences(np.concatenate([*runs.values()])) if len(runs) > 1 else ""
-        unstated = () if self.stand_in else unstated_facts(wanted, self._facts(rows[0]))
+        unstated = () if self.stand_in else unstated_facts(wanted, self._facts[rows[0]])
         return Match(FOUND, tuple(rows.tolist()), "", best.mismatches, missing, unstated, best.shared, passed)
 
     def candidates(self, wanted: Address) -> np.ndarray:
         """Return every row of an address, under any facts, int [n]."""
-        rows = self._by_key.get(_key(wanted), np.array([], dtype=np.int64))
+        base, reading = wanted.method.base, wanted.reading
+        method = base, wanted.method.parameters(reading), "" if base == "full" else reading
+        key = (wanted.model, wanted.dataset, *method, wanted.protocol, wanted.budget_kind, wanted.budget)
+        rows = self._by_key.get(key, np.array([], dtype=np.int64))
         return np.array([row for row in rows if self._has_calibration(row, wanted.method.calibrated)], dtype=np.int64)
-
-    def _runs(self, rows: np.ndarray, wanted: Address) -> dict[RunFacts, np.ndarray]:
-        """Group rows by run: the same facts and the same versions of all libraries."""
-        runs: dict[RunFacts, list[int]] = {}
-        for row in rows.tolist():
-            facts = self._facts(row)
-            libraries = tuple(str(self._records[row][name]) for name in ("torch", "transformers"))
-            mismatches = contradictions(wanted, facts, CONDITIONS if self.stand_in else None)
-            key = RunFacts(mismatches, shared_facts(facts), facts["method version"], libraries)
-            runs.setdefault(key, []).append(row)
-        return {key: np.array(run) for key, run in runs.items()}
 
     def _rank(self, key: RunFacts, rows: np.ndarray, wanted: Address) -> tuple[object, ...]:
         """Rank a run of an address; the greatest counts."""
-        whole = samples_of(file_of(wanted.dataset)) or np.inf if wanted.dataset not in SYNTHETIC else 0
+        size = samples_of(file_of(wanted.dataset)) or np.inf if wanted.dataset not in SYNTHETIC else 0
         answers: dict[str, float] = {}
         for record in (self._records[row] for row in rows.tolist()):
-            n = min(self._answers(record["store"]).get(record["cell"], 0), whole)
+            n = min(self._answers[record["store"]].get(record["cell"], 0), size)
             answers[record["cell"]] = max(answers.get(record["cell"], 0), n)
         newest = max(self._records[row]["created_at"] for row in rows.tolist())
         return -len(key.mismatches), key.version, sum(answers.values()), newest
@@ -230,21 +227,16 @@ class Evidence:
         return "; ".join([*words, "in " + ", ".join(str(self.roots[number]) for number in stores)])
 
     @cached_property
-    def _by_key(self) -> Mapping[str, np.ndarray]:
+    def _by_key(self) -> Mapping[tuple[str, ...], np.ndarray]:
         """Key of an address -> its rows."""
-        if not len(self.cells):
-            return {}
-        cells = self.cells
-        pairs = list(zip(cells["base"], cells["parameters"], strict=True))
-        parameters = {pair: canonical(*pair) for pair in set(pairs)}
-        budgets = zip(cells["budget_fraction"].astype(object), cells["budget_entries"].astype(object), strict=True)
-        budget = [" ".join(_budget(value) for value in pair if not missing(value)) for pair in budgets]
-        reading = cells["reading"].astype(object).where(cells["reading"].notna(), "")
-        keys = cells["model"].astype(str)
-        for part in (cells["dataset"], cells["base"], [parameters[pair] for pair in pairs], reading,
-                     cells["protocol"], cells["budget_kind"], budget):  # fmt: skip
-            keys = keys + "|" + np.asarray(part, dtype=object).astype(str)
-        return {str(key): np.asarray(rows) for key, rows in keys.groupby(keys).indices.items()}
+        rows: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for row, cell in enumerate(self._records):
+            fraction, entries = cell["budget_fraction"], cell["budget_entries"]
+            texts = [] if fraction is None else [f"{Decimal(fraction).normalize():f}"]  # as `address.budget_of` does
+            budget = " ".join([*texts, *([] if entries is None else [str(int(entries))])])
+            method = cell["base"], canonical(cell["base"], cell["parameters"]), cell["reading"] or ""
+            rows[cell["model"], cell["dataset"], *method, cell["protocol"], cell["budget_kind"], budget].append(row)
+        return {key: np.array(places) for key, places in rows.items()}
 
     @cached_property
     def _records(self) -> list[dict[str, Any]]:
@@ -257,22 +249,15 @@ class Evidence:
         return self.cells["seed"].to_numpy(np.float64, na_value=np.nan)
 
     @cached_property
-    def _cache(self) -> dict[tuple[str, int], Mapping[str, Any]]:
-        """Facts of rows and numbers of answers of stores, those that were read."""
-        return {}
+    def _facts(self) -> list[dict[str, Any]]:
+        return [facts_of(record) for record in self._records]
 
-    def _facts(self, row: int) -> Mapping[str, Any]:
-        if ("facts", row) not in self._cache:
-            self._cache["facts", row] = facts_of(self._records[row])
-        return self._cache["facts", row]
+    @cached_property
+    def _answers(self) -> list[Mapping[str, int]]:
+        """Of each store, cell -> number of its answers, at least as many as count."""
+        from mmkv_bench.store.store import Store
 
-    def _answers(self, store: int) -> Mapping[str, int]:
-        """Cell -> number of its answers in a store, at least as many as count."""
-        if ("answers", store) not in self._cache:
-            from mmkv_bench.store.store import Store
-
-            self._cache["answers", store] = Store(self.roots[store]).counts("responses")
-        return self._cache["answers", store]
+        return [Store(root).counts("responses") for root in self.roots]
 
 
 def _stores(root: Path) -> list[Path]:
@@ -292,17 +277,6 @@ def _stand_ins(cells: pd.DataFrame) -> pd.Series:
     tiny = cells["config"].map({text: TINY in path or path.endswith("tiny/weights") for text, path in paths.items()})
     random = (weights == "random").fillna(False) & ~cells["dataset"].isin(SYNTHETIC)
     return random | (cells["model"] == STAND_IN) | tiny | cells["dataset"].str.endswith(FIXTURE)
-
-
-def _key(at: Address) -> str:
-    reading = "" if at.method.base == "full" else at.reading
-    parts = (at.model, at.dataset, at.method.base, at.method.parameters(at.reading), reading, at.protocol)
-    return "|".join((*parts, at.budget_kind, at.budget))
-
-
-def _budget(value: Any) -> str:
-    """Write a budget as `address.budget_of` does."""
-    return f"{Decimal(value).normalize():f}" if isinstance(value, str) else str(int(value))
 
 
 HUB, FOLDER, RANDOM = "hub", "folder", "random"
@@ -402,11 +376,6 @@ def unstated_facts(address: Address, actual: Mapping[str, Any]) -> tuple[str, ..
     if "data" not in required and address.dataset not in SYNTHETIC:
         words.append(f"{address.dataset} {actual['data']}")
     return tuple(words)
-
-
-def shared_facts(actual: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the facts (name, value) that a number must share with one that it is compared with."""
-    return tuple((name, _text(value, None)) for name, value in sorted(actual.items()) if name not in _APART)
 
 
 def _shape(model: Mapping[str, Any]) -> dict[str, Any]:

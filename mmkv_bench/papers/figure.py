@@ -186,7 +186,9 @@ def _radar(table: FilledTable) -> dict[str, Figure]:
             closed = [*angles, angles[0]], [*values, values[0]]
             axes.plot(*closed, color=colour, marker=shape, markersize=5, label=item.label)
     axes.set_xticks(angles, [layout.columns[column].label for column in columns], fontsize=9)
-    axes.tick_params(axis="x", pad=22)
+    for text, angle in zip(axes.get_xticklabels(), angles, strict=True):
+        sideways = math.cos(angle)
+        text.set_horizontalalignment("center" if abs(sideways) < 0.2 else "left" if sideways > 0 else "right")
     axes.set_ylim(0, None)
     return {"": _legend(figure)}
 

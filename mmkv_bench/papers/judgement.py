@@ -17,6 +17,7 @@ from typing import NamedTuple
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address
 from mmkv_bench.papers.evidence import Evidence
+from mmkv_bench.papers.evidence_reader import EvidenceReader
 from mmkv_bench.papers.layout import TableCell, TableLayout, load, table_ids
 from mmkv_bench.papers.margins import (
     AGREES,
@@ -47,7 +48,6 @@ from mmkv_bench.papers.measurement import (
 )
 from mmkv_bench.papers.non_score_metrics import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed, of_table
-from mmkv_bench.papers.reader import EvidenceReader
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.dataset_groups import Mean, mean
 

@@ -16,7 +16,7 @@ import pytest
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.methods.node import flat_parameters
 from mmkv_bench.methods.registry import settings
-from mmkv_bench.papers import non_score_metrics, reader
+from mmkv_bench.papers import evidence_reader, non_score_metrics
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.judgement import FilledTable, fill
 from mmkv_bench.papers.layout import load, parse
@@ -426,7 +426,7 @@ def test_a_difference_of_two_methods_is_paired(tmp_path):
 
 def test_a_difference_is_no_more_than_what_either_side_is(tmp_path, monkeypatch):
     """The base has 32 of 60 answers, answers of 16 tokens, or other data."""
-    monkeypatch.setattr(reader, "samples_of", lambda dataset: 60)
+    monkeypatch.setattr(evidence_reader, "samples_of", lambda dataset: 60)
     own = {"dataset": "ocrbench", "metric": "ocrbench_accuracy", "model": "llava_v1_6_vicuna_7b"}
     own["generation"] = json.dumps({"max_new_tokens": 64})
     ours = [(("mmshift_pyramidkv", 64, zeros_and_ones(30, 60)), {**own, "seed": seed}) for seed in (0, 1, 2)]

@@ -14,7 +14,7 @@ import pytest
 
 from mmkv_bench import consent
 from mmkv_bench.cli.main import main
-from mmkv_bench.diagnostics import replan
+from mmkv_bench.diagnostics import replanned_cells
 from mmkv_bench.methods import method_file
 from mmkv_bench.store.store import Store
 from tests.run.setting import done
@@ -135,7 +135,7 @@ def test_forged_configurations_run_nothing(rows, forged, tmp_path, monkeypatch):
         config["folders"] = ["pkg://evilconf" if forged == "pkg" else str(package)]
     with consent.rows_name_files():
         try:
-            replan.plan_again([cell | {"config": json.dumps(config)}])
+            replanned_cells.plan_again([cell | {"config": json.dumps(config)}])
         except consent.CodeOfRowsError:
             assert forged in ("include_path", "pkg")
         else:
