@@ -196,24 +196,12 @@ Answer = dict[str, Any]
     scores: metric -> value. differs: the token at which it first leaves full's, -1 where it never does, None where nothing is
     compared. text_differs: the same of characters, None where none differs.
 """
-_ANSWER = ("status", "error", "answer", "fallback", "entries_resident", "token_ids", "prompt_hash")
 
 
-def cell_answers(
-    answers: AnswerTable,
-    cell: str,
-    samples: Sequence[str],
-    full: Sequence[Answer] | None,
-    scores: Mapping[tuple[str, str], Mapping[str, float | None]],
-    columns: Sequence[str] = _ANSWER,
-) -> list[Answer]:
-    """The answers of a cell to these samples, compared with those of `full`."""
-    rows = answers.of_samples(cell, samples, columns)
-    for place, (sample, row) in enumerate(zip(samples, rows, strict=True)):
-        row |= {"scores": scores.get((cell, sample), {}), "differs": None, "text_differs": None}
-        other = None if full is None else full[place]
-        if other is not None and row["token_ids"] is not None and other["token_ids"] is not None:
-            differs = left_at(row["token_ids"], other["token_ids"])
-            row["differs"] = -1 if differs is None else differs
-            row["text_differs"] = left_at(row["answer"] or "", other["answer"] or "")
-    return rows
+def compared(row: Answer, full: Answer | None, scores: Mapping[tuple[str, str], Mapping[str, float | None]]) -> Answer:
+    """A row with what is joined to it."""
+    places: dict[str, int | None] = {"differs": None, "text_differs": None}
+    if full is not None and full["cell"] != row["cell"] and full["status"] == row["status"] == "ok":
+        token = left_at(row["token_ids"], full["token_ids"])
+        places = {"differs": -1 if token is None else token, "text_differs": left_at(row["answer"], full["answer"])}
+    return row | places | {"scores": scores.get((row["cell"], row["sample_id"]), {})}

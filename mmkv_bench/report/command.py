@@ -17,6 +17,7 @@ PROGRAM = "mmkv-bench"
 _FIXTURE = "_fixture"
 _RUN = ("baseline", "decode", "limit", "reading", "sharing")
 """Settings of a run, beside its groups, on which its rows depend."""
+_NODES = ("methods.", "datasets.")
 _NO_SETTINGS = {"about", "gates", "base", "name", "released"}
 
 
@@ -54,10 +55,11 @@ class Commands:
         if row.get("seed") is not None:
             settings["seed"] = row["seed"]
         prefixes = (f"methods.{row['method']}.", f"methods.{row['base']}.", f"datasets.{_option(config, label)}.")
-        settings |= {key: value for key, value in differing.items() if not _of_one(key) or key.startswith(prefixes)}
-        settings = {
-            key: value for key, value in settings.items() if not (key == "reading" and row.get("reading") is None)
+        settings |= {
+            key: value for key, value in differing.items() if not key.startswith(_NODES) or key.startswith(prefixes)
         }
+        if row.get("reading") is None:
+            settings.pop("reading", None)
         versions = f"torch {row['torch']}, transformers {row['transformers']}"
         note = f"It is this very cell under {versions} and the same weights and data."
         return {"line": shlex.join([PROGRAM, *words(settings)]), "note": note}
@@ -102,10 +104,6 @@ def _option(config: Mapping[str, Any], label: str) -> str:
     node = config["datasets"][label]
     task = str(node.get("task") or "")
     return task if task.startswith("pages") else label.removesuffix(_FIXTURE)
-
-
-def _of_one(key: str) -> bool:
-    return key.startswith(("methods.", "datasets."))
 
 
 def _other(prefix: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

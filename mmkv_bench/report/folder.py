@@ -53,11 +53,8 @@ class Folder:
     def begin(self) -> None:
         """Take the folder, or make it; an earlier report in it stays until `finish`.
 
-        Raises:
-            ConfigError: it is not a folder, or holds something and no report of ours; a library is missing.
-            StoreError: the disk refuses.
+        Raises StoreError where the disk refuses. Whether the folder may be taken, `check` asks before the work.
         """
-        check(self.root)
         try:
             self._making.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(self._making)

@@ -14,7 +14,6 @@ from mmkv_bench.report.fields import numbers
 from mmkv_bench.store.kept_entries import digest, unpacked
 
 if TYPE_CHECKING:
-    from mmkv_bench.report.answers import AnswerTable
     from mmkv_bench.report.folder import Folder
 
 WIDTH = 6
@@ -26,90 +25,64 @@ PROOF = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class KeptTokens:
-    """Visual tokens of a sample that a cell kept.
+    """Entries that a cell kept of a prompt.
 
     Attributes:
-        bits: base64 per layer and KV head, a bit per visual token, the first token in the highest one.
-        entries, visual: counts per layer and KV head, of all entries that stay and of the visual ones.
+        bits: bool [layers, KV heads, tokens]; places: int [V], of the visual tokens.
+        boxes: float64 [V, 5], of each visual token its image, top, bottom, left and right; -1 where it shows no place.
         proven: the row's digest is that of these entries; None where it has none.
     """
 
-    bits: list[list[str]]
-    entries: list[list[int]]
-    visual: list[list[int]]
+    bits: np.ndarray
+    places: np.ndarray
+    boxes: np.ndarray
     proven: bool | None
 
     @classmethod
-    def of_row(cls, text: str, stored: str | None, places: np.ndarray) -> KeptTokens | None:
-        """From the columns `kept_indices` and `kept_digest`; None where the cell was answered from another prompt."""
-        bits = unpacked(text)
-        if len(places) and places.max() >= bits.shape[-1]:
+    def of(cls, row: Mapping[str, Any], visual: Sequence[float] | None) -> KeptTokens | None:
+        """From a row of responses and the column `visual` of the table `prompts`; None where they do not tell it."""
+        if not visual or row["kept_indices"] is None:
             return None
-        visual = bits[:, :, places]
-        return cls(
-            [[base64.b64encode(np.packbits(head).tobytes()).decode() for head in layer] for layer in visual],
-            bits.sum(axis=-1).tolist(),
-            visual.sum(axis=-1).tolist(),
-            None if stored is None else digest(bits) == stored,
-        )
-
-
-def kept_tokens(
-    answers: AnswerTable, cells: Sequence[str], samples: Sequence[str], visual: Sequence[list[float] | None]
-) -> list[dict[int, KeptTokens]]:
-    """For each sample: number of a cell -> what it kept, of those whose rows tell it.
-
-    visual: of each sample, the column of the table `prompts`.
-    """
-    kept: list[dict[int, KeptTokens]] = [{} for _ in samples]
-    if not any(visual):
-        return kept
-    for number, cell in enumerate(cells):
-        rows = answers.of_samples(cell, samples, ["kept_indices", "kept_digest"])
-        for place, (row, boxes) in enumerate(zip(rows, visual, strict=True)):
-            if row["kept_indices"] is not None and boxes:
-                visual_places = np.reshape(boxes, (-1, WIDTH))[:, 0].astype(int)
-                tokens = KeptTokens.of_row(row["kept_indices"], row["kept_digest"], visual_places)
-                if tokens is not None:
-                    kept[place][number] = tokens
-    return kept
+        bits, columns = unpacked(row["kept_indices"]), np.reshape(np.asarray(visual, float), (-1, WIDTH))
+        places, stored = columns[:, 0].astype(int), row["kept_digest"]
+        if places.max() >= bits.shape[-1]:  # a cell of fewer pixels was answered from another prompt
+            return None
+        return cls(bits, places, columns[:, 1:], None if stored is None else digest(bits) == stored)
 
 
 def kept_section(
-    kept: Mapping[int, KeptTokens],
-    visual: Sequence[float],
-    images: Sequence[tuple[str, float]],
-    group: Sequence[Any],
-    folder: Folder,
+    kept: Mapping[int, KeptTokens], images: Sequence[tuple[str, float]], group: Sequence[Any], folder: Folder
 ) -> dict[str, Any]:
     """Maps of a sample as its page shows them.
 
     Args:
-        visual: places of the visual tokens, as the table `prompts` has them; images: addresses and ratios of width to height.
+        kept: number of a cell -> what it kept; images: addresses and ratios of width to height.
         group: the cells of the page, by number; each has a `label` and a `budget`.
         folder: that the heat map by layer and head is written to.
     """
-    boxes = np.reshape(visual, (-1, WIDTH))[:, 1:].round(5)
+    first = next(iter(kept.values()))
+    boxes, (layers, heads, _) = first.boxes.round(5), first.bits.shape
     grids = [_grid(boxes, image) for image in range(len(images))]
     budgets = list(dict.fromkeys(group[number].budget for number in kept if group[number].budget))
-    layers, heads = np.shape(next(iter(kept.values())).visual)
-    figure, cells = folder.heads(layers, heads, "visual tokens"), []
+    figure, cells, bits = folder.heads(layers, heads, "visual tokens"), [], {}
     for number, tokens in kept.items():
-        count, total = (int(np.sum(counts)) for counts in (tokens.visual, tokens.entries))
+        visual, entries = tokens.bits[:, :, tokens.places], tokens.bits.sum(axis=-1).tolist()
+        bits[number] = [[base64.b64encode(np.packbits(head).tobytes()).decode() for head in layer] for layer in visual]
+        counts = visual.sum(axis=-1).tolist()
         shared = f"b{budgets.index(group[number].budget)} " if group[number].budget else ""
         rows = [
             [str(layer), *(f"{a} of {b}" for a, b in zip(*both, strict=True))]
-            for layer, both in enumerate(zip(tokens.visual, tokens.entries, strict=True))
+            for layer, both in enumerate(zip(counts, entries, strict=True))
         ]
         cells.append(
             {
                 "number": number,
                 "panels": f"{shared}{number}",
                 "label": group[number].words,
-                "words": f"{count} of its {total} entries are visual tokens. {PROOF[tokens.proven]}",
-                "figure": (figure, [tokens.visual]),
+                "words": f"{np.sum(counts)} of its {np.sum(entries)} entries are visual tokens. {PROOF[tokens.proven]}",
+                "figure": (figure, [counts]),
                 "numbers": (["layer", *(f"head {head}: visual of all" for head in range(heads))], rows),
             }
         )
@@ -124,7 +97,7 @@ def kept_section(
         "cells": cells,
         "data": {
             "tokens": len(boxes),
-            "bits": {number: tokens.bits for number, tokens in kept.items()},
+            "bits": bits,
             "figures": [over_image(image, grid[:2]) for (image, _), grid in zip(images, grids, strict=True)],
             "places": [grid[2] for grid in grids],
         },

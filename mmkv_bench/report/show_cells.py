@@ -5,16 +5,17 @@ the command that makes it again.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.report.answers import COLUMNS, AnswerTable, audit_sentences, counted, endings, parsed
+from mmkv_bench.report.answers import COLUMNS, AnswerTable, audit_sentences, counted, endings, left_at, parsed
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.fields import number_words
 from mmkv_bench.report.terminal import pairs, plain, table
@@ -67,9 +68,7 @@ class StoreCells:
     @cached_property
     def digits(self) -> int:
         """Letters of a hash that tell all cells apart, 8 at least."""
-        names = sorted(self.rows)
-        shared = [_shared(a, b) for a, b in pairwise(names)]
-        return max([_SHORT, *(length + 1 for length in shared)])
+        return max([_SHORT, *((left_at(a, b) or 0) + 1 for a, b in pairwise(sorted(self.rows)))])
 
     def short(self, cell: str) -> str:
         """A hash, cut."""
@@ -82,6 +81,10 @@ class StoreCells:
     def title(self, cell: str) -> str:
         """`snapkv@64 (37f7b1d0)`."""
         return f"{self.label(cell)} ({self.short(cell)})"
+
+    def brief_label(self, cell: str) -> str:
+        """Its label without the protocol."""
+        return " ".join(word for word in self.label(cell).split(" ") if word != self.rows[cell]["protocol"])
 
     def metrics(self, cell: str) -> list[str]:
         """The metrics that the cell's dataset is judged by, where its configuration names them."""
@@ -115,28 +118,11 @@ class StoreCells:
 
     def _fitting(self, word: str) -> tuple[str, set[str]]:
         """(the kind of a word, the cells that it fits)."""
-        for kind in self._names:
-            fitting = {cell for cell, names in self._names[kind].items() if word in names}
+        for kind, words_of in _WORDS.items():
+            fitting = {cell for cell, row in self.rows.items() if word in words_of(row)}
             if fitting:
                 return kind, fitting
-        if len(word) < _LEAST:
-            return "method", set()
-        return "method", {cell for cell in self.rows if cell.startswith(word)}
-
-    @cached_property
-    def _names(self) -> Mapping[str, Mapping[str, set[str]]]:
-        """Kind -> cell -> the words by which it is found, besides its hash."""
-        names_of: dict[str, dict[str, set[str]]] = {}
-        for cell, row in self.rows.items():
-            methods, budgets = {row["method"], row["base"]}, _budgets(row)
-            names_of.setdefault("method", {})[cell] = methods | {
-                f"{name}@{budget}" for name in methods for budget in budgets
-            }
-            names_of.setdefault("budget", {})[cell] = budgets
-            for kind in ("dataset", "model", "protocol", "reading"):
-                names_of.setdefault(kind, {})[cell] = {row[kind]} - {None}
-            names_of.setdefault("seed", {})[cell] = {f"seed={row['seed']}"} if row["seed"] is not None else set()
-        return names_of
+        return "method", {cell for cell in self.rows if len(word) >= _LEAST and cell.startswith(word)}
 
     @cached_property
     def samples(self) -> set[str]:
@@ -144,7 +130,7 @@ class StoreCells:
         return set(self.store.responses(None, ("sample_id",), coded=True)["sample_id"].unique().to_pylist())
 
     def _near(self, word: str) -> str:
-        names = {name for of_cell in self._names.values() for own in of_cell.values() for name in own}
+        names = {name for words_of in _WORDS.values() for row in self.rows.values() for name in words_of(row)}
         close = get_close_matches(word, self.samples, n=3, cutoff=0.8) if len(self.samples) <= _COMPARED else []
         if close:
             return f"did you mean {' or '.join(map(repr, close))}?"
@@ -159,15 +145,25 @@ def _budgets(row: Mapping[str, Any]) -> set[str]:
     return {str(row["budget_entries"])} if row["budget_entries"] is not None else set()
 
 
+def _column_word(name: str) -> Callable[[Mapping[str, Any]], set[str]]:
+    return lambda row: {row[name]} - {None}
+
+
+_WORDS: dict[str, Callable[[Mapping[str, Any]], set[str]]] = {
+    "method": lambda row: {
+        name + end for name in (row["method"], row["base"]) for end in ("", *(f"@{one}" for one in _budgets(row)))
+    },
+    "budget": _budgets,
+    **{name: _column_word(name) for name in ("dataset", "model", "protocol", "reading")},
+    "seed": lambda row: set() if row["seed"] is None else {f"seed={row['seed']}"},
+}
+"""Kind -> the words by which a cell is found, besides its hash."""
+
+
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
     budget = row["budget_entries"] if row["budget_entries"] is not None else row["budget_fraction"]
     place = (row["dataset"], row["model"], row["protocol"], row["base"] != BASELINE, row["method"])
     return *place, row["budget_fraction"] is not None, float(budget or 0), row["seed"] or 0, row["reading"] or ""
-
-
-def _shared(a: str, b: str) -> int:
-    """Letters with which both begin."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 MOST = 200
@@ -181,20 +177,30 @@ _CONFIGURATION = (
 )
 _PROVENANCE = ("created_at", "git_commit", "git_dirty", "torch", "transformers", "device", "driver", "cpu", "versions")
 
-Metrics = dict[str, dict[str, Mapping[str, Any]]]
-
 
 def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> None:
     """Print the cells of a store: score, interval, how the answers ended."""
-    ended, scores = _ended(cells), _metrics(cells)
-    rows = sum(sum(one.values()) for one in ended.values())
-    console.print(f"{cells.store.root}: {len(cells.rows):,} cells, {rows:,} answers")
-    for (dataset, model, protocol), group in groupby(chosen[:MOST], lambda cell: _place(cells.rows[cell])):
+    counts = tally(cells.store).counts.select(["cell", "status", "n"]).to_pandas()
+    ended = counts.groupby(["cell", "status"], observed=True)["n"].sum().to_dict()
+    endings_of: dict[str, dict[str, int]] = {}
+    for (cell, status), n in ended.items():
+        endings_of.setdefault(cell, {})[status] = n
+    metrics: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in remembered(cells.store, "metrics", _METRIC).to_pylist():
+        metrics.setdefault(row["cell"], {})[row["metric"]] = row
+    console.print(f"{cells.store.root}: {len(cells.rows):,} cells, {sum(ended.values()):,} answers")
+    place = itemgetter("dataset", "model", "protocol")
+    for (dataset, model, protocol), group in groupby(chosen[:MOST], lambda cell: place(cells.rows[cell])):
         members = list(group)
-        metric = _headline(cells, members, scores)
+        scored = {name for cell in members for name in metrics.get(cell, {})}
+        configured = [name for name in cells.metrics(members[0]) if name in scored]
+        metric = next(iter(configured or sorted(scored - MEASURES) or sorted(scored)), "")
         console.print(f"\n{dataset}, {model}, protocol={protocol}", style="bold")
         header = ["cell", "method", "n", metric or "score", "95% interval", "answers"]
-        lines = [_line(cells, cell, scores.get(cell, {}).get(metric), ended.get(cell, {})) for cell in members]
+        lines = []
+        for cell in members:
+            scores = _score_fields(metrics.get(cell, {}).get(metric))
+            lines.append([cells.short(cell), cells.brief_label(cell), *scores, endings(endings_of.get(cell, {}))])
         table(console, header, lines, right=("n", metric or "score"))
     if len(chosen) > MOST:
         console.print(f"\n{len(chosen) - MOST:,} more cells: choose by words, as method@budget or several of these")
@@ -203,51 +209,13 @@ def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> No
             console.print(plain(f"{what}: {' '.join(sorted(filter(None, names)))}"))
 
 
-def _metrics(cells: StoreCells) -> Metrics:
-    """Cell -> metric -> its row of `metrics`."""
-    metrics: Metrics = {}
-    for row in remembered(cells.store, "metrics", _METRIC).to_pylist():
-        metrics.setdefault(row["cell"], {})[row["metric"]] = row
-    return metrics
-
-
-def _headline(cells: StoreCells, own: Sequence[str], scores: Metrics) -> str:
-    """The metric that cells of one dataset are shown by: the configuration's first, else the first that is the task's own."""
-    scored = {name for cell in own for name in scores.get(cell, {})}
-    configured = [name for name in cells.metrics(own[0]) if name in scored]
-    return next(iter(configured or sorted(scored - MEASURES) or sorted(scored)), "")
-
-
-def _line(cells: StoreCells, cell: str, metric: Mapping[str, Any] | None, ended: Mapping[str, int]) -> list[str]:
-    protocol = cells.rows[cell]["protocol"]
-    label = " ".join(word for word in cells.label(cell).split(" ") if word != protocol)
-    fields = (
-        ["", "-", ""]
-        if metric is None
-        else [str(metric["n"]), _value(metric), interval_text(metric["low"], metric["high"])]
-    )
-    return [cells.short(cell), label, *fields, endings(ended)]
-
-
-def _value(metric: Mapping[str, Any]) -> str:
-    """A headline; where answers failed, in brackets what it is with failures as zero."""
-    if metric["value"] is None and metric["value_failures_zero"] is not None:
-        return f"({score(metric['value_failures_zero'])})"
-    return score(metric["value"])
-
-
-def _ended(cells: StoreCells) -> dict[str, dict[str, int]]:
-    """Cell -> status -> answers that ended so."""
-    counts = tally(cells.store).counts
-    counts_of: dict[str, dict[str, int]] = {}
-    for cell, status, n in zip(*(counts[name].to_pylist() for name in ("cell", "status", "n")), strict=True):
-        statuses = counts_of.setdefault(cell, {})
-        statuses[status] = statuses.get(status, 0) + n
-    return counts_of
-
-
-def _place(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    return row["dataset"], row["model"], row["protocol"]
+def _score_fields(metric: Mapping[str, Any] | None) -> list[str]:
+    """Samples, score and interval; where answers failed, in brackets the score with failures as zero."""
+    if metric is None:
+        return ["", "-", ""]
+    zero, value = metric["value_failures_zero"], score(metric["value"])
+    words = f"({score(zero)})" if metric["value"] is None and zero is not None else value
+    return [str(metric["n"]), words, interval_text(metric["low"], metric["high"])]
 
 
 def show_cell(console: Console, cells: StoreCells, cell: str) -> None:
@@ -255,12 +223,16 @@ def show_cell(console: Console, cells: StoreCells, cell: str) -> None:
     (row,) = cells.store.cells([cell]).to_pylist()
     console.print(f"{cells.label(cell)} on {row['dataset']}", style="bold")
     console.print(f"cell {cell}")
-    _section(console, "Configuration")
-    pairs(console, [(name, _value_words(row[name])) for name in _CONFIGURATION if row[name] is not None])
-    _section(console, "Where it comes from")
-    pairs(console, [(name, _value_words(row[name])) for name in _PROVENANCE if row[name] is not None])
+    for title, names in {"Configuration": _CONFIGURATION, "Where it comes from": _PROVENANCE}.items():
+        _section(console, title)
+        pairs(console, [(name, _value_words(row[name])) for name in names if row[name] is not None])
     _scores(console, cells, cell)
-    _audit(console, cells, cell)
+    answers = AnswerTable(cells.store.responses([cell], COLUMNS, coded=True))
+    _section(console, "Answers")
+    for sentence in audit_sentences(counted(answers.rows(cell))):
+        console.print(sentence)
+    if (kept := answers.kept(cell)) is not None:
+        _heads(console, kept)
     _section(console, "Again")
     command = Commands().of({key: value for key, value in row.items() if value is not None}, 0, parsed(row["config"]))
     if command["line"]:
@@ -276,8 +248,7 @@ def _value_words(value: Any) -> str:
     """A value of a row; JSON as `key=value`."""
     text = value.isoformat(timespec="seconds") if hasattr(value, "isoformat") else str(value)
     if text[:1] == "{":
-        held = json.loads(text)
-        text = ", ".join(f"{key}={json.dumps(one)}" for key, one in held.items())
+        text = ", ".join(f"{key}={json.dumps(part)}" for key, part in json.loads(text).items())
     return plain(text)
 
 
@@ -292,25 +263,10 @@ def _scores(console: Console, cells: StoreCells, cell: str) -> None:
     lines = []
     for row in rows:
         less = "" if row["difference"] is None else signed(row["difference"])
-        gap = interval_text(row["difference_low"], row["difference_high"])
-        fields = [
-            row["metric"],
-            f"{row['n_ok']} of {row['n']}",
-            score(row["value"]),
-            interval_text(row["low"], row["high"]),
-        ]
-        lines.append([*fields, " ".join(filter(None, (less, gap)))])
+        gap = " ".join(filter(None, (less, interval_text(row["difference_low"], row["difference_high"]))))
+        ends = interval_text(row["low"], row["high"])
+        lines.append([row["metric"], f"{row['n_ok']} of {row['n']}", score(row["value"]), ends, gap])
     table(console, ["metric", "ok", "value", "95% interval", "minus full"], lines, right=("ok", "value"))
-
-
-def _audit(console: Console, cells: StoreCells, cell: str) -> None:
-    """Print how the answers ended and what they kept, all of them, and by layer and KV head."""
-    answers = AnswerTable(cells.store.responses([cell], COLUMNS, coded=True))
-    _section(console, "Answers")
-    for sentence in audit_sentences(counted(answers.rows(cell))):
-        console.print(sentence)
-    if (kept := answers.kept(cell)) is not None:
-        _heads(console, kept)
 
 
 def _heads(console: Console, kept: Sequence[Sequence[Sequence[float]]]) -> None:
@@ -319,23 +275,13 @@ def _heads(console: Console, kept: Sequence[Sequence[Sequence[float]]]) -> None:
     heads = len(mean[0])
     console.print("\nentries kept by layer and KV head, mean over answers (least to most where they differ):")
     if heads * 8 + 8 > console.width:
-        lines = [
-            [
-                str(layer),
-                number_words(sum(row) / heads),
-                number_words(min(least[layer])),
-                number_words(max(most[layer])),
-            ]
-            for layer, row in enumerate(mean)
-        ]
         header = ["layer", f"mean of {heads} heads", "least", "most"]
+        values = [(sum(row) / heads, min(low), max(high)) for row, low, high in zip(mean, least, most, strict=True)]
+        fields = [list(map(number_words, layer)) for layer in values]
     else:
         header = ["layer", *(f"head {head}" for head in range(heads))]
-        lines = [
-            [str(layer), *(_spread(row[head], least[layer][head], most[layer][head]) for head in range(heads))]
-            for layer, row in enumerate(mean)
-        ]
-    table(console, header, lines, right=header)
+        fields = [list(map(_spread, *layer)) for layer in zip(mean, least, most, strict=True)]
+    table(console, header, [[str(layer), *words] for layer, words in enumerate(fields)], right=header)
 
 
 def _spread(mean: float, least: float, most: float) -> str:

@@ -6,27 +6,21 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.report import kept_maps, terminal
-from mmkv_bench.report.answers import left_at
+from mmkv_bench.report import terminal
+from mmkv_bench.report.answers import Answer, compared, sample_scores
+from mmkv_bench.report.kept_maps import KeptTokens
 from mmkv_bench.report.prompts import Prompts
 from mmkv_bench.report.show_cells import StoreCells
 from mmkv_bench.report.terminal import MARK, KeptMap, cut, marked, pairs, plain, table
 from mmkv_bench.statistics.metric_kinds import MEASURES
-from mmkv_bench.store.kept_entries import digest, unpacked
 from mmkv_bench.store.parts import is_in
-from mmkv_bench.tables.rows import BASELINE, context_key, with_limits
+from mmkv_bench.tables.rows import BASELINE, context_key, frame, with_limits
 from mmkv_bench.tables.text import score
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
-    from mmkv_bench.store.store import Store
-
-Row = Mapping[str, Any]
 _COLUMNS = (
     *("cell", "sample_id", "status", "error", "answer", "token_ids", "fallback", "prompt_hash", "entries_resident"),
     *("prompt_tokens", "visual_tokens"),
@@ -34,11 +28,11 @@ _COLUMNS = (
 
 
 def show_sample(
-    console: Console, cells: StoreCells, sample: str, chosen: Sequence[str], remade: bool = False, whole: bool = False
+    console: Console, cells: StoreCells, sample: str, chosen: Sequence[str], remade: bool = False, prompt: bool = False
 ) -> dict[str, list[str]]:
     """Print a sample with the answers of these cells, and what they kept where rows tell it and it is not `remade`.
 
-    whole: with its prompts as models read them.
+    prompt: with its prompts as models read them.
 
     Returns:
         Dataset -> the cells that answered it, in the order shown.
@@ -59,7 +53,8 @@ def show_sample(
     named = {*chosen}
     if not rows.keys() & named:
         raise ConfigError(f"none of the {len(chosen)} cells that were named has a row for {sample}; name others")
-    values = _values(cells.store, list(rows), sample)
+    samples = cells.store.samples(list(rows), ("cell", "sample_id", "metric", "value", "status"), coded=True)
+    scores = sample_scores(frame(samples), rows, [sample], MEASURES)
     prompts = Prompts(None, stored)
     console.print(sample, style="bold")
     shown: dict[str, list[str]] = {}
@@ -76,15 +71,15 @@ def show_sample(
             if shown_cells:
                 one = cells.rows[shown_cells[0]]
                 console.print(f"\n{dataset}, {one['model']}, protocol={one['protocol']}", style="bold")
-                full = context[0] if cells.rows[context[0]]["base"] == BASELINE else None
-                _answers(console, cells, shown_cells, full, rows, values)
+                full = rows[context[0]] if cells.rows[context[0]]["base"] == BASELINE else None
+                _answers(console, cells, [compared(rows[cell], full, scores) for cell in shown_cells])
                 shown.setdefault(dataset, []).extend(shown_cells)
                 maps += _maps(cells, shown_cells, rows, prompts)
     console.print(
         f"\n{MARK} stands where an answer leaves that of {BASELINE}, left at: the token that does; kept: entries of all layers "
         "and KV heads."
     )
-    if whole:
+    if prompt:
         _rendered(console, cells, stored)
     if maps and not remade:
         console.print("\nKept, as the rows say (keep=indices)", style="bold")
@@ -92,7 +87,7 @@ def show_sample(
     return shown
 
 
-def _rendered(console: Console, cells: StoreCells, stored: Mapping[str, Row]) -> None:
+def _rendered(console: Console, cells: StoreCells, stored: Mapping[str, Answer]) -> None:
     """Print the prompt of each model that answered."""
     described = cells.store.cells().select(["model_fingerprint", "model"]).to_pylist()
     models = {row["model_fingerprint"]: row["model"] for row in described}
@@ -104,97 +99,55 @@ def _rendered(console: Console, cells: StoreCells, stored: Mapping[str, Row]) ->
         console.print("\nThe rows do not hold the prompt's text: they are older than the column `rendered`, or slim.")
 
 
-def _values(store: Store, names: Sequence[str], sample: str) -> dict[str, dict[str, float | None]]:
-    """Cell -> metric of the task -> the sample's value."""
-    import pyarrow as pa
-
-    rows = store.samples(names, ("cell", "sample_id", "metric", "value"), coded=True)
-    values: dict[str, dict[str, float | None]] = {}
-    for row in rows.filter(is_in(rows["sample_id"], pa.array([sample]))).to_pylist():
-        if row["metric"] not in MEASURES:
-            values.setdefault(row["cell"], {})[row["metric"]] = row["value"]
-    return values
-
-
-def _contexts(cells: StoreCells, own: Sequence[str]) -> list[list[str]]:
+def _contexts(cells: StoreCells, names: Sequence[str]) -> list[list[str]]:
     """Cells that may be compared with each other; `full` first."""
-    frame = with_limits(cells.store.cells(own).to_pandas())
-    key = {row["cell"]: context_key(row) for row in frame.to_dict("records")}
+    described = with_limits(cells.store.cells(names).to_pandas())
+    key = {row["cell"]: context_key(row) for row in described.to_dict("records")}
     contexts: dict[tuple[str, ...], list[str]] = {}
-    for cell in own:
+    for cell in names:
         contexts.setdefault(key[cell], []).append(cell)
     return list(contexts.values())
 
 
-def _maps(cells: StoreCells, own: Sequence[str], rows: Mapping[str, Row], prompts: Prompts) -> list[KeptMap]:
+def _maps(cells: StoreCells, names: Sequence[str], rows: Mapping[str, Answer], prompts: Prompts) -> list[KeptMap]:
     """Maps of the tokens that cells kept, of the cells whose rows tell them."""
     maps = []
-    for cell in own:
-        text, proof = rows[cell].get("kept_indices"), rows[cell].get("kept_digest")
-        visual = prompts.visual(rows[cell]["prompt_hash"])
-        if text is None or not visual:
-            continue
-        bits, told = unpacked(text), np.reshape(np.asarray(visual, float), (-1, kept_maps.WIDTH))
-        if told[:, 0].max() < bits.shape[-1]:  # a cell of fewer pixels was answered from another prompt
-            proven = (
-                [] if proof is None else ["digest the same" if digest(bits) == proof else "NOT what its digest is of"]
-            )
-            place = told[:, 0].astype(int)
-            maps.append(KeptMap(cells.title(cell), proven, bits.mean((0, 1)), place, told[:, 1:]))
+    for cell in names:
+        kept = KeptTokens.of(rows[cell], prompts.visual(rows[cell]["prompt_hash"]))
+        if kept is not None:
+            proof = {None: [], True: ["digest the same"], False: ["NOT what its digest is of"]}[kept.proven]
+            maps.append(KeptMap(cells.title(cell), proof, kept.bits.mean((0, 1)), kept.places, kept.boxes))
     return maps
 
 
-def _prompt(console: Console, sample: str, rows: Sequence[Row], prompts: Prompts) -> None:
+def _prompt(console: Console, sample: str, rows: Sequence[Answer], prompts: Prompts) -> None:
     """Print the question, as far as it is known without a model and without data."""
-    hashed = next((row["prompt_hash"] for row in rows if row["prompt_hash"]), None)
-    counted = next((row for row in rows if row["prompt_tokens"] is not None), None)
-    prompt = prompts.of(sample, hashed)
-    lines: list[tuple[str, str]] = []
-    if prompt.question is not None:
-        lines.append(("question", cut(prompt.question)))
-    if prompt.reference is not None:
-        lines.append(("reference", cut(prompt.reference)))
-    if counted is not None:
-        lines.append(("prompt", f"{counted['prompt_tokens']} tokens, {counted['visual_tokens']} of them visual"))
-    if prompt.missing:
-        lines.append(("missing", prompt.missing))
-    pairs(console, lines)
+    prompt = prompts.of(sample, next((row["prompt_hash"] for row in rows if row["prompt_hash"]), None))
+    counts = [
+        f"{row['prompt_tokens']} tokens, {row['visual_tokens']} of them visual"
+        for row in rows
+        if row["prompt_tokens"] is not None
+    ]
+    texts = {"question": prompt.question, "reference": prompt.reference}
+    lines = [(name, cut(text)) for name, text in texts.items() if text is not None]
+    pairs(
+        console,
+        [*lines, *(("prompt", words) for words in counts[:1]), *[("missing", prompt.missing)][: bool(prompt.missing)]],
+    )
 
 
-def _answers(
-    console: Console,
-    cells: StoreCells,
-    own: Sequence[str],
-    full: str | None,
-    rows: Mapping[str, Row],
-    values: Mapping[str, Mapping[str, Any]],
-) -> None:
-    compared = None if full is None or rows[full]["status"] != "ok" else rows[full]
-    metrics = list(dict.fromkeys(name for cell in own for name in values.get(cell, {})))
-    protocol = cells.rows[own[0]]["protocol"]
-    lines = []
-    for cell in own:
-        row = rows[cell]
-        label = " ".join(word for word in cells.label(cell).split(" ") if word != protocol)
-        answer, left = _answer(row, None if cell == full else compared)
-        scored = [score(values.get(cell, {}).get(name)) for name in metrics]
+def _answers(console: Console, cells: StoreCells, rows: Sequence[Answer]) -> None:
+    metrics = list(dict.fromkeys(name for row in rows for name in row["scores"]))
+    lines: list[list[Any]] = []
+    for row in rows:
+        ok, differs = row["status"] == "ok", row["differs"]
+        answer = marked(row["answer"], row["text_differs"]) if ok else cut(f"{row['status']}: {row['error']}")
+        left = "" if differs is None or not ok else "never" if differs < 0 else str(differs + 1)
         resident = "" if row["entries_resident"] is None else f"{row['entries_resident']:,}"
-        lines.append([cells.short(cell), label, answer, *scored, left, resident])
+        scored = [score(row["scores"].get(name)) for name in metrics]
+        lines.append([cells.short(row["cell"]), cells.brief_label(row["cell"]), answer, *scored, left, resident])
     header = ["cell", "method", "answer", *metrics, "left at", "kept"]
     table(console, header, lines, right=(*metrics, "left at", "kept"), wrapped=("answer",))
-    for cell in own:
-        if rows[cell]["fallback"]:
-            console.print(f"{cells.label(cell)}: {', '.join(rows[cell]['fallback'])}")
-
-
-def _answer(row: Row, full: Row | None) -> tuple[Text | str, str]:
-    """(the answer, marked where it leaves that of full; at which token it does)."""
-    if row["status"] != "ok":
-        return cut(f"{row['status']}: {row['error']}"), ""
-    text = row["answer"]
-    if full is None:
-        return marked(text, None), ""
-    place = left_at(row["token_ids"], full["token_ids"])
-    if place is None:
-        return marked(text, None), "never"
-    return marked(text, left_at(text, full["answer"])), str(place + 1)
+    for row in rows:
+        if row["fallback"]:
+            console.print(f"{cells.label(row['cell'])}: {', '.join(row['fallback'])}")

@@ -16,7 +16,7 @@ from mmkv_bench.report.answers import (
     Answer,
     AnswerTable,
     audit_sentences,
-    cell_answers,
+    compared,
     counted,
     described,
     first_samples,
@@ -27,7 +27,7 @@ from mmkv_bench.report.answers import (
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.fields import Field, budget_words, datatable, interval, score, text_field
 from mmkv_bench.report.folder import Folder
-from mmkv_bench.report.kept_maps import kept_section, kept_tokens
+from mmkv_bench.report.kept_maps import KeptTokens, kept_section
 from mmkv_bench.report.prompts import Prompts
 from mmkv_bench.report.scores import table_cells
 from mmkv_bench.statistics.metric_kinds import lower_is_better
@@ -35,6 +35,8 @@ from mmkv_bench.store.packing import blocks
 from mmkv_bench.tables.rows import AT_ONCE, BASELINE, Rows, context_key, with_limits
 from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.text import line_label
+
+_ANSWER = ("cell", "sample_id", "status", "error", "answer", "fallback", "entries_resident", "token_ids", "prompt_hash")
 
 
 @dataclass(frozen=True)
@@ -118,39 +120,56 @@ class StorePages:
         store = Store(self.root)
         prompts = Prompts(folder, {row["prompt_hash"]: row for row in store.prompts().to_pylist()})
         configs, scores = self._configs(folder), metric_rows(self.metrics)
-        alike = [name for name, value in next(iter(self._described.values())).items() if self._alike(name, value)]
+        rows = self._described.values()
+        alike = [name for name, value in next(iter(rows)).items() if all(row.get(name) == value for row in rows)]
         shared = f"store-{self.number}"
         folder.figure(shared, None, ["column", "value"], self._provenance(self.cells["cell"][0], alike))
         config_of = dict(zip(self.cells["cell"], self.cells["config"], strict=True))
         cut: dict[str, int] = {}
-        for block in self._blocks(store.counts("responses")):
+        groups, counts = {group.name: group for group in self._groups()}, store.counts("responses")
+        sizes = {name: sum(counts.get(cell, 0) for cell in group.hashes) for name, group in groups.items()}
+        for names in blocks(
+            groups, sizes, AT_ONCE
+        ):  # with texts and lists all answers are more than memory should hold
+            block = [groups[name] for name in names]
             cells = [cell for group in block for cell in group.hashes]
             answers = AnswerTable(store.responses(cells, COLUMNS, coded=True))
             for group in block:
                 shown = self._shown(answers, group, most)
                 for place, one in enumerate(group.cells):
-                    page = self._cell_page(one, group, commands, configs[config_of[one.cell]])
-                    varying = [name for name in self._described[one.cell] if name not in alike]
+                    number, config, content = configs[config_of[one.cell]]
+                    row = self._described[one.cell]
+                    seeds = [
+                        (other.seed, other.name)
+                        for other in group.cells
+                        if (other.label, other.budget) == (one.label, one.budget) and other != one
+                    ]
                     folder.page(
                         f"cells/{one.name}",
                         "cell.html",
-                        **page,
+                        title=", ".join(filter(None, (one.label, one.budget))),
+                        cell=one.cell,
+                        rows=str(self.root),
+                        row=row,
+                        group=group.name,
+                        config=config,
+                        command=commands.of(row, number, content),
+                        seeds=[] if one.seed is None else seeds,
                         number=place,
                         samples=len(shown.samples) if any(row["status"] for row in shown.answers[place]) else 0,
                         scores=list(map(_score_row, scores.get(one.cell, []))),
                         audit=" ".join(audit_sentences(counted(answers.rows(one.cell)))),
                         kept=_heads(answers.kept(one.cell), folder),
                         shared=shared,
-                        provenance=[("cell", one.cell), *self._provenance(one.cell, varying)],
+                        provenance=[
+                            ("cell", one.cell),
+                            *self._provenance(one.cell, [n for n in row if n not in alike]),
+                        ],
                     )
                 self._sample_pages(folder, answers, prompts, group, shown)
                 if shown.total > len(shown.samples):
                     cut[group.dataset] = shown.total
         return _left_out(cut, most)
-
-    def _alike(self, name: str, value: Any) -> bool:
-        """All cells have this value in a column."""
-        return all(row.get(name) == value for row in self._described.values())
 
     def _provenance(self, cell: str, names: Sequence[str]) -> list[tuple[str, str]]:
         """Columns of a cell with their values; truth values as JSON has them."""
@@ -161,27 +180,21 @@ class StorePages:
         """The answers of a group to the samples that its pages show."""
         samples, total = first_samples(answers, group.hashes, most)
         scores = sample_scores(self.samples, group.hashes, samples)
-        full = None if group.full is None else cell_answers(answers, group.full, samples, None, scores)
-        cells = [
-            full if full and cell == group.full else cell_answers(answers, cell, samples, full, scores)
-            for cell in group.hashes
-        ]
-        for rows in cells:
-            for row, full_row in zip(rows, full or rows, strict=True):
+        rows = [answers.of_samples(cell, samples, _ANSWER) for cell in group.hashes]
+        fulls = rows[0] if group.full else [None] * len(samples)
+        cells = [[compared(*both, scores) for both in zip(answered, fulls, strict=True)] for answered in rows]
+        for answered in cells:
+            for row, full in zip(answered, fulls, strict=True):
                 texts = row["status"], row["error"], row["answer"], row["text_differs"]
-                row["markup"] = _markup(*texts, full_row["answer"] or "")
+                row["markup"] = _markup(*texts, full["answer"] or "" if full else "")
         scored = {metric for metrics in scores.values() for metric in metrics}
-        return GroupAnswers(samples, total, cells, [metric for metric in self._metrics if metric in scored], full)
-
-    def _blocks(self, answers: Mapping[str, int]) -> Iterator[list[CellGroup]]:
-        """Groups whose answers are read together: with texts and lists those of all are more than memory should hold.
-
-        answers: cell -> how many.
-        """
-        groups = {group.name: group for group in self._groups()}
-        rows = {name: sum(answers.get(cell, 0) for cell in group.hashes) for name, group in groups.items()}
-        for block in blocks(groups, rows, AT_ONCE):
-            yield [groups[name] for name in block]
+        return GroupAnswers(
+            samples,
+            total,
+            cells,
+            [metric for metric in self._metrics if metric in scored],
+            cells[0] if group.full else None,
+        )
 
     def _configs(self, folder: Folder) -> dict[str, tuple[int, str, Any]]:
         """The text of a configuration -> (its number, the name of its file, what it holds)."""
@@ -218,24 +231,6 @@ class StorePages:
         label, words = self._labels.get(cell, unlisted)
         return GroupCell(cell, self.name(cell), label, words, row.get("seed"))
 
-    def _cell_page(
-        self, one: GroupCell, group: CellGroup, commands: Commands, config: tuple[int, str, Any]
-    ) -> dict[str, Any]:
-        """Identity and provenance of a cell, and the command that makes it again."""
-        number, name, content = config
-        row = self._described[one.cell]
-        alike = [other for other in group.cells if (other.label, other.budget) == (one.label, one.budget)]
-        return {
-            "title": ", ".join(filter(None, (one.label, one.budget))),
-            "cell": one.cell,
-            "rows": str(self.root),
-            "row": row,
-            "group": group.name,
-            "config": name,
-            "command": commands.of(row, number, content),
-            "seeds": [(other.seed, other.name) for other in alike if one.seed is not None and other != one],
-        }
-
     def _sample_pages(
         self, folder: Folder, answers: AnswerTable, prompts: Prompts, group: CellGroup, shown: GroupAnswers
     ) -> None:
@@ -255,10 +250,16 @@ class StorePages:
             cells=[(place, one.words) for place, one in enumerate(group.cells)],
             metrics=[(metric, metric) for metric in shown.metrics or [""]],
             samples=list(zip(shown.samples, sample_prompts, strict=True)),
-            answers=_compared(shown),
+            answers=_comparison(shown),
         )
-        kept = kept_tokens(answers, group.hashes, shown.samples, visual)
+        columns = ["kept_indices", "kept_digest"]
+        kept_rows = [answers.of_samples(cell, shown.samples, columns) for cell in group.hashes] if any(visual) else []
         for place, (sample, prompt) in enumerate(zip(shown.samples, sample_prompts, strict=True)):
+            kept = {
+                number: tokens
+                for number, rows in enumerate(kept_rows)
+                if (tokens := KeptTokens.of(rows[place], visual[place])) is not None
+            }
             images = [(f"../{path}", ratio) for path, ratio in zip(prompt.images, prompt.ratios, strict=True)]
             folder.page(
                 f"samples/{group.name}-{place}",
@@ -269,9 +270,7 @@ class StorePages:
                 count=len(shown.samples),
                 prompt=prompt,
                 table=_answers_table(group, shown, place),
-                kept=kept_section(kept[place], visual[place] or [], images, group.cells, folder)
-                if kept[place]
-                else None,
+                kept=kept_section(kept, images, group.cells, folder) if kept else None,
             )
 
 
@@ -319,7 +318,7 @@ def _markup(status: str | None, error: str | None, answer: str | None, same: int
     return Markup('<span class="answer">{}{}</span>').format(text[:same], marked)
 
 
-def _compared(shown: GroupAnswers) -> dict[str, Any]:
+def _comparison(shown: GroupAnswers) -> dict[str, Any]:
     """The answers of all cells for the comparison of two: each text once."""
     texts: dict[str, int] = {}
     cells = [

@@ -50,14 +50,14 @@ def table(
     console.print(made)
 
 
-def pairs(console: Console, told: Iterable[tuple[str, Any]]) -> None:
+def pairs(console: Console, lines: Iterable[tuple[str, Any]]) -> None:
     """Print names with what they are, in two columns without a header."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, show_header=False)
     made.add_column(no_wrap=True, style="dim")
     made.add_column(overflow="fold")
-    for name, value in told:
+    for name, value in lines:
         made.add_row(name, value)
     console.print(made)
 
