@@ -230,7 +230,7 @@ class Invented:
 def methods(shape: str, names: Sequence[str]) -> tuple[dict[str, Compressor], dict[str, str]]:
     """Every registered method in its paper reading, and those that cannot be measured here with the reason."""
     from mmkv_bench.config.compose import method_defaults
-    from mmkv_bench.config.schema import options
+    from mmkv_bench.config.files import options
     from mmkv_bench.methods.build import build_compressor
 
     made, left_out = {}, {}

@@ -96,6 +96,8 @@ LISTED = 40  # more names than that are counted beside a near one, not listed
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """A 'did you mean' clause with the closest allowed names, whatever their case, or the full list when none is close."""
     allowed = sorted(allowed)
+    if not allowed:
+        return "it takes none"
     spelled: dict[str, list[str]] = {}
     for one in allowed:
         spelled.setdefault(one.lower(), []).append(one)
@@ -104,6 +106,12 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
         return f"allowed: {', '.join(allowed)}"
     others = f"allowed: {', '.join(allowed)}" if len(allowed) <= LISTED else f"one of {len(allowed)} names"
     return f"{SIMILAR} {' or '.join(repr(c) for c in close)}? ({others})"
+
+
+def first_line(error: BaseException) -> str:
+    """Type of an exception, and the first line of what it says."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def own_line(error: BaseException, file: str) -> int | None:

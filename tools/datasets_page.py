@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from mmkv_bench.config.files import content
-from mmkv_bench.config.schema import options
+from mmkv_bench.config.files import content, options
 from mmkv_bench.errors import ConfigError
 from tools.pages import command
 

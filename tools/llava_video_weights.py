@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0, or an error's own."""
     from omegaconf import OmegaConf
 
-    from mmkv_bench.config.schema import conf_dir
+    from mmkv_bench.config.files import conf_dir
 
     command = argparse.ArgumentParser(prog="python -m tools.llava_video_weights", description=__doc__)
     command.add_argument(

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.config.files import conf_dir, options
 from mmkv_bench.config.method_parts import taken_by
-from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import FULL, build_compressor
 from mmkv_bench.methods.node import DECODING, PARTS, flat_parameters

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from mmkv_bench.config.files import content
-from mmkv_bench.config.schema import options
+from mmkv_bench.config.files import content, options
 from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.errors import ConfigError, nearest
 from tools.pages import command

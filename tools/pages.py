@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.config.files import conf_dir
 
 Pages = Mapping[str, str]
 """Path below docs/ -> Markdown."""

@@ -17,8 +17,8 @@ from mmkv_bench.calibrate.released_files import imported
 from mmkv_bench.calibrate.samples import DatasetQuestions, Page, described, page, pages, passages
 from mmkv_bench.config import unavailable
 from mmkv_bench.config.files import content
+from mmkv_bench.config.files import options as config_options
 from mmkv_bench.config.schema import Model
-from mmkv_bench.config.schema import options as config_options
 from mmkv_bench.errors import CalibrationError, nearest
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.models.load import quiet_transformers

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from mmkv_bench.errors import MMKVError, check_output, out_of_memory
+from mmkv_bench.errors import MMKVError, check_output, first_line, out_of_memory
 from mmkv_bench.run.stopping import Stopped
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -65,8 +65,7 @@ def _refusal(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, OSError) and error.filename and error.errno in _NO_PLACE:
         return f"{str(error.filename)[:200]} cannot be used ({error.strerror}); name another place", 2
     if out_of_memory(error):
-        first = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')[:200]}"
-        return f"this machine's memory is too small for what was asked ({first}); {_LESS_MEMORY}", 1
+        return f"this machine's memory is too small for what was asked ({first_line(error)[:250]}); {_LESS_MEMORY}", 1
     return None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
+from mmkv_bench.errors import ConfigError, UnsupportedError, first_line, nearest
 
 CHECKED = ("0.4.3", "0.5.3", "0.5.5")
 """Versions whose presses were run, carried by this package, beside the pinned torch and transformers. 0.5.5's own forward
@@ -91,9 +91,8 @@ def load() -> ModuleType:
             ) from None
         raise ConfigError(f"kvpress needs the package {error.name}, which is not installed; run: {_INSTALL}") from error
     except Exception as error:  # another version's import may fail in any way
-        first = next(iter(str(error).splitlines()), "")
         raise ConfigError(
-            f"kvpress cannot be imported beside this transformers ({type(error).__name__}: {first}); versions that can be: "
+            f"kvpress cannot be imported beside this transformers ({first_line(error)}); versions that can be: "
             f"{', '.join(CHECKED)}; run: {_INSTALL}"
         ) from error
     finally:
@@ -173,9 +172,7 @@ def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, i
     for key in args:
         if key not in accepted:
             allowed = sorted(set(accepted) - {RATIO})
-            raise ConfigError(
-                f"{where}: {name} has no argument {key!r}; {nearest(str(key), allowed) if allowed else 'it has none'}"
-            )
+            raise ConfigError(f"{where}: {name} has no argument {key!r}; {nearest(str(key), allowed)}")
     given = dict(args)
     for key in filter(_is_press, args):
         inner, inner_args = _inner(args[key], f"{where}.{key}")

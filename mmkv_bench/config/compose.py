@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.config.files import TABLES, conf_dir
 from mmkv_bench.config.overrides import (
     SEARCHPATH,
     check_choice,
@@ -30,7 +31,7 @@ from mmkv_bench.config.overrides import (
     sweep_refusal,
 )
 from mmkv_bench.config.run_config import run_config, settle
-from mmkv_bench.config.schema import TABLES, RunConfig, conf_dir
+from mmkv_bench.config.schema import RunConfig
 from mmkv_bench.config.shorthand import spelled_out
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.file_state import State

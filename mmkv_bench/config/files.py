@@ -1,23 +1,64 @@
-"""Content of the files of config groups, wherever they lie and in whichever form, and the gates of models in it.
+"""Files of config groups: where they lie, which names they offer, and the content of each, whichever form it has.
 
 A model's file names, for each full-cache gate, a dataset and metric (or a group of datasets) and the table that prints its score:
 `{dataset: docvqa, metric: anls, printed: mmshift_table01}`; `as` is the paper's name of the model where that leaves open which
-it is. A run's configuration holds the whole gate: expected, tolerance, scale and source."""
+it is. A run's configuration holds the whole gate: expected, tolerance, scale and source.
+
+Files of a group that differ in a few values are one table (`conf/dataset/tables`). It holds `template`, what every member is;
+`rows`, member -> its own columns; `kinds`, columns that several rows share (a row names its kinds under `kinds`); and `columns`,
+their defaults. `{column}` in a text of the template, or of another column, stands for the column's value: the value itself where
+it is the whole text, spliced where it is a list inside a list, and its key is left out where it is null. `{name}` is the
+member's name.
+"""
 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.config import tables
 from mmkv_bench.config.method_parts import expanded
-from mmkv_bench.config.schema import conf_dir, reference_dir
 from mmkv_bench.errors import ConfigError
 
 METHOD, MODEL = "method", "model"
+
+TABLES = "table"
+"""Folder of `conf/` whose files are the papers' tables (`mmkv_bench/papers`) and nothing that a run chooses."""
+
+TABLE_FOLDER = "tables"
+"""Folder of a config group that holds its tables."""
+
+
+def conf_dir() -> Path:
+    """The folder of YAML values: `conf/` of the checkout, or the copy inside an installed wheel."""
+    package = Path(__file__).resolve().parents[1]
+    checkout = package.parent
+    if (checkout / "pyproject.toml").is_file() and (checkout / "conf").is_dir():
+        return checkout / "conf"
+    return package / "conf"
+
+
+def reference_dir() -> Path:
+    """The folder of the numbers that papers print: `results/reference` of the checkout, or the copy inside a wheel."""
+    conf = conf_dir()
+    checkout = conf.parent / "results" / "reference"
+    return checkout if checkout.is_dir() else conf.parent / "reference"
+
+
+def options(group: str, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Names that a config group offers, in files of their own and in tables, sorted; `extra` are further config folders."""
+    folders = [root / group for root in (conf_dir(), *map(Path, extra))]
+    names = {name for folder in folders for name in members(folder)}
+    return tuple(sorted(names | {file.stem for folder in folders for file in folder.glob("*.yaml")}))
+
+
+def groups() -> tuple[str, ...]:
+    """The config groups of `conf/`, sorted."""
+    folders = [d for d in conf_dir().iterdir() if d.is_dir() and d.name != TABLES]
+    return tuple(sorted(d.name for d in folders if next(d.glob("*.yaml"), None)))
 
 
 def content(group: str, name: str, folders: Sequence[str | Path] = ()) -> dict[str, Any]:
@@ -42,13 +83,70 @@ def read(group: Path, name: str, load: Callable[[Path], Mapping[str, Any]]) -> d
     """`content` of one folder, its files read by `load`; None where it has nothing of that name."""
     file = group / f"{name}.yaml"
     if not file.is_file():
-        return tables.member(group, name)
+        return _member(group, name)
     values = dict(load(file))
     if group.name == MODEL and "gates" in values:
         values["gates"] = filled(name, values["gates"])
     return expanded(name, values) if group.name == METHOD else values
 
 
+# ---------------------------------------------------------------------- tables of files
+_COLUMN = re.compile(r"\{(\w+)\}")
+_NOTHING = object()
+
+
+def members(group: Path) -> set[str]:
+    """The members of all tables of a group's folder."""
+    return {name for table in _tables(group) for name in table["rows"]}
+
+
+def _member(group: Path, name: str) -> dict[str, Any] | None:
+    """A member's content, as a file of its own would have it; None for a name that no table has."""
+    for table in _tables(group):
+        if name in table["rows"]:
+            row = dict(table["rows"][name])
+            kinds = {key: value for kind in row.pop("kinds", ()) for key, value in table["kinds"][kind].items()}
+            columns = {**(table.get("columns") or {}), **kinds, **row, "name": name}
+            return _expanded(table["template"], columns)
+    return None
+
+
+def _tables(group: Path) -> list[Mapping[str, Any]]:
+    return [_table(file, file.stat().st_mtime_ns) for file in sorted((group / TABLE_FOLDER).glob("*.yaml"))]
+
+
+@cache
+def _table(file: Path, changed: int) -> Mapping[str, Any]:
+    import yaml
+
+    table = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if not isinstance(table, Mapping) or not {"template", "rows"} <= set(table):
+        raise ConfigError(f"{file} is no table; a table has template and rows")
+    return table
+
+
+def _expanded(value: Any, columns: Mapping[str, Any]) -> Any:
+    if isinstance(value, Mapping):
+        filled = {key: _expanded(inner, columns) for key, inner in value.items()}
+        return {key: inner for key, inner in filled.items() if inner is not _NOTHING}
+    if isinstance(value, list):
+        items = [(item, _expanded(item, columns)) for item in value]
+        return [
+            part
+            for item, inner in items
+            if inner is not _NOTHING
+            for part in (inner if isinstance(inner, list) and isinstance(item, str) else [inner])
+        ]
+    if not isinstance(value, str):
+        return value
+    reference = _COLUMN.fullmatch(value)
+    if reference:
+        inner = columns[reference[1]]
+        return _NOTHING if inner is None else _expanded(inner, columns)
+    return _COLUMN.sub(lambda match: str(_expanded(columns[match[1]], columns)), value)
+
+
+# ---------------------------------------------------------------------- gates
 PRINTED = "printed"
 _TITLES = {
     "mmshift": "MM-ShiftKV",

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import unavailable
-from mmkv_bench.config.schema import LIST_GROUPS, SCHEMAS, accepts, allowed, groups, options
+from mmkv_bench.config.files import groups, options
+from mmkv_bench.config.schema import LIST_GROUPS, SCHEMAS, accepts, allowed
 from mmkv_bench.errors import SIMILAR, ConfigError, nearest
 
 if TYPE_CHECKING:

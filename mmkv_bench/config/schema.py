@@ -13,7 +13,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from mmkv_bench.config import tables
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.protocols import DEFAULT as PROTOCOL
 from mmkv_bench.protocols import NAMES as PROTOCOLS
@@ -31,9 +30,6 @@ SHORTEST = 16
 
 LIST_GROUPS = ("method", "dataset")
 """Config groups of which a run may choose several; their files live under `methods.<name>`, `datasets.<name>`."""
-
-TABLES = "table"
-"""Folder of `conf/` whose files are the papers' tables (`mmkv_bench/papers`) and nothing that a run chooses."""
 
 PACKAGE_SCHEME = "pkg://"
 
@@ -454,35 +450,6 @@ def scalars(declared: Any) -> tuple[type, ...] | None:
 
 
 _SCALARS = [{kind, *other} for kind in (str, int, float, bool) for other in ((), (NoneType,))]
-
-
-def conf_dir() -> Path:
-    """The folder of YAML values: `conf/` of the checkout, or the copy inside an installed wheel."""
-    package = Path(__file__).resolve().parents[1]
-    checkout = package.parent
-    if (checkout / "pyproject.toml").is_file() and (checkout / "conf").is_dir():
-        return checkout / "conf"
-    return package / "conf"
-
-
-def reference_dir() -> Path:
-    """The folder of the numbers that papers print: `results/reference` of the checkout, or the copy inside a wheel."""
-    conf = conf_dir()
-    checkout = conf.parent / "results" / "reference"
-    return checkout if checkout.is_dir() else conf.parent / "reference"
-
-
-def options(group: str, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Names that a config group offers, in files of their own and in tables, sorted; `extra` are further config folders."""
-    folders = [root / group for root in (conf_dir(), *map(Path, extra))]
-    names = {name for folder in folders for name in tables.names(folder)}
-    return tuple(sorted(names | {file.stem for folder in folders for file in folder.glob("*.yaml")}))
-
-
-def groups() -> tuple[str, ...]:
-    """The config groups of `conf/`, sorted."""
-    folders = [d for d in conf_dir().iterdir() if d.is_dir() and d.name != TABLES]
-    return tuple(sorted(d.name for d in folders if next(d.glob("*.yaml"), None)))
 
 
 def resolve_path(path: str) -> str:

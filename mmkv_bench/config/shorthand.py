@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import unavailable
-from mmkv_bench.config.files import content
+from mmkv_bench.config.files import content, groups, options
 from mmkv_bench.config.method_parts import FOLDERS
 from mmkv_bench.config.overrides import parse, searchpath
-from mmkv_bench.config.schema import LIST_GROUPS, groups, keys, options
+from mmkv_bench.config.schema import LIST_GROUPS, keys
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:

@@ -6,30 +6,29 @@ the groups of which a run may choose several a file's values belong below `<grou
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
-from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from mmkv_bench.config import tables
-from mmkv_bench.config.files import read
+from mmkv_bench.config.files import TABLE_FOLDER, conf_dir, members, read
 from mmkv_bench.config.run_config import composed_schema
-from mmkv_bench.config.schema import LIST_GROUPS, conf_dir
+from mmkv_bench.config.schema import LIST_GROUPS
 from mmkv_bench.file_state import State
 
 SCHEME = "mmkv"
 
 
-class FolderSource(ConfigSource):
+class FolderSource(FileConfigSource):
     """A folder of config groups."""
 
     @staticmethod
@@ -47,24 +46,13 @@ class FolderSource(ConfigSource):
             header["package"] = f"{group}s.{name}"
         return ConfigResult(self.provider, self.full_path(), OmegaConf.create(content), header)
 
-    def available(self) -> bool:
-        return self.is_group("")
-
-    def is_group(self, config_path: str) -> bool:
-        return Path(self.path, config_path).is_dir()
-
     def is_config(self, config_path: str) -> bool:
         file = Path(self.path, self._normalize_file_name(config_path))
-        return file.is_file() or file.stem in tables.names(file.parent)
+        return super().is_config(config_path) or file.stem in members(file.parent)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        folder = Path(self.path, config_path)
-        names: set[str] = set()
-        if results_filter in (None, ObjectType.GROUP):
-            names |= {entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name != tables.FOLDER}
-        if results_filter in (None, ObjectType.CONFIG):
-            names |= {file.stem for file in folder.glob("*.yaml")} | tables.names(folder)
-        return sorted(names)
+        inside = set() if results_filter == ObjectType.GROUP else members(Path(self.path, config_path))
+        return sorted({*super().list(config_path, results_filter)} - {TABLE_FOLDER} | inside)
 
 
 class OwnFolder(SearchPathPlugin):

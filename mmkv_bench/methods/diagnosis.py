@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.errors import own_line
+from mmkv_bench.errors import first_line, own_line
 from mmkv_bench.methods import invariants
 
 if TYPE_CHECKING:
@@ -108,10 +108,9 @@ def _broken(check: Check, fault: str, made: Compressor, path: str) -> Finding:
 
 def _raised(error: Exception, made: Compressor, path: str) -> Finding:
     """Diagnose an exception: the last line of the file that it passed through, else the method whose result was refused."""
-    first = next(iter(str(error).strip().splitlines()), "").partition(" (Needs(")[0]
-    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    text = first_line(error).partition(" (Needs(")[0]
     line = own_line(error, str(Path(path).expanduser().resolve()))
-    need, scored = _UNDECLARED.search(first), _SCORED.search(first)
+    need, scored = _UNDECLARED.search(text), _SCORED.search(text)
     fix = ""
     if need is not None:
         fix = f"write `needs = Needs({need[1]}={need[2] or True})` into the class {type(made.scorer).__name__}"

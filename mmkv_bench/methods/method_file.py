@@ -24,7 +24,7 @@ from typing import Any
 from mmkv_bench import consent
 from mmkv_bench.config.method_parts import FOLDERS, base_class
 from mmkv_bench.config.shorthand import CUSTOM, README, check_name
-from mmkv_bench.errors import ConfigError, MMKVError, nearest, own_line
+from mmkv_bench.errors import ConfigError, MMKVError, first_line, nearest, own_line
 from mmkv_bench.methods.method_text import PREFIX, check_text, read, refuse_openings, settings_prefix
 
 SELECTOR = {"sinks": 0, "recents": 1, "window": 0}
@@ -80,7 +80,7 @@ def effective(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         classes = ", ".join(cls.__name__ for cls in source.classes.values())
         raise ConfigError(
-            f"{source.prefix}.args: {classes} of {source.path} takes no {unknown[0]!r}; {_nearest(unknown[0], allowed)}"
+            f"{source.prefix}.args: {classes} of {source.path} takes no {unknown[0]!r}; {nearest(unknown[0], allowed)}"
         )
     arguments = dict(given)
     ambiguous: set[str] = set()
@@ -115,7 +115,7 @@ def build(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{source.prefix}.args: {error}") from error
         except Exception as error:  # a user's constructor may raise anything
             raise ConfigError(
-                f"{cls.__name__} of {source.path} cannot be built: {_first_line(error)}; correct {source.prefix}.args or "
+                f"{cls.__name__} of {source.path} cannot be built: {first_line(error)}; correct {source.prefix}.args or "
                 "the file"
             ) from error
     return built
@@ -237,7 +237,7 @@ def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
         del sys.modules[name]
         line = own_line(error, file)
         place = f"{path}:{line}" if line else path
-        raise ConfigError(f"{place}: the file cannot be imported: {_first_line(error)}; correct the line") from error
+        raise ConfigError(f"{place}: the file cannot be imported: {first_line(error)}; correct the line") from error
     return module
 
 
@@ -257,7 +257,7 @@ def _choose(path: str, module: ModuleType, names: tuple[str, ...], prefix: str) 
     allowed = [c.__name__ for classes in candidates.values() for c in classes]
     for name in names:
         if name not in allowed:
-            raise ConfigError(f"{prefix}.name={name} is no part of {path}; {_nearest(name, allowed)}")
+            raise ConfigError(f"{prefix}.name={name} is no part of {path}; {nearest(name, allowed)}")
     if names:
         candidates = {part: [c for c in classes if c.__name__ in names] for part, classes in candidates.items()}
     for part, classes in candidates.items():
@@ -288,12 +288,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str))
-
-
-def _nearest(name: str, allowed: Any) -> str:
-    return nearest(name, allowed) if allowed else "it takes none"
-
-
-def _first_line(error: BaseException) -> str:
-    first = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mmkv_bench.config.files import content
-from mmkv_bench.config.schema import READINGS, options
+from mmkv_bench.config.files import content, options
+from mmkv_bench.config.schema import READINGS
 from mmkv_bench.errors import ConfigError, nearest
 
 PARTS = ("scorer", "allocator", "selector", "reducer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +65,7 @@ def settings(name: str, reading: str = "paper", parameters: Mapping[str, Any] | 
     values = {key: os.fspath(value) if isinstance(value, Path) else value for key, value in (parameters or {}).items()}
     for key, value in values.items():
         if key not in allowed:
-            raise ConfigError(f"method {name} has no parameter {key!r}; {_nearest(key, allowed)}")
+            raise ConfigError(f"method {name} has no parameter {key!r}; {nearest(key, allowed)}")
         if not (same_kind(value, allowed[key]) or value is allowed[key]):
             raise ConfigError(
                 f"method {name}: {key}={value!r} is of another kind than its default {allowed[key]!r}; give such a value"
@@ -100,9 +100,5 @@ def _around(scorer: Scorer | type[Scorer], reading: str, parameters: Mapping[str
     title = type(built).__name__
     unknown = [key for key in selector if key not in SELECTOR]
     if unknown:
-        raise ConfigError(f"{title} takes no parameter {unknown[0]!r}; {_nearest(unknown[0], SELECTOR)}")
+        raise ConfigError(f"{title} takes no parameter {unknown[0]!r}; {nearest(unknown[0], SELECTOR)}")
     return compressor_of(title, settings(CUSTOM, reading, selector), reading, given={"scorer": built})
-
-
-def _nearest(key: str, allowed: Iterable[str]) -> str:
-    return nearest(key, allowed) if allowed else "it has none"

@@ -11,7 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config.schema import options, resolve_path
+from mmkv_bench.config.files import options
+from mmkv_bench.config.schema import resolve_path
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.families.facts import read, stated
 from mmkv_bench.families.registry import apply_limits, family
@@ -283,7 +284,7 @@ def shaped() -> tuple[str, ...]:
     """Names in conf/model whose files hold a shape and processor settings."""
     from omegaconf import OmegaConf
 
-    from mmkv_bench.config.schema import conf_dir
+    from mmkv_bench.config.files import conf_dir
 
     names = options("model")
     return tuple(n for n in names if OmegaConf.load(conf_dir() / "model" / f"{n}.yaml").get("shape"))

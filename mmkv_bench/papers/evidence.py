@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mmkv_bench.config.files import content
-from mmkv_bench.config.schema import options
+from mmkv_bench.config.files import content, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.files import hub_fingerprint
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, canonical, file_of, samples_of

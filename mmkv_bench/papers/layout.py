@@ -31,7 +31,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from mmkv_bench.config.schema import TABLES, conf_dir, options
+from mmkv_bench.config.files import TABLES, conf_dir, options
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.papers.address import KEYS, MEAN, STAND_IN, SYNTHETIC, Address, address, is_group, members
 

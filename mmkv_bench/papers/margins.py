@@ -34,8 +34,7 @@ from functools import cache
 from math import log, log1p, sqrt
 from typing import Any
 
-from mmkv_bench.config.files import content
-from mmkv_bench.config.schema import reference_dir
+from mmkv_bench.config.files import content, reference_dir
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.papers.address import MEAN, SYNTHETIC, Address, is_group, samples_of
 from mmkv_bench.papers.layout import TableCell, TableLayout, load, table_ids

@@ -15,8 +15,8 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
-from mmkv_bench.config.files import content
-from mmkv_bench.config.schema import READINGS, reference_dir
+from mmkv_bench.config.files import content, reference_dir
+from mmkv_bench.config.schema import READINGS
 from mmkv_bench.families.facts import StatedConfig, kv_bytes_per_token
 from mmkv_bench.families.registry import image_tokens
 from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address

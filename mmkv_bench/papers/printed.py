@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config.schema import reference_dir
+from mmkv_bench.config.files import reference_dir
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.papers.address import NONE, Address, address
 from mmkv_bench.papers.layout import is_stand_in

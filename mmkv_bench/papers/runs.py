@@ -16,8 +16,7 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
-from mmkv_bench.config.files import content
-from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.config.files import conf_dir, content
 from mmkv_bench.families.facts import StatedConfig
 from mmkv_bench.forecast import roofline
 from mmkv_bench.forecast.forecast import HOUR

@@ -17,7 +17,7 @@ from functools import cache
 from math import inf
 from typing import Any
 
-from mmkv_bench.config.schema import conf_dir, reference_dir
+from mmkv_bench.config.files import conf_dir, reference_dir
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers import printed, runs
 from mmkv_bench.papers.judgement import FilledCell, FilledTable

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices, protocols
 from mmkv_bench.config import schema
+from mmkv_bench.config.files import options
 from mmkv_bench.config.overrides import same_kind
 from mmkv_bench.config.schema import AnswerConfig, Data, Gate, Model, RunConfig, allowed, as_list
 from mmkv_bench.config.shorthand import CUSTOM
@@ -50,9 +51,7 @@ def validate(config: RunConfig) -> None:
     for key in ("fork_memory", "memory_limit"):
         bytes_of(getattr(config, key), key)
     if not config.datasets:
-        raise ConfigError(
-            f"no dataset is chosen; allowed: {', '.join(schema.options('dataset'))}; write dataset=<name>"
-        )
+        raise ConfigError(f"no dataset is chosen; allowed: {', '.join(options('dataset'))}; write dataset=<name>")
     _methods(config.methods, config.variants)
     _variants(config.methods, config.variants, config.folders)
     _model(config.model)
@@ -72,7 +71,7 @@ def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes
     """
     for name, changes in variants.items():
         base = str(changes["base"])
-        if name != base and name in schema.options("method", folders):
+        if name != base and name in options("method", folders):
             raise ConfigError(
                 f"variants.{name} has the name of a method and is {base}: a table would show the one as the other; give the "
                 f"variant a name of its own, as variants.my_{name}={{base: {base}, ...}}"
@@ -172,7 +171,7 @@ def _check_values(config: RunConfig) -> None:
 
 def _methods(methods: Nodes, variants: Nodes) -> None:
     if not methods and not variants:
-        raise ConfigError(f"no method is chosen; allowed: {', '.join(schema.options('method'))}; write method=<name>")
+        raise ConfigError(f"no method is chosen; allowed: {', '.join(options('method'))}; write method=<name>")
     for name, node in methods.items():
         if node["base"] == CUSTOM:
             method_text.check(node["path"])
@@ -208,7 +207,7 @@ def _gate(gate: Gate, datasets: Nodes, data: Data) -> None:
 
 
 def _variants(methods: Nodes, variants: Nodes, folders: tuple[str, ...]) -> None:
-    known = schema.options("method", folders)
+    known = options("method", folders)
     for name, changes in variants.items():
         if not isinstance(changes, Mapping) or "base" not in changes:
             raise ConfigError(

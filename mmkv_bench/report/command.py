@@ -86,7 +86,7 @@ class Commands:
 
 def _groups(config: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
     """Model, datasets and what their names depend on."""
-    from mmkv_bench.config.schema import options
+    from mmkv_bench.config.files import options
 
     names = [_option(config, label) for label in labels]
     model = config["model"]["name"]

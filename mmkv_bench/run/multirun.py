@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.compose import completed, compose, expand_sweep, folders, for_hydra
-from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.config.files import conf_dir
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.plan.validate import validate
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.config.files import conf_dir
 from mmkv_bench.statistics.column import Column
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.study import PrimaryEndpoint

@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from mmkv_bench import attach, method
-from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.config.files import conf_dir
 from mmkv_bench.diagnostics.verify import make_again, stored_answers
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.generation.single import generate_alone, run_alone

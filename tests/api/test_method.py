@@ -10,7 +10,8 @@ import pytest
 from mmkv_bench.compression.decoding.kivi import KIVI
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.config.compose import compose, method_defaults
-from mmkv_bench.config.schema import READINGS, options
+from mmkv_bench.config.files import options
+from mmkv_bench.config.schema import READINGS
 from mmkv_bench.errors import CompatibilityError, ConfigError
 from mmkv_bench.methods.build import build_compressor, identity_form
 from mmkv_bench.methods.method_file import load
@@ -81,7 +82,7 @@ def test_a_scorer_of_ones_own_gets_what_custom_gives_it():
 
 def test_full_takes_no_parameter():
     assert method("full").is_full
-    with pytest.raises(ConfigError, match="full has no parameter 'window'; it has none"):
+    with pytest.raises(ConfigError, match="full has no parameter 'window'; it takes none"):
         method("full", window=3)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mmkv_bench.calibrate import artefact as module
 from mmkv_bench.calibrate.artefact import METHODS, Artefact, Calibrations, committed, load, save
-from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.config.files import conf_dir
 from mmkv_bench.errors import CalibrationError, ConfigError
 from mmkv_bench.models.files import folder_fingerprint
 from mmkv_bench.store.store import Store

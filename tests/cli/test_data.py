@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mmkv_bench.config.schema import options
+from mmkv_bench.config.files import options
 from tests.cli.setting import CHECKOUT, verb
 from tests.datasets.test_data_sources import CLIP, PAGE, write
 from tests.each import each

@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 from mmkv_bench.cli.grammar import VERBS
-from mmkv_bench.config.schema import groups, keys, options
+from mmkv_bench.config.files import groups, options
+from mmkv_bench.config.schema import keys
 from tests.cli.setting import CHECKOUT
 from tests.each import each
 

@@ -157,7 +157,7 @@ def test_the_wheels_command_composes_a_run_outside_of_the_checkout(built, tmp_pa
     scripts = installed(built, tmp_path / "venv", "--no-deps", "--offline")
     said = ran([str(scripts / "mmkv-bench"), "method=mmshift", "budget=64", "--cfg", "job"], tmp_path)
     assert "budget: 64" in said and "path: pkg://mmkv_bench/tiny/weights" in said
-    code = "from mmkv_bench.config.schema import conf_dir, resolve_path; import mmkv_bench\n"
+    code = "from mmkv_bench.config.files import conf_dir; from mmkv_bench.config.schema import resolve_path; import mmkv_bench\n"
     code += "print(conf_dir(), resolve_path('pkg://mmkv_bench/tiny/weights'), mmkv_bench.__path__[0])"
     found = [Path(path).resolve() for path in ran([str(scripts / "python"), "-c", code], tmp_path).split()]
     assert all(path.is_dir() and path.is_relative_to((tmp_path / "venv").resolve()) for path in found)

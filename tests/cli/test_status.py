@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.config.files import conf_dir
 from mmkv_bench.store import study
 from mmkv_bench.store.compact import pack
 from mmkv_bench.store.store import Store

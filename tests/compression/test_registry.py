@@ -17,7 +17,7 @@ from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.selectors.modality_quota import ModalityQuota
 from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.config.schema import options
+from mmkv_bench.config.files import options
 from mmkv_bench.methods import invariants
 from mmkv_bench.methods.build import OUTSIDE, build_compressor
 from mmkv_bench.methods.toy_layers import Problem

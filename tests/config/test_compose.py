@@ -11,9 +11,9 @@ import yaml
 from mmkv_bench.cli.grammar import overrides_of, reader, split
 from mmkv_bench.config import compose as composing
 from mmkv_bench.config.compose import compose, expand_sweep, for_hydra, method_defaults
-from mmkv_bench.config.files import content
+from mmkv_bench.config.files import conf_dir, content, groups, options
 from mmkv_bench.config.overrides import parse
-from mmkv_bench.config.schema import LIST_GROUPS, conf_dir, groups, options
+from mmkv_bench.config.schema import LIST_GROUPS
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import OUTSIDE, build_compressor
 from mmkv_bench.methods.node import PARTS

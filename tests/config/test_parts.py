@@ -11,9 +11,8 @@ import pytest
 import yaml
 
 from mmkv_bench.config.compose import compose
-from mmkv_bench.config.files import content
+from mmkv_bench.config.files import conf_dir, content, options
 from mmkv_bench.config.method_parts import FOLDERS, REQUIRED, defaults, expanded, part_classes, taken_by
-from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.node import under_reading
 from tests.each import each

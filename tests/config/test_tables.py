@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from hydra.core.config_search_path import SearchPathElement
 
-from mmkv_bench.config import source, tables
+from mmkv_bench.config import files, source
 from mmkv_bench.config.compose import compose
-from mmkv_bench.config.schema import conf_dir, options
+from mmkv_bench.config.files import conf_dir, options
 from mmkv_bench.errors import ConfigError
 
 TABLE = """
@@ -53,10 +53,10 @@ def folder(tmp_path):
 
 
 def test_a_row_is_the_template_with_its_columns_and_those_of_its_kinds(folder):
-    assert tables.names(folder / "dataset") == {"one", "two"}
-    assert tables.member(folder / "dataset", "one") == ONE
-    assert tables.member(folder / "dataset", "two") == TWO
-    assert tables.member(folder / "dataset", "three") is None
+    assert files.members(folder / "dataset") == {"one", "two"}
+    assert files.read(folder / "dataset", "one", dict) == ONE
+    assert files.read(folder / "dataset", "two", dict) == TWO
+    assert files.read(folder / "dataset", "three", dict) is None
 
 
 def test_a_table_of_the_users_own_folder_offers_its_rows_as_files_do(folder):
@@ -72,7 +72,7 @@ def test_a_table_of_the_users_own_folder_offers_its_rows_as_files_do(folder):
 def test_a_file_that_is_no_table_is_named(folder):
     (folder / "dataset" / "tables" / "bench.yaml").write_text("rows: {}")
     with pytest.raises(ConfigError, match=r"bench\.yaml is no table; a table has template and rows"):
-        tables.names(folder / "dataset")
+        files.members(folder / "dataset")
 
 
 def test_only_conf_and_folders_named_with_it_are_read_this_way():

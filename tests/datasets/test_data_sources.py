@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmkv_bench.config.files import content
-from mmkv_bench.config.schema import options
+from mmkv_bench.config.files import content, options
 from mmkv_bench.datasets import fixtures, local_data
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.datasets.task_yaml import own_tasks, task_file

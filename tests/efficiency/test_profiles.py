@@ -12,7 +12,7 @@ import torch
 from mmkv_bench.compression.allocators.head_pool import HeadPool
 from mmkv_bench.compression.allocators.replayed import Replayed
 from mmkv_bench.config.compose import compose
-from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.config.files import conf_dir
 from mmkv_bench.efficiency.measure import Bench
 from mmkv_bench.efficiency.plan import plan_passes
 from mmkv_bench.efficiency.prompts import visual_prompt

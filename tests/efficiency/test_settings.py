@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mmkv_bench.config.compose import compose
-from mmkv_bench.config.schema import options
+from mmkv_bench.config.files import options
 from mmkv_bench.efficiency.plan import plan_passes
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.plan.validate import validate

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.config.files import conf_dir
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.families.base import PixelLimits
 from mmkv_bench.families.registry import apply_limits, image_tokens, video_tokens

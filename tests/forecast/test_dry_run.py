@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2Config
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.numerics.tiles import ends_only, row_blocks
 from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.config.schema import options
+from mmkv_bench.config.files import options
 from mmkv_bench.devices.live_storages import LiveStorages
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.forecast.dry_run import DryModel, dry_model, prompt_types, without_numbers

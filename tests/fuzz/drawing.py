@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.config.schema import options
+from mmkv_bench.config.files import options
 from mmkv_bench.methods.node import flat_parameters
 from tests.fuzz.mistakes import MISTAKES
 

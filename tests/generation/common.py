@@ -87,8 +87,7 @@ OUTSIDE = {"custom", "kvpress", "pixels"}  # take a file or a package of the use
 def registry(reading: str = "paper", model: str = "qwen2_5_vl") -> dict[str, Compressor]:
     """Every method of conf/method, built as a run builds it; calibrated ones with made-up data of the model's shape."""
 
-    from mmkv_bench.config.files import content
-    from mmkv_bench.config.schema import options
+    from mmkv_bench.config.files import content, options
     from mmkv_bench.methods.build import build_compressor
 
     config = zoo.build(model).config.get_text_config()

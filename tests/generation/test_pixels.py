@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from mmkv_bench import attach, method
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import full
-from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.config.files import conf_dir
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.families.registry import check_smaller

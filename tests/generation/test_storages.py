@@ -14,8 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mmkv_bench.compression.attention import _sdpa
 from mmkv_bench.compression.compressor import Compressor
-from mmkv_bench.config.files import content
-from mmkv_bench.config.schema import options
+from mmkv_bench.config.files import content, options
 from mmkv_bench.families.facts import ModelFacts, model_facts
 from mmkv_bench.generation.encode import EncodedPrompt, from_tensors
 from mmkv_bench.generation.engine import Engine

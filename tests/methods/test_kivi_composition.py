@@ -9,7 +9,7 @@ import pytest
 from mmkv_bench.compression.decoding.heavy_hitters import HeavyHitters
 from mmkv_bench.compression.decoding.kivi import KIVI
 from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.config.schema import options
+from mmkv_bench.config.files import options
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.methods.build import build_compressor
 from tests import cover, zoo

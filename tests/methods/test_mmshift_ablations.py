@@ -18,7 +18,7 @@ from mmkv_bench.compression.scorers.last_query import LastQueryScorer
 from mmkv_bench.compression.scorers.mmshift import MMShiftScorer
 from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import compose, method_defaults
-from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.config.files import conf_dir
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.methods.build import build_compressor
 from tests import cover, reference, zoo

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from mmkv_bench.config.compose import compose
-from mmkv_bench.config.schema import conf_dir, options
+from mmkv_bench.config.files import conf_dir, options
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.efficiency.plan import plan_passes as plan_of_passes
 from mmkv_bench.evaluation.documents import generation_settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmkv_bench.config.schema import reference_dir
+from mmkv_bench.config.files import reference_dir
 from mmkv_bench.papers import margins
 from mmkv_bench.papers.margins import unjudged, versions
 from tests.papers.test_filled_table import MODEL, add, cell, page

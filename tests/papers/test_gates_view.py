@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from mmkv_bench.config.files import content, filled
-from mmkv_bench.config.schema import conf_dir, options
+from mmkv_bench.config.files import conf_dir, content, filled, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers import printed
 from mmkv_bench.papers.margins import margin

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from mmkv_bench.config.schema import reference_dir
+from mmkv_bench.config.files import reference_dir
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.papers.address import MethodSettings, address, canonical, members
 from mmkv_bench.papers.printed import CLAIM, STATUSES, half_digit, load, names, printed_address

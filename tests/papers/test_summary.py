@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.config.files import conf_dir
 from mmkv_bench.papers import summary
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.judgement import fill

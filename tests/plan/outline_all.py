@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 
 from mmkv_bench.config.compose import compose
-from mmkv_bench.config.schema import conf_dir, options
+from mmkv_bench.config.files import conf_dir, options
 from mmkv_bench.plan.planner import outline
 from mmkv_bench.plan.validate import validate
 

@@ -14,7 +14,7 @@ import pytest
 
 from mmkv_bench.cli.verbs.rows import stores_with_answers
 from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.config.schema import conf_dir, options
+from mmkv_bench.config.files import conf_dir, options
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.diagnostics.replanned_cells import cells_again, run_config
 from mmkv_bench.plan.cells import DatasetIdentity, Identity

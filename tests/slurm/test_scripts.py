@@ -62,7 +62,7 @@ def test_a_dry_sweep_prints_its_scripts_then_its_plan_and_leaves_nothing(tmp_pat
         ("hydra.launcher.tasks_per_node=2", "would answer the same samples"),
         ("stage=score", "one process's work"),
         ("shard=0/2", "write shards=<how many>"),
-        ("shards=0", "too small"),
+        ("shards=0", "is out of range"),
         ("slurm.job_hours=-1", "is out of range"),
         ("only=pages_wlak", "did you mean 'pages_walk'"),
     ],

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkv_bench.config.files import content
-from mmkv_bench.config.schema import options
+from mmkv_bench.config.files import content, options
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import every_pair, separated_pairs
 from mmkv_bench.tables.score_table import CONTROLS, PRESETS, Line, family

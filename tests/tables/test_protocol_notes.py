@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.config.files import conf_dir
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.rows import load
 from tests.each import each

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from mmkv_bench.config.compose import compose
-from mmkv_bench.config.schema import options
+from mmkv_bench.config.files import options
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.models.source import Source, shaped
 from tests.families.shapes import node

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from mmkv_bench.config.compose import method_defaults
+from mmkv_bench.config.files import conf_dir, options
 from mmkv_bench.config.method_parts import expanded
-from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.methods.node import flat_parameters, under_reading

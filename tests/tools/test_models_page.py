@@ -7,7 +7,7 @@ import re
 import pytest
 
 from mmkv_bench.config import files
-from mmkv_bench.config.schema import conf_dir, options
+from mmkv_bench.config.files import conf_dir, options
 from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.errors import ConfigError
 from tests.each import each
@@ -66,9 +66,11 @@ def test_a_file_that_does_not_say_enough_is_refused(tmp_path, monkeypatch, chang
     source = (conf_dir() / "model" / "llama_3_8b.yaml").read_text()
     source = re.sub(r"(?<=gates:\n)(  - .*\n)+", OWN, source)
     assert change[0] in source
-    (tmp_path / "model").mkdir()
-    (tmp_path / "dataset").symlink_to(conf_dir() / "dataset")
-    (tmp_path / "model" / "llama_3_8b.yaml").write_text(source.replace(*change))
-    monkeypatch.setattr(files, "conf_dir", lambda: tmp_path)
+    folder = tmp_path / "conf"
+    (folder / "model").mkdir(parents=True)
+    (folder / "dataset").symlink_to(conf_dir() / "dataset")
+    (folder / "model" / "llama_3_8b.yaml").write_text(source.replace(*change))
+    (tmp_path / "reference").symlink_to(files.reference_dir())
+    monkeypatch.setattr(files, "conf_dir", lambda: folder)
     with pytest.raises(ConfigError, match=words):
         models_page.read("llama_3_8b")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mmkv_bench.config.schema import options
+from mmkv_bench.config.files import options
 from mmkv_bench.errors import nearest
 from tools.matrix.grid import OK, as_csv, merged, read, render, write
 

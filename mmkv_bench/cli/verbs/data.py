@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.cli.grammar import Parser
-from mmkv_bench.config.files import content
-from mmkv_bench.config.schema import options
+from mmkv_bench.config.files import content, options
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:

@@ -8,19 +8,9 @@ from textwrap import indent, wrap
 
 from mmkv_bench import __version__
 from mmkv_bench.cli.grammar import Parser, configuration, count, overrides_of
-from mmkv_bench.cli.single_run import refuse_keys_of_slurm, run_once
-from mmkv_bench.config.schema import (
-    Data,
-    Gate,
-    Judge,
-    Logger,
-    Model,
-    RunConfig,
-    Slurm,
-    groups,
-    keys,
-    options,
-)
+from mmkv_bench.cli.single_run import SlurmJob, refuse_keys_of_slurm, run_once
+from mmkv_bench.config.files import groups, options
+from mmkv_bench.config.schema import Data, Gate, Judge, Logger, Model, RunConfig, Slurm, keys
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.secrecy import literal_secret
 
@@ -155,8 +145,6 @@ def run_sweep(overrides: Sequence[str]) -> int:
             print()
             print_plan(plan, launcher)
         return 0
-    from mmkv_bench.cli.slurm_job import SlurmJob
-
     return slurm.sweep(jobs, launcher, SlurmJob)
 
 

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 _HEADS = ("dataset", "cells", "samples", "answers", "complete", "failed", "scored")
+_WAIT_S = 10.0
+"""Seconds in which Slurm's controller has to answer; a silent one holds nobody up."""
 JOB = "mmkv"
 """Prefix of the names of our jobs."""
 UNFINISHED = (
@@ -168,12 +169,13 @@ def _document(status: Status, failed: Sequence[Mapping[str, Any]], listed: bool)
 def jobs() -> Mapping[str, int] | str | None:
     """State (`RUNNING`, `PENDING`, ...) -> this user's jobs in it, every task of an array by itself; a sentence where the
     queue cannot be asked, None where there is no Slurm."""
+    from mmkv_bench.slurm.queue import ask
+
     if shutil.which("squeue") is None:
         return None
-    try:
-        answer = _asked(["squeue", "--me", "--array", "--noheader", "--format=%T %j"])
-    except (OSError, subprocess.TimeoutExpired) as problem:
-        return f"Slurm's queue cannot be asked here: no answer ({problem})"
+    answer = ask(["squeue", "--me", "--array", "--noheader", "--format=%T %j"], _WAIT_S)
+    if answer is None:
+        return f"Slurm's queue cannot be asked here: squeue does not answer within {_WAIT_S:g} s"
     if answer.returncode:
         lines = (answer.stderr or answer.stdout).strip().splitlines() or [f"exit code {answer.returncode}"]
         return f"Slurm's queue cannot be asked here: {lines[-1].removeprefix('squeue: ')}"
@@ -183,18 +185,12 @@ def jobs() -> Mapping[str, int] | str | None:
 def ended() -> Mapping[str, int]:
     """State (`UNFINISHED`) -> this user's jobs that ended so within a day, by Slurm's accounting; nothing where a site keeps
     none, as many do."""
+    from mmkv_bench.slurm.queue import ask
+
     words = ["--allocations", f"--user={os.getuid()}", "--starttime=now-1days", "--noheader", "--parsable2"]
-    try:
-        answer = _asked(["sacct", *words, "--format=State,JobName"])
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    counted = {} if answer.returncode else _counted(answer.stdout, "|")
+    answer = ask(["sacct", *words, "--format=State,JobName"], _WAIT_S)
+    counted = {} if answer is None or answer.returncode else _counted(answer.stdout, "|")
     return {state: number for state, number in counted.items() if state in UNFINISHED}
-
-
-def _asked(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """A program's answer; a controller that does not answer within ten seconds holds nobody up."""
-    return subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
 
 
 def _counted(lines: str, between: str) -> Mapping[str, int]:

@@ -218,7 +218,7 @@ def _layouts(given: argparse.Namespace) -> list[TableLayout]:
 
 def _filled(given: argparse.Namespace) -> list[FilledTable]:
     """Fill the tables; stand-ins name their own rows unless --rows does."""
-    from mmkv_bench.config.schema import conf_dir
+    from mmkv_bench.config.files import conf_dir
     from mmkv_bench.papers.evidence import Evidence
     from mmkv_bench.papers.judgement import fill
 

@@ -15,7 +15,7 @@ from mmkv_bench.compression.context import Composed
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.scorers.base import Scorer
-from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.errors import ConfigError, UnsupportedError, first_line
 
 _ARGS = "methods.kvpress.args"
 _UNIFORM = {"_target_": "mmkv_bench.compression.allocators.uniform.Uniform"}
@@ -142,10 +142,7 @@ class PressScorer(Scorer):
                 torch.manual_seed(obs.generator("kvpress", seed).initial_seed() if self.stochastic else 0)
                 score = made.score(_View(obs), obs.states[None], obs.key[None], obs.value[None], None, kwargs)
         except Exception as error:  # a press asserts what it supports, and may raise anything
-            first = next(iter(str(error).splitlines()), "")
-            raise UnsupportedError(
-                f"kvpress' {self.press} cannot score this prompt: {type(error).__name__}: {first}"
-            ) from error
+            raise UnsupportedError(f"kvpress' {self.press} cannot score this prompt: {first_line(error)}") from error
         if score.shape != (1, *obs.key.shape[:2]):
             raise UnsupportedError(
                 f"kvpress' {self.press} gave scores of shape {list(score.shape)}; allowed: {[1, *obs.key.shape[:2]]}"
