@@ -151,19 +151,19 @@ def apply_limits(
     Raises:
         ConfigError: a processor without such limits, or limits that exclude each other.
     """
-    known = family_of_processor(processor)
+    kind = family_of_processor(processor)
     if min_pixels is not None or max_pixels is not None:
         key = "model.min_pixels" if max_pixels is None else "model.max_pixels"
         _set_limits(processor, "image_processor", key, min_pixels, max_pixels)
     if video_max_pixels is not None:
-        counted = (frames or 1) if known is not None and known.whole_video_limit else 1
+        counted = (frames or 1) if kind is not None and kind.whole_video_limit else 1
         _set_limits(processor, "video_processor", "model.video_max_pixels", None, video_max_pixels * counted)
 
 
-def _set_limits(processor: Any, kind: str, key: str, low: int | None, high: int | None) -> None:
-    known, part = family_of_processor(processor), getattr(processor, kind, None)
+def _set_limits(processor: Any, part_name: str, key: str, low: int | None, high: int | None) -> None:
+    kind, part = family_of_processor(processor), getattr(processor, part_name, None)
     size = dict(getattr(part, "size", None) or {})
-    if part is None or known is None or not known.pixel_limits or size.get(_LOW) is None or size.get(_HIGH) is None:
+    if part is None or kind is None or not kind.pixel_limits or size.get(_LOW) is None or size.get(_HIGH) is None:
         raise ConfigError(
             f"{key} has no effect on {'a text model' if part is None else type(part).__name__}, which scales to fixed sizes; "
             "leave it out (only Qwen-VL models have pixel limits)"

@@ -97,7 +97,7 @@ def anyres(
 
 def anyres_boxes(image: int, size: Size, tiling: Tiling, edge: int, patch: int) -> list[Box | None]:
     """The whole image squashed into a square, then its tiles with a newline token behind each row."""
-    whole = parts(patches(edge, patch), 0, edge)
+    squashed = parts(patches(edge, patch), 0, edge)
     scale = min(padded / side for padded, side in zip(tiling.padded, size, strict=True))
     spans = []
     for padded, side, cut, count in zip(tiling.padded, size, tiling.cut[::-1], tiling.shape[::-1], strict=True):
@@ -107,7 +107,7 @@ def anyres_boxes(image: int, size: Size, tiling: Tiling, edge: int, patch: int) 
         pixels = pixels if len(pixels) == count else _blended(pixels, count)
         spans.append(parts(pixels, (padded - filled) // 2, filled))
     across, down = spans
-    return grid(image, whole, whole) + grid(image, down, across, newline=True)
+    return grid(image, squashed, squashed) + grid(image, down, across, newline=True)
 
 
 def pooled_side(side: int, pooling: str) -> int:

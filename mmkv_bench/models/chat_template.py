@@ -24,27 +24,6 @@ _DIRECTIVES = ("-d", "-m", "-H", "-I", "-M", "-S", "-j", "-y", *"aAbBcdHIjmMpSUw
 _SHOWN = 300  # characters of a rendered prompt in a message
 
 
-def source_of(processor: Any) -> str:
-    """The text of the template that transformers takes from a processor or tokenizer.
-
-    Raises:
-        UnsupportedError: there is none, or several and none of them the default.
-    """
-    source = getattr(processor, "chat_template", None)
-    if isinstance(source, Mapping):
-        if "default" not in source:
-            raise UnsupportedError(
-                f"a model with chat templates called {', '.join(source)} and none called default; name it in its "
-                "tokenizer_config.json, or add chat_template.jinja"
-            )
-        source = source["default"]
-    if not source:
-        raise UnsupportedError(
-            "a model without a chat template: its prompts cannot be rendered; add chat_template.jinja"
-        )
-    return str(source)
-
-
 def render(processor: Any, source: str, messages: Sequence[Mapping[str, Any]], answering: bool) -> str:
     """Render messages with the template, at `DATE`. answering: up to the place where the next answer begins.
 
@@ -53,11 +32,11 @@ def render(processor: Any, source: str, messages: Sequence[Mapping[str, Any]], a
     """
     from jinja2.exceptions import TemplateError
 
-    given = {"chat_template": _dated(source)} if "strftime_now" in source else {}
+    date = {"chat_template": _dated(source)} if "strftime_now" in source else {}
     if "date_string" in source:  # a processor warns of what its template does not name
-        given["date_string"] = DATE.strftime("%d %b %Y")
+        date["date_string"] = DATE.strftime("%d %b %Y")
     try:
-        return processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answering, **given)
+        return processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answering, **date)
     except TemplateError as error:
         roles = ", ".join(str(message["role"]) for message in messages)
         raise DataError(f"the chat template refuses messages of {roles}: {error}; it cannot be asked this") from error
@@ -67,13 +46,12 @@ def _dated(source: str) -> str:
     """A template whose `strftime_now` is a macro of its own, which hides the clock that transformers gives it.
 
     Jinja drops the line's end behind the macro, so that the template begins a line, as it did."""
-    chain = "".join(f' | replace("%{code}", "{_of_date(code)}")' for code in _DIRECTIVES)
+    chain = ""
+    for code in _DIRECTIVES:
+        text = DATE.strftime(f"%{code[-1]}")
+        text = (text.lstrip("0") or "0") if code.startswith("-") else text
+        chain += f' | replace("%{code}", "{text}")'
     return f"{{%- macro strftime_now(format) -%}}{{{{ format{chain} }}}}{{%- endmacro %}}\n{source}"
-
-
-def _of_date(code: str) -> str:
-    plain = DATE.strftime(f"%{code[-1]}")
-    return (plain.lstrip("0") or "0") if code.startswith("-") else plain
 
 
 def parts_of(content: Any) -> list[dict[str, Any]]:
@@ -163,10 +141,23 @@ class Template:
         """The template of a processor, probed once.
 
         Raises:
-            UnsupportedError: there is none, or the text of a message does not come out of it whole, once and as text; a prompt
-                that begins with two beginning-of-text tokens or none where the tokenizer knows one, or that ends a turn.
+            UnsupportedError: there is no template, or no default one of several; the text of a message does not come out of it
+                whole, once and as text; a prompt that begins with two beginning-of-text tokens or none where the tokenizer knows
+                one, or that ends a turn.
         """
-        source = source_of(processor)
+        source = getattr(processor, "chat_template", None)
+        if isinstance(source, Mapping):
+            if "default" not in source:
+                raise UnsupportedError(
+                    f"a model with chat templates called {', '.join(source)} and none called default; name it in its "
+                    "tokenizer_config.json, or add chat_template.jinja"
+                )
+            source = source["default"]
+        if not source:
+            raise UnsupportedError(
+                "a model without a chat template: its prompts cannot be rendered; add chat_template.jinja"
+            )
+        source = str(source)
         template = _templates.get(processor)
         if template is None or template.source != source:
             template = _templates[processor] = _probed(processor, source)
@@ -198,13 +189,7 @@ def rendered(processor: Any, messages: Sequence[Mapping[str, Any]], answering: b
         else:
             turns.append(in_place(processor, template.source, message))
     text = render(processor, template.source, turns, answering)
-    _check_whole(processor, text, messages)
-    return text
-
-
-def _check_whole(processor: Any, text: str, messages: Sequence[Mapping[str, Any]]) -> None:
-    """A user's words and media stand in the prompt, whole and in their order, whatever a template does with some of them."""
-    place = 0
+    place = 0  # a user's words and media stand in the prompt, whole and in their order
     for message in messages:
         for part in parts_of(message["content"] if message["role"] == "user" else ()):
             kind = part["type"]
@@ -216,6 +201,7 @@ def _check_whole(processor: Any, text: str, messages: Sequence[Mapping[str, Any]
                     f"messages {short(text)}"
                 )
             place = max(place, at + len(wanted))
+    return text
 
 
 def tokens_of(processor: Any, text: str) -> dict[str, Any]:
@@ -248,30 +234,42 @@ def check_media(name: str, processor: Any) -> None:
 
 # ---------------------------------------------------------------------- probes
 def _probed(processor: Any, source: str) -> Template:
-    parts, text = (_attempt(processor, source, [("user", PROBE)], takes_text) for takes_text in (False, True))
-    takes_text = _choice(parts, text)
+    takes_text, parts, text = _form(processor, source, [("user", PROBE)])
     if takes_text is None:
-        made = next((one for one in (text, parts) if isinstance(one, str)), None)
-        problem = f"fails ({text})" if made is None else f"makes of it {short(made)}"
+        output = next((one for one in (text, parts) if isinstance(one, str)), None)
+        problem = f"fails ({text})" if output is None else f"makes of it {short(output)}"
         raise UnsupportedError(
             f"a chat template does not pass a user's text on: given {PROBE!r}, as text or as a list of parts, it {problem}; give "
             "the model's folder a chat_template.jinja that writes each message's content once"
         )
-    probe = str(text if takes_text else parts)
-    template = Template(takes_text, probe, _add_special_tokens(processor, probe), source)
-    _check_start(processor, template)
-    _check_end(processor, template)
+    probe, tokenizer = str(text if takes_text else parts), getattr(processor, "tokenizer", processor)
+    begins, adds = tokenizer.bos_token_id, False if tokenizer is processor else None
+    if begins is not None and list(tokenizer("a")["input_ids"][:1]) == [begins]:
+        adds = tokenizer.bos_token not in probe.partition(PROBE)[0]  # some templates write blanks before it
+    ids = list(tokenizer(probe, **({} if adds is None else {"add_special_tokens": adds}))["input_ids"])
+    if begins is not None and ids[:2] == [begins, begins]:
+        raise UnsupportedError(
+            f"the chat template's prompts begin with two {tokenizer.bos_token}: {short(probe)} is tokenised to {ids[:4]}...; "
+            "let either the template or the tokenizer write it"
+        )
+    template = Template(takes_text, probe, adds, source)
+    _check_end(processor, template, ids[-1:])
     return template
 
 
-def _choice(parts: str | Exception, text: str | Exception) -> bool | None:
-    """Decide from the results for `PROBE` whether a template takes text; None if neither form came out right."""
+def _form(
+    processor: Any, source: str, turns: Sequence[tuple[str, str]], user: bool | None = None, answering: bool = True
+) -> tuple[bool | None, str | Exception, str | Exception]:
+    """Decide whether a template takes text, and return that with what it makes of parts and of text; None if neither came out
+    right."""
+    parts, text = (_attempt(processor, source, turns, form, user, answering) for form in (False, True))
+    takes_text = None
     reprs = len(_REPR.findall(text)) if isinstance(text, str) else 0  # a system prompt may speak of such keys
     if isinstance(parts, str) and parts.count(PROBE) == 1 and len(_REPR.findall(parts)) <= reprs:
-        return False
-    if isinstance(text, str) and text.count(PROBE) == 1 and not re.search(f"""['"]{PROBE}['"]""", text):
-        return True
-    return None
+        takes_text = False
+    elif isinstance(text, str) and text.count(PROBE) == 1 and not re.search(f"""['"]{PROBE}['"]""", text):
+        takes_text = True
+    return takes_text, parts, text
 
 
 def _takes_text(processor: Any, template: Template, role: str) -> bool:
@@ -279,20 +277,17 @@ def _takes_text(processor: Any, template: Template, role: str) -> bool:
     if role == "user":
         return template.takes_text
     if role not in template.roles:
-        spoken = [("user", "a"), (role, PROBE)] if role == "assistant" else [(role, PROBE), ("user", "a")]
-        user = template.takes_text
         answering = role != "assistant"
-        parts, text = (_attempt(processor, template.source, spoken, form, user, answering) for form in (False, True))
-        takes_text = _choice(parts, text)
+        turns = [(role, PROBE), ("user", "a")] if answering else [("user", "a"), (role, PROBE)]
+        takes_text, parts, text = _form(processor, template.source, turns, template.takes_text, answering)
         if takes_text is None:
             refused = next((one for one in (text, parts) if isinstance(one, DataError)), None)
             if refused is not None and not isinstance(text, str):
                 raise refused
-            made = (
-                f"fails ({text})" if isinstance(text, Exception) else f"makes of one that says {PROBE!r} {short(text)}"
-            )
+            failed = isinstance(text, Exception)
+            problem = f"fails ({text})" if failed else f"makes of one that says {PROBE!r} {short(str(text))}"
             raise UnsupportedError(
-                f"the chat template does not pass the text of {role} turns on: it {made}; it cannot be asked this"
+                f"the chat template does not pass the text of {role} turns on: it {problem}; it cannot be asked this"
             )
         template.roles[role] = takes_text
     return template.roles[role]
@@ -301,14 +296,14 @@ def _takes_text(processor: Any, template: Template, role: str) -> bool:
 def _attempt(
     processor: Any,
     source: str,
-    spoken: Sequence[tuple[str, str]],
+    turns: Sequence[tuple[str, str]],
     takes_text: bool,
     user: bool | None = None,
     answering: bool = True,
 ) -> str | Exception:
     """Render these (role, text), or return the error. user: the form of a user's messages, if another."""
     messages = []
-    for role, words in spoken:
+    for role, words in turns:
         as_text = user if role == "user" and user is not None else takes_text
         messages.append({"role": role, "content": words if as_text else [{"type": "text", "text": words}]})
     try:
@@ -319,51 +314,25 @@ def _attempt(
         return error
 
 
-def _add_special_tokens(processor: Any, probe: str) -> bool | None:
-    tokenizer = getattr(processor, "tokenizer", processor)
-    begins = tokenizer.bos_token_id
-    if begins is not None and list(tokenizer("a")["input_ids"][:1]) == [begins]:
-        return tokenizer.bos_token not in probe.partition(PROBE)[0]  # some templates write blanks before it
-    return False if tokenizer is processor else None
-
-
-def _check_start(processor: Any, template: Template) -> None:
-    tokenizer = getattr(processor, "tokenizer", processor)
-    begins, ids = tokenizer.bos_token_id, _ids(processor, template)
-    if begins is not None and ids[:2] == [begins, begins]:
-        raise UnsupportedError(
-            f"the chat template's prompts begin with two {tokenizer.bos_token}: {short(template.probe)} is tokenised to "
-            f"{ids[:4]}...; let either the template or the tokenizer write it"
-        )
-
-
-def _check_end(processor: Any, template: Template) -> None:
+def _check_end(processor: Any, template: Template, last: list[int]) -> None:
     """A prompt that ends a turn would be answered by the end of the text, or by a turn that the model makes up.
 
     A template may write the same with and without `add_generation_prompt`. Then an answer that is rendered with the prompt tells:
     what it puts between the two is lacking in the prompt.
     """
     tokenizer = getattr(processor, "tokenizer", processor)
-    prompt, ids, takes_text = template.probe, _ids(processor, template), template.takes_text
-    lacking = (
-        [str(tokenizer.eos_token)] if tokenizer.eos_token and prompt.rstrip().endswith(tokenizer.eos_token) else []
-    )
-    lacking += ["end of text"] if tokenizer.eos_token_id is not None and ids[-1:] == [tokenizer.eos_token_id] else []
+    prompt, takes_text, end = template.probe, template.takes_text, tokenizer.eos_token
+    lacking = [str(end)] if end and prompt.rstrip().endswith(end) else []
+    lacking += ["end of text"] if last == [tokenizer.eos_token_id] else []
     if not lacking and _attempt(processor, template.source, [("user", PROBE)], takes_text, answering=False) == prompt:
-        spoken = [("user", PROBE), ("assistant", _ANSWER)]
+        turns = [("user", PROBE), ("assistant", _ANSWER)]
         for form in (takes_text, not takes_text):
-            whole = _attempt(processor, template.source, spoken, form, takes_text, answering=False)
-            if isinstance(whole, str) and _ANSWER in whole and whole.startswith(prompt.rstrip()):
-                lacking.append(whole[len(prompt.rstrip()) : whole.index(_ANSWER)].strip())
+            answered = _attempt(processor, template.source, turns, form, takes_text, answering=False)
+            if isinstance(answered, str) and _ANSWER in answered and answered.startswith(prompt.rstrip()):
+                lacking.append(answered[len(prompt.rstrip()) : answered.index(_ANSWER)].strip())
         lacking = lacking if all(lacking) else []
     if lacking:
         raise UnsupportedError(
             f"the chat template's prompts do not end where an answer begins: {short(prompt)} ends the turn; give the model's "
             "folder a chat_template.jinja that listens to add_generation_prompt, and a tokenizer that adds no end of text"
         )
-
-
-def _ids(processor: Any, template: Template) -> list[int]:
-    tokenizer = getattr(processor, "tokenizer", processor)
-    adds = {} if template.add_special_tokens is None else {"add_special_tokens": template.add_special_tokens}
-    return list(tokenizer(template.probe, **adds)["input_ids"])

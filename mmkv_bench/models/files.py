@@ -90,8 +90,6 @@ def hub_folder(path: str, revision: str | None) -> Path:
     """
     from huggingface_hub import hf_hub_download
 
-    from mmkv_bench.models.files import sentence
-
     try:
         folder = Path(hf_hub_download(path, "config.json", revision=revision)).parent
     except (OSError, ValueError, RuntimeError) as error:
@@ -115,7 +113,7 @@ def cached_folder(path: str, revision: str | None) -> Path | None:
 def sentence(path: str, revision: str | None, error: BaseException) -> str:
     """The sentence for a `path` that cannot be loaded, from the error of transformers or of the hub's client behind it."""
     what = f"model.path={path}"
-    if _looks_local(path):
+    if path.startswith((".", "/", "~")) or os.path.exists(path):
         if not Path(path).is_dir():
             return f"{what} is not there; give the folder of a Hugging Face checkpoint, or a hub id"
     else:
@@ -156,9 +154,11 @@ def _answered(what: str, revision: str | None, cause: BaseException) -> str | No
 
 def _unreached(what: str, cause: BaseException) -> str | None:
     """The sentence for no answer; the client reports one, too, where the hub answered something that it could not use."""
+    import httpx
     from huggingface_hub import errors
 
-    if isinstance(cause, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)) or _is_network(cause):
+    network = httpx.TransportError, ConnectionError, TimeoutError
+    if isinstance(cause, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, *network)):
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
         state = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
         return (
@@ -166,12 +166,6 @@ def _unreached(what: str, cause: BaseException) -> str | None:
             "model.weights=<folder>"
         )
     return None
-
-
-def _is_network(cause: BaseException) -> bool:
-    import httpx
-
-    return isinstance(cause, (httpx.TransportError, ConnectionError, TimeoutError))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -182,10 +176,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         visited.add(id(current))
         yield current
         current = current.__cause__ or current.__context__
-
-
-def _looks_local(path: str) -> bool:
-    return path.startswith((".", "/", "~")) or os.path.exists(path)
 
 
 def _first_line(error: BaseException) -> str:

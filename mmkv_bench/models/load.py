@@ -62,7 +62,21 @@ def load_config(path: str, revision: str | None = None) -> Any:
             raise
         raise ConfigError(files.sentence(path, revision, error)) from error
     model_facts(config)
-    _refuse_foreign_code(path, config)
+    # A checkpoint may carry the model_type of a text model although its own code wraps a vision tower around it (the LLaVA-NeXT
+    # repository's do); loaded as that text model it would silently not see.
+    import transformers
+
+    classes = list(getattr(config, "architectures", None) or [])
+    if (
+        classes
+        and family(config.model_type).classes_version is None
+        and not any(hasattr(transformers, name) for name in classes)
+    ):
+        raise UnsupportedError(
+            f"{path} holds weights for {classes[0]}, a class that transformers does not have, and code of repositories is "
+            "never run; give a checkpoint in Hugging Face format (for LLaVA: the ones of llava-hf; a folder of LLaVA-Video is "
+            "rewritten by `python -m tools.llava_video_weights` of the repository; see docs/models.md)"
+        )
     return config
 
 
@@ -195,24 +209,6 @@ def _auto_config(path: str, revision: str | None) -> Any:
     return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
 
 
-def _refuse_foreign_code(path: str, config: Any) -> None:
-    """A checkpoint may carry the model_type of a text model although its own code wraps a vision tower around it (the
-    LLaVA-NeXT repository's do); loaded as that text model it would silently not see."""
-    import transformers
-
-    classes = list(getattr(config, "architectures", None) or [])
-    if (
-        classes
-        and family(config.model_type).classes_version is None
-        and not any(hasattr(transformers, name) for name in classes)
-    ):
-        raise UnsupportedError(
-            f"{path} holds weights for {classes[0]}, a class that transformers does not have, and code of repositories is "
-            "never run; give a checkpoint in Hugging Face format (for LLaVA: the ones of llava-hf; a folder of LLaVA-Video is "
-            "rewritten by `python -m tools.llava_video_weights` of the repository; see docs/models.md)"
-        )
-
-
 SMALL = 50_000_000
 """Parameters below which one thread is chosen."""
 
@@ -251,9 +247,9 @@ def computing_with(threads: int) -> Iterator[None]:
     """Set torch's threads inside the block, and restore them for whoever calls a run from Python."""
     import torch
 
-    before = torch.get_num_threads()
+    earlier = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(earlier)

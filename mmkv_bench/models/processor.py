@@ -66,8 +66,8 @@ def build_processor(hf_config: Any, settings: Mapping[str, Any]) -> Any:
     unknown = sorted(set(settings) - set(PARTS))
     if unknown:
         raise ConfigError(f"model.processor.{unknown[0]} is unknown; {nearest(unknown[0], PARTS)}")
-    known = family(hf_config.model_type)
-    _check_parts(known, settings)
+    kind = family(hf_config.model_type)
+    _check_parts(kind, settings)
     template = chat_template(settings["template"])
     text = text_config(hf_config)
     tokenizer = build_tokenizer(
@@ -77,13 +77,13 @@ def build_processor(hf_config: Any, settings: Mapping[str, Any]) -> Any:
         template,
         getattr(text, "max_position_embeddings", None),
     )
-    if known.image_processor is None:
+    if kind.image_processor is None:
         return tokenizer
     image, video, combined = (plain(settings.get(part, {})) for part in ("image", "video", "processor"))
-    parts = {"image_processor": getattr(transformers, known.image_processor)(**image)}
-    if known.video_processor is not None:
-        parts["video_processor"] = getattr(transformers, known.video_processor)(**video)
-    processor = known.processor_class()(**parts, tokenizer=tokenizer, chat_template=template, **combined)
+    parts = {"image_processor": getattr(transformers, kind.image_processor)(**image)}
+    if kind.video_processor is not None:
+        parts["video_processor"] = getattr(transformers, kind.video_processor)(**video)
+    processor = kind.processor_class()(**parts, tokenizer=tokenizer, chat_template=template, **combined)
     _check_ids(hf_config, processor)
     return processor
 
@@ -97,19 +97,19 @@ def chat_template(name: str) -> str:
     return templates[name].read_text(encoding="utf-8")
 
 
-def _check_parts(known: Family, settings: Mapping[str, Any]) -> None:
-    required = ["template", "special_tokens", *(["image"] if known.image_processor else [])]
+def _check_parts(kind: Family, settings: Mapping[str, Any]) -> None:
+    required = ["template", "special_tokens", *(["image"] if kind.image_processor else [])]
     missing = [part for part in required if part not in settings]
     if missing:
         raise ConfigError(
-            f"model.processor.{missing[0]} is missing; a random {known.model_type} needs {', '.join(required)}"
+            f"model.processor.{missing[0]} is missing; a random {kind.model_type} needs {', '.join(required)}"
         )
-    allowed = [part for part in ("image", "video") if part in known.media] + ["processor"] * bool(known.media)
-    given = [part for part in ("image", "video", "processor") if part in settings]
-    useless = [part for part in given if part not in allowed]
+    allowed = [part for part in ("image", "video") if part in kind.media] + ["processor"] * bool(kind.media)
+    stated = [part for part in ("image", "video", "processor") if part in settings]
+    useless = [part for part in stated if part not in allowed]
     if useless:
-        raise ConfigError(f"model.processor.{useless[0]} has no meaning for a {known.model_type} model; remove it")
-    wrong = [part for part in given if not isinstance(settings[part], Mapping)]
+        raise ConfigError(f"model.processor.{useless[0]} has no meaning for a {kind.model_type} model; remove it")
+    wrong = [part for part in stated if not isinstance(settings[part], Mapping)]
     if wrong:
         raise ConfigError(f"model.processor.{wrong[0]} is a mapping of names to values; got {settings[wrong[0]]!r}")
     sampling = sorted(SAMPLING & set(settings.get("video", {})))
@@ -168,7 +168,12 @@ def build_tokenizer(
     from transformers import PreTrainedTokenizerFast
 
     _check(vocab_size, special_tokens, settings)
-    tokenizer = Tokenizer(models.BPE(vocab=_vocabulary(vocab_size, special_tokens), merges=[]))
+    taken = set(special_tokens.values())
+    free = [index for index in range(max(vocab_size, max(taken, default=0) + 1)) if index not in taken]
+    # in the alphabet of byte-level BPE, in which a blank is written as Ġ
+    vocabulary = dict(special_tokens) | dict(zip(sorted(pre_tokenizers.ByteLevel.alphabet()), free, strict=False))
+    vocabulary |= {f"Ġ{word(n)}": index for n, index in enumerate(free[BYTES:])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special_tokens])
@@ -193,16 +198,6 @@ def word(index: int) -> str:
         index, digit = divmod(index, len(_SYLLABLES))
         syllables.append(_SYLLABLES[digit])
     return "".join(reversed(syllables))
-
-
-def _vocabulary(size: int, special_tokens: Mapping[str, int]) -> dict[str, int]:
-    """Token text -> id; bytes and words in the alphabet of byte-level BPE, in which a blank is written as Ġ."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    taken = set(special_tokens.values())
-    free = [index for index in range(max(size, max(taken, default=0) + 1)) if index not in taken]
-    vocabulary = dict(special_tokens) | dict(zip(sorted(ByteLevel.alphabet()), free, strict=False))
-    return vocabulary | {f"Ġ{word(n)}": index for n, index in enumerate(free[BYTES:])}
 
 
 def _check(size: int, special_tokens: Mapping[str, int], settings: Mapping[str, Any]) -> None:

@@ -157,13 +157,13 @@ def _places(device_map: Any, model: PreTrainedModel, dtype: torch.dtype) -> dict
     from accelerate.utils import get_balanced_memory
 
     if isinstance(device_map, str) and device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
-        whole = list(getattr(model, "_no_split_modules", None) or [])
+        unsplit = list(getattr(model, "_no_split_modules", None) or [])
         room = None
         if device_map != "sequential":
             room = get_balanced_memory(
-                model, dtype=dtype, no_split_module_classes=whole, low_zero=device_map == "balanced_low_0"
+                model, dtype=dtype, no_split_module_classes=unsplit, low_zero=device_map == "balanced_low_0"
             )
-        device_map = infer_auto_device_map(model, max_memory=room, no_split_module_classes=whole, dtype=dtype)
+        device_map = infer_auto_device_map(model, max_memory=room, no_split_module_classes=unsplit, dtype=dtype)
     elif isinstance(device_map, Mapping):
         device_map = {str(name): place for name, place in device_map.items()}
     else:

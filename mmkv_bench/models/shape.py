@@ -56,11 +56,6 @@ def values_of(shape: Mapping[str, Any], layers: int | None = None) -> dict[str, 
     return values
 
 
-def generation_of(shape: Mapping[str, Any]) -> dict[str, Any]:
-    """The generation_config.json of a shape."""
-    return plain(shape.get(GENERATION) or {})
-
-
 def plain(value: Any) -> Any:
     """Configuration nodes as dicts and lists that a transformers config or processor may keep and change."""
     if isinstance(value, Mapping):
@@ -189,12 +184,12 @@ def decoder_of(config: Any) -> Decoder | None:
     )
 
 
-def sizes_of(model: Mapping[str, Any], config: Any, whole: Any = None, folder: str | Path | None = None) -> Sizes:
+def sizes_of(model: Mapping[str, Any], config: Any, full_config: Any = None, folder: str | Path | None = None) -> Sizes:
     """Sizes of a model that are known before it is loaded.
 
     Args:
         model: the run's `model` node; config: what its files state (`Source.outlined`), None where they are not here.
-        whole: the same of all its layers, where `model.layers` leaves some out; folder: of its weights, where they lie here.
+        full_config: the same of all layers, where `model.layers` leaves some out; folder: of its weights, where they lie here.
     """
     if config is None:
         return Sizes(None, None, "", f"the files of model {model['name']} are not here, so its shape is not known")
@@ -215,7 +210,7 @@ def sizes_of(model: Mapping[str, Any], config: Any, whole: Any = None, folder: s
         return Sizes(decoder, int(stated), "stated")
     if not model_facts(config).multimodal:
         return Sizes(decoder, decoder.parameters, "shape")
-    complete = None if whole is None else decoder_of(whole)
+    complete = None if full_config is None else decoder_of(full_config)
     if stated and complete is not None:
         return Sizes(decoder, int(stated) - complete.parameters + decoder.parameters, "bound")
     return Sizes(
@@ -226,16 +221,15 @@ def sizes_of(model: Mapping[str, Any], config: Any, whole: Any = None, folder: s
 def stored_parameters(folder: str | Path) -> int | None:
     """Parameters in a folder's safetensors files, from their headers; None where there is none or one cannot be read."""
     files = sorted(Path(folder).glob("*.safetensors"))
+    count = 0
     try:
-        return sum(map(_in_file, files)) if files else None
+        for file in files:
+            with file.open("rb") as stream:
+                (length,) = struct.unpack("<Q", stream.read(8))
+                if length > _LONGEST_HEADER:
+                    return None
+                header = json.loads(stream.read(length))
+            count += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        return count if files else None
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return None
-
-
-def _in_file(file: Path) -> int:
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        if length > _LONGEST_HEADER:
-            raise ValueError(f"{file} is no safetensors file")
-        header = json.loads(stream.read(length))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.config.files import options
 from mmkv_bench.config.schema import resolve_path
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.families.facts import read, stated
+from mmkv_bench.families.facts import read, stated, text_config
 from mmkv_bench.families.registry import apply_limits, family
 from mmkv_bench.models.files import (
     cached_folder,
@@ -24,6 +23,7 @@ from mmkv_bench.models.files import (
     model_files,
 )
 from mmkv_bench.models.load import LoadedModel, device_of, load_config, load_model, quiet_transformers, set_up
+from mmkv_bench.models.shape import GENERATION, config_of, plain, values_of
 from mmkv_bench.models.video import DEFAULT_FRAMES
 
 if TYPE_CHECKING:
@@ -113,33 +113,26 @@ class Source:
             UnsupportedError: an architecture outside the supported families.
         """
         if self.kind == RANDOM:
-            from mmkv_bench.models.shape import config_of
-
             return config_of(self.settings.shape, self.settings.layers)
         config = load_config(self.place, self.commit)
-        self._same_model(config)
+        self._require_same(config)
         return config
 
-    def _same_model(self, config: Any) -> None:
+    def _require_same(self, config: Any) -> None:
+        """Refuse another model, or another checkpoint of the family: its rows would stand under this model's name."""
         expected = (self.settings.shape or {}).get("model_type")
         if expected is not None and config.model_type != expected:
             raise ConfigError(
                 f"model={self.settings.name} is a {expected} model and {self.path} holds a {config.model_type} one; give "
                 f"the folder or hub id of a {expected} checkpoint, or model=hf model.path={self.path}"
             )
-        if expected is not None:
-            self._same_size(config)
-
-    def _same_size(self, config: Any) -> None:
-        """Refuse another checkpoint of the family: its rows would stand under this model's name, beside its gates."""
-        from mmkv_bench.families.facts import text_config
-        from mmkv_bench.models.shape import config_of, values_of
-
-        named = stated(values_of(self.settings.shape)) or config_of(self.settings.shape, None)
-        expected, actual = text_config(named), text_config(config)
-        differing = [name for name in _SIZES if getattr(expected, name) != getattr(actual, name)]
+        if expected is None:
+            return
+        shape = text_config(stated(values_of(self.settings.shape)) or config_of(self.settings.shape, None))
+        actual = text_config(config)
+        differing = [name for name in _SIZES if getattr(shape, name) != getattr(actual, name)]
         if differing:
-            sizes = ", ".join(f"{name} {getattr(actual, name)} for {getattr(expected, name)}" for name in differing)
+            sizes = ", ".join(f"{name} {getattr(actual, name)} for {getattr(shape, name)}" for name in differing)
             raise ConfigError(
                 f"{self.path} is not {self.settings.name}: it has {sizes}; give that model's checkpoint, or "
                 f"model=hf model.path={self.path}"
@@ -155,12 +148,10 @@ class Source:
         config = read(folder)
         if config is None:
             return self.hf_config
-        self._same_model(config)
+        self._require_same(config)
         return config
 
     def _shaped(self) -> Any:
-        from mmkv_bench.models.shape import values_of
-
         return stated(values_of(self.settings.shape, self.settings.layers))
 
     def described_here(self) -> Any:
@@ -195,20 +186,15 @@ class Source:
         if self.kind == FOLDER:
             return folder_fingerprint(self.place), None
         from mmkv_bench.models import processor, random_weights
-        from mmkv_bench.models.processor import chat_template
-        from mmkv_bench.models.shape import plain
 
+        rules = [random_weights.SCHEME, random_weights.SEED, processor.SCHEME]
+        classes = family(self.settings.shape["model_type"]).classes_version
         parts = {
             "shape": plain(self.settings.shape),
             "layers": self.settings.layers,
             "processor": plain(self.settings.processor),
-            "template": chat_template(self.settings.processor["template"]),
-            "rules": [
-                random_weights.SCHEME,
-                random_weights.SEED,
-                processor.SCHEME,
-                *_classes_version(self.settings.shape),
-            ],
+            "template": processor.chat_template(self.settings.processor["template"]),
+            "rules": rules if classes is None else [*rules, classes],
             "transformers": version("transformers"),
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16], None
@@ -253,14 +239,10 @@ class Source:
                 device_map=model.device_map,
                 **limits,
             )
-        return self._random(limits)
-
-    def _random(self, limits: Mapping[str, int | None]) -> LoadedModel:
         from mmkv_bench.models import random_weights
         from mmkv_bench.models.processor import build_processor
-        from mmkv_bench.models.shape import generation_of
 
-        model, config = self.settings, self.hf_config
+        config = self.hf_config
         where = device_of(model.device)
         processor = build_processor(config, model.processor)
         apply_limits(processor, **limits)
@@ -269,15 +251,9 @@ class Source:
             dtype=_dtype(model.dtype, config),
             device=where,
             device_map=model.device_map,
-            generation=generation_of(model.shape),
+            generation=plain(model.shape.get(GENERATION) or {}),
         )
         return set_up(model.name, built, processor, config, model.attention, where, model.device_map)
-
-
-def _classes_version(shape: Mapping[str, Any]) -> list[int]:
-    """Version of classes that transformers does not have; for others transformers' own version is enough."""
-    version = family(shape["model_type"]).classes_version
-    return [] if version is None else [version]
 
 
 def shaped() -> tuple[str, ...]:

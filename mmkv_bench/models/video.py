@@ -67,15 +67,16 @@ def sample_frames(path: str | os.PathLike, count: int, start: float | None = Non
         DataError: missing, empty, corrupt or truncated file, no video stream, no frame in the span, frames that change
             their size or would take more than 8 GiB. The message names the file without its folder.
     """
+    import numpy as np
+
     name = os.path.basename(os.fspath(path))
     if not os.path.isfile(path):
         raise DataError(f"video {name} is not there; put it where the task expects it")
     if not os.path.getsize(path):
         raise DataError(f"video {name} is an empty file; restore it")
-    whole = start is None and end is None
-    expected = _announced(path, name) if whole else 0
+    expected = _announced(path, name) if start is None and end is None else 0
     wanted = evenly_spaced(expected, count) if expected else []
-    kept, times, rate = _decode(path, name, wanted, end)
+    frames, times, rate = _decode(path, name, wanted, end)
     total = len(times)
     if not expected or len(times) != expected:
         inside = [i for i, time in enumerate(times) if (start or 0) <= time and (end is None or time <= end)]
@@ -86,13 +87,17 @@ def sample_frames(path: str | os.PathLike, count: int, start: float | None = Non
             )
         total = len(inside)
         wanted = [inside[i] for i in evenly_spaced(total, count)]
-        kept, *_ = _decode(path, name, wanted, end)
+        frames, *_ = _decode(path, name, wanted, end)
+    sizes = {frame.shape for frame in frames}
+    if len(sizes) > 1:
+        shown = " and ".join(f"{width}x{height}" for height, width, _ in sorted(sizes))
+        raise DataError(f"video {name} changes its frame size ({shown}); make it of one size")
     return Frames(
-        frames=_stacked(kept, name),
+        frames=np.stack(frames),
         timestamps=tuple(times[i] for i in wanted),
         indices=tuple(wanted),
         total=total,
-        fps=_rate(times, rate),
+        fps=(len(times) - 1) / times[-1] if times[-1] > 0 else rate or 1.0,  # of one frame no time passes
     )
 
 
@@ -127,7 +132,7 @@ def _decode(
     path: str | os.PathLike, name: str, wanted: Collection[int], end: float | None
 ) -> tuple[list[np.ndarray], list[float], float | None]:
     """Decode up to second `end`: the wanted frames, the time of every frame, and the rate that the stream tells."""
-    kept, times, wanted = [], [], set(wanted)
+    frames, times, wanted = [], [], set(wanted)
     with _opened(path, name) as (container, stream):
         rate = stream.average_rate or stream.guessed_rate
         first, last = None, None
@@ -144,18 +149,14 @@ def _decode(
                         f"video {name} has frames of {frame.width}x{frame.height}: {len(wanted)} of them need more than "
                         f"{MAX_BYTES >> 30} GiB; lower model.frames or scale the file down"
                     )
-                kept.append(frame.to_ndarray(format="rgb24"))
+                frames.append(frame.to_ndarray(format="rgb24"))
         else:
             if last is not None:
-                _check_complete(container, stream, times, _seconds(last, rate), name)
+                shown = float(last.duration * last.time_base) if last.duration else 1 / float(rate or 1)
+                _check_complete(container, stream, times, shown, name)
     if not times:
         raise DataError(f"video {name} has no frame that decodes; restore the file")
-    return kept, times, float(rate) if rate else None
-
-
-def _seconds(frame: av.VideoFrame, rate: Any) -> float:
-    """Seconds for which a frame is shown."""
-    return float(frame.duration * frame.time_base) if frame.duration else 1 / float(rate or 1)
+    return frames, times, float(rate) if rate else None
 
 
 def _check_complete(container: Any, stream: av.VideoStream, times: list[float], last: float, name: str) -> None:
@@ -174,22 +175,6 @@ def _check_complete(container: Any, stream: av.VideoStream, times: list[float], 
         raise DataError(
             f"video {name} is truncated or corrupt: {decoded:.4g} of {announced:.4g} {unit} decode; restore the file"
         )
-
-
-def _rate(times: list[float], rate: float | None) -> float:
-    if len(times) > 1 and times[-1] > 0:
-        return (len(times) - 1) / times[-1]
-    return rate or 1.0  # one frame: no time passes
-
-
-def _stacked(frames: list[np.ndarray], name: str) -> np.ndarray:
-    import numpy as np
-
-    sizes = {frame.shape for frame in frames}
-    if len(sizes) > 1:
-        shown = " and ".join(f"{width}x{height}" for height, width, _ in sorted(sizes))
-        raise DataError(f"video {name} changes its frame size ({shown}); make it of one size")
-    return np.stack(frames)
 
 
 def _reason(error: Exception) -> str:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.facts import model_facts, text_config
 from mmkv_bench.models.processor import build_processor
-from mmkv_bench.models.shape import config_of, generation_of
+from mmkv_bench.models.shape import GENERATION, config_of
 from tests import cover
 from tests.each import each
 from tests.families.shapes import FAMILIES, NAMES, node
@@ -85,7 +85,7 @@ def test_processor_settings_and_generation_fit_the_shape(name):
     config = config_of(model.shape)
     processor = build_processor(config, model.processor)
     tokenizer = getattr(processor, "tokenizer", processor)
-    ends = generation_of(model.shape)["eos_token_id"]
+    ends = model.shape[GENERATION]["eos_token_id"]
     assert tokenizer.eos_token_id in (ends if isinstance(ends, list) else [ends])
     assert processor.chat_template
     assert tokenizer.model_max_length == model_facts(config).max_context
