@@ -210,12 +210,12 @@ def _floor(spec: Any, docs: Any) -> tuple[float, float]:
     from lmms_eval.api.task import ConfigurableTask
 
     from mmkv_bench.evaluation.documents import task_config
-    from mmkv_bench.evaluation.environment import harness, task_environment
+    from mmkv_bench.evaluation.environment import lmms_eval, task_environment
 
-    module, config = harness(True), task_config(spec)
+    module, config = lmms_eval(True), task_config(spec)
 
     def loop() -> Any:
-        task = module.ScoringTask(config, docs.bare, set(range(SAMPLES)), True, lambda doc: None, lambda *scores: None)
+        task = module.ScoringTask(config, docs.bare, set(range(SAMPLES)), True)
         module.run_loop(task, module.Respondent(lambda instance: "1."), limit=SAMPLES)
         return task
 

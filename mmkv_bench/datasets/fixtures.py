@@ -44,22 +44,16 @@ def folder(name: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{name}-"))
-    except OSError as error:
-        raise _unwritable(name, path.parent, error) from error
-    try:
-        shutil.unpack_archive(archive, partial)
-        partial.chmod(0o755)
-        os.rename(partial, path)
+        try:
+            shutil.unpack_archive(archive, partial)
+            partial.chmod(0o755)
+            os.rename(partial, path)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         if not path.is_dir():  # another process may have unpacked it meanwhile
-            raise _unwritable(name, path.parent, error) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            raise DataError(
+                f"the fixture of {name} cannot be written to {path.parent} ({error.strerror}); make room there, or set "
+                "MMKV_BENCH_CACHE to a writable folder"
+            ) from error
     return path
-
-
-def _unwritable(name: str, place: Path, error: OSError) -> DataError:
-    return DataError(
-        f"the fixture of {name} cannot be written to {place} ({error.strerror}); make room there, or set "
-        "MMKV_BENCH_CACHE to a writable folder"
-    )

@@ -67,9 +67,9 @@ def find(folder: Path, config: str | None, split: str) -> LocalFiles:
     files = _listed(folder, config, split) or _named(folder, config, split)
     if files:
         return LocalFiles(folder, split, "parquet", tuple(sorted(files)))
-    parquet = _parquet(folder)
+    parquet = [file for file in folder.rglob("*.parquet") if MEDIA not in file.relative_to(folder).parts]
     if parquet:
-        raise MissingDataError(_no_split(folder, split, sorted({_split_of(file) for file in parquet})))
+        raise MissingDataError(_no_split(folder, split, sorted({file.stem.split("-")[0] for file in parquet})))
     if any(next(folder.rglob(pattern), None) for pattern in OTHER_FILES):
         return LocalFiles(folder, split, "other")
     raise MissingDataError(
@@ -230,14 +230,6 @@ def _named(folder: Path, config: str | None, split: str) -> list[Path]:
                 if files:
                     return files
     return []
-
-
-def _parquet(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*.parquet") if MEDIA not in file.relative_to(folder).parts)
-
-
-def _split_of(file: Path) -> str:
-    return file.stem.split("-")[0]
 
 
 def _no_split(folder: Path, split: str, others: Sequence[str]) -> str:

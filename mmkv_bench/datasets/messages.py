@@ -91,19 +91,19 @@ def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
 
     lmms-eval gives the times beside the path (start_time) or in a dict with it (video_start).
     """
-    given = dict(part)
+    fields = dict(part)
     if isinstance(medium, dict):
-        given |= medium
+        fields |= medium
         medium = medium.get("url") or medium.get("path") or medium.get("video")
     if medium is None:
-        raise UnsupportedError(f"task {task} sends a video without a path (keys: {', '.join(sorted(given))})")
+        raise UnsupportedError(f"task {task} sends a video without a path (keys: {', '.join(sorted(fields))})")
     if isinstance(medium, str) and not os.path.isfile(medium):
         raise DataError(
             f"task {task}: video {os.path.basename(medium)} is not there; put the task's videos where its YAML expects them"
         )
     times = {"start_time": ("start_time", "video_start"), "end_time": ("end_time", "video_end")}
-    found = {key: [given[name] for name in names if given.get(name) is not None] for key, names in times.items()}
-    span = {key: float(values[0]) for key, values in found.items() if values}
+    values = {key: [fields[name] for name in names if fields.get(name) is not None] for key, names in times.items()}
+    span = {key: float(numbers[0]) for key, numbers in values.items() if numbers}
     return {"video": medium, **span} if span else medium
 
 
@@ -138,14 +138,14 @@ def _interleaved(parts: Sequence[dict[str, Any]], dataset: str) -> list[dict[str
             f"the text says {WORD} {words} times and comes with {images} images, so that their places are unknown; "
             f"datasets.{dataset}.placeholders=remove puts images before a text without the word"
         )
-    found = []
+    interleaved = []
     for part in parts:
         if part["type"] == "text":
             for place, text in enumerate(part["text"].split(WORD)):
-                found += [{"type": "image"}] * (place > 0) + [{"type": "text", "text": text}] * bool(text)
+                interleaved += [{"type": "image"}] * (place > 0) + [{"type": "text", "text": text}] * bool(text)
         elif part["type"] != "image":
-            found.append(part)
-    return found
+            interleaved.append(part)
+    return interleaved
 
 
 def prompt_hash(prompt: Conversation) -> str:

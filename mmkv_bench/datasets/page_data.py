@@ -27,7 +27,6 @@ from mmkv_bench.errors import DataError
 if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
-    from PIL import Image
 
     from mmkv_bench.tiny.pages import Sample
 
@@ -55,8 +54,18 @@ def load(name: str, split: str, count: int) -> datasets.Dataset:
     for chunk in tqdm(missing, f"rendering {name} ({split})", unit="chunk", disable=len(missing) < 2, leave=False):
         chunk.publish(_table(chunk_samples(name, split, chunk.number)), manifest=generator())
     parts = [datasets.Dataset.from_file(str(chunk.verified())) for chunk in chunks]
-    for chunk, part in zip(chunks, parts, strict=True):
-        _check_frozen(name, split, chunk, part)
+    frozen = frozen_digests().get(frozen_name(name, split), [])
+    for chunk, part, digest in zip(chunks, parts, frozen, strict=False):
+        if content_digest(part.remove_columns("images").to_list()) != digest:
+            versions = ", ".join(
+                f"{library} {version}" for library, version in generator().items() if library != "source"
+            )
+            first = chunk.number * CHUNK
+            raise DataError(
+                f"{split} pages {first} to {first + CHUNK - 1} of {name} are not the frozen ones ({versions} drew them); "
+                "install the versions of the lock file or, if the pages were changed on purpose, freeze them again: "
+                "python -m tools.freeze_pages"
+            )
     return datasets.concatenate_datasets(parts).select(range(count))
 
 
@@ -139,27 +148,14 @@ def _table(samples: list[Sample]) -> pa.Table:
     texts = {column: datasets.Value("string") for column in TEXT_COLUMNS}
     schema = datasets.Features({**texts, "images": datasets.List(datasets.Image())}).arrow_schema
     rows = [to_row(sample) for sample in samples]
-    return pa.Table.from_pylist([row | {"images": [_png(image) for image in row["images"]]} for row in rows], schema)
-
-
-def _png(image: Image.Image) -> dict[str, Any]:
-    file = io.BytesIO()
-    image.save(file, "PNG", compress_level=1)  # noise hardly compresses: higher levels cost time and save a tenth
-    return {"bytes": file.getvalue(), "path": None}
-
-
-def _check_frozen(name: str, split: str, chunk: DataChunk, part: datasets.Dataset) -> None:
-    frozen = frozen_digests().get(frozen_name(name, split), [])
-    if chunk.number >= len(frozen):
-        return
-    if content_digest(part.remove_columns("images").to_list()) != frozen[chunk.number]:
-        versions = ", ".join(f"{library} {version}" for library, version in generator().items() if library != "source")
-        first = chunk.number * CHUNK
-        raise DataError(
-            f"{split} pages {first} to {first + CHUNK - 1} of {name} are not the frozen ones ({versions} drew them); "
-            "install the versions of the lock file or, if the pages were changed on purpose, freeze them again: "
-            "python -m tools.freeze_pages"
-        )
+    for row in rows:
+        files = [io.BytesIO() for _ in row["images"]]
+        for image, file in zip(row["images"], files, strict=True):
+            image.save(
+                file, "PNG", compress_level=1
+            )  # noise hardly compresses: higher levels cost time and save a tenth
+        row["images"] = [{"bytes": file.getvalue(), "path": None} for file in files]
+    return pa.Table.from_pylist(rows, schema)
 
 
 TABLE, MANIFEST = "table.arrow", "manifest.json"
@@ -197,7 +193,9 @@ class DataChunk:
         unfinished = self.parent / f".{self.number:05d}-{uuid.uuid4().hex}"
         try:
             unfinished.mkdir(parents=True)
-            _remove_abandoned(self.parent)
+            for abandoned in self.parent.glob(".*-*"):
+                if time.time() - abandoned.stat().st_mtime > ABANDONED:
+                    shutil.rmtree(abandoned, ignore_errors=True)
             _write(unfinished / TABLE, data)
             _write(unfinished / MANIFEST, json.dumps(manifest, indent=1).encode())
             os.rename(unfinished, self.path)
@@ -230,9 +228,3 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _remove_abandoned(parent: Path) -> None:
-    for unfinished in parent.glob(".*-*"):
-        if time.time() - unfinished.stat().st_mtime > ABANDONED:
-            shutil.rmtree(unfinished, ignore_errors=True)

@@ -79,7 +79,13 @@ def source(spec: TaskSpec, path: Path) -> dict[str, Any]:
     if files.files:
         local_data.require_columns(spec.dataset, spec.columns, local_data.columns(files.files))
         local_data.require_rows(files, local_data.count_rows(files.files))
-    _require_videos(spec, config.get("dataset_kwargs") or {})
+    media = videos(spec.media_root, config.get("dataset_kwargs") or {})
+    if media is not None and not media.is_dir():  # one video that is missing is its sample's
+        wanted = Path(str(spec.dataset_path)) / local_data.MEDIA / media.name
+        raise MissingDataError(
+            f"the videos of {spec.dataset} are expected in {media}, which is not there; put them into {wanted}, or set "
+            "HF_HOME to the folder that holds them"
+        )
     return files.source()
 
 
@@ -117,8 +123,8 @@ def _leaves(value: Any) -> Iterator[str]:
 
 def _matching(base: Path, name: str) -> list[Path]:
     """Files that a name or pattern of a YAML means."""
-    whole = str(base / Path(name).expanduser())
-    return [Path(whole)] if os.path.exists(whole) else [Path(file) for file in glob.glob(whole, recursive=True)]
+    pattern = str(base / Path(name).expanduser())
+    return [Path(pattern)] if os.path.exists(pattern) else [Path(file) for file in glob.glob(pattern, recursive=True)]
 
 
 def require_upstream(spec: TaskSpec, path: Path) -> bool:
@@ -160,17 +166,6 @@ def home(media_root: str | None) -> Path:
     from huggingface_hub import constants
 
     return Path(media_root or os.environ.get("HF_HOME") or constants.HF_HOME).expanduser()
-
-
-def _require_videos(spec: TaskSpec, kwargs: Mapping[str, Any]) -> None:
-    """Refuse local data of a video task without its folder of videos; one video that is missing is its sample's."""
-    folder = videos(spec.media_root, kwargs)
-    if folder is not None and not folder.is_dir():
-        wanted = Path(str(spec.dataset_path)) / local_data.MEDIA / folder.name
-        raise MissingDataError(
-            f"the videos of {spec.dataset} are expected in {folder}, which is not there; put them into {wanted}, or set "
-            "HF_HOME to the folder that holds them"
-        )
 
 
 TIMEOUT = 20.0  # seconds that the hub has for an answer

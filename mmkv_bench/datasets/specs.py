@@ -120,6 +120,7 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
     if not task:
         example = f"datasets.{name}.task=docvqa_val"
         raise ConfigError(f"datasets.{name}.task is empty; name an lmms-eval task, for example {example}")
+    use = _one_of(f"datasets.{name}.placeholders", str(node.get("placeholders") or "keep"), PLACEHOLDERS)
     common: dict[str, Any] = {
         "count": _positive(f"datasets.{name}.count", node.get("count")),
         "generation": dict(node.get("generation") or {}),
@@ -129,7 +130,9 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
         "include_path": node.get("include_path"),
         "cluster_key": node.get("cluster_key"),
         "measures": tuple(_one_of(f"datasets.{name}.measures", m, MEASURES) for m in node.get("measures") or ()),
-        "placeholders": _placeholders(name, node.get("placeholders")),
+        "placeholders": None
+        if use == "keep"
+        else use,  # a dataset without the setting and one that says `keep` are the same
         "columns": tuple((node.get("about") or {}).get("columns") or ()),
     }
     if task not in PAGE_TASKS:
@@ -184,12 +187,6 @@ def _positive(name: str, value: Any) -> int | None:
             f"{name}={value!r} is not a number of samples; give an integer of at least 1, or null for all"
         )
     return value
-
-
-def _placeholders(name: str, value: Any) -> str | None:
-    """None for `keep`, so that a dataset without the setting and one that says it are the same."""
-    meaning = _one_of(f"datasets.{name}.placeholders", str(value or "keep"), PLACEHOLDERS)
-    return None if meaning == "keep" else meaning
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -25,7 +25,15 @@ def task_file(spec: TaskSpec) -> Path:
     """
     if spec.is_pages:
         return OWN_FOLDER / "pages" / f"{spec.name}.yaml"
-    tasks_here = own_tasks() | (_index(_include_folder(spec))[0] if spec.include_path else {})
+    tasks_here = own_tasks()
+    if spec.include_path:
+        folder = Path(spec.include_path).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(
+                f"datasets.{spec.dataset}.include_path={spec.include_path} is not a folder; give the folder with the YAML "
+                "files of your tasks"
+            )
+        tasks_here = tasks_here | _index(folder.resolve())[0]
     if spec.name in tasks_here:
         return tasks_here[spec.name]
     tasks, groups = lmms_eval_tasks()
@@ -42,16 +50,6 @@ def includes(path: Path) -> list[Path]:
     """The files that a task's YAML file includes."""
     named = [Path(path.parent, name) for name in INCLUDE_LINE.findall(_text(path))]
     return [file for file in named if file.is_file()]
-
-
-def _include_folder(spec: TaskSpec) -> Path:
-    folder = Path(spec.include_path or "").expanduser()
-    if not folder.is_dir():
-        raise ConfigError(
-            f"datasets.{spec.dataset}.include_path={spec.include_path} is not a folder; give the folder with the YAML "
-            "files of your tasks"
-        )
-    return folder.resolve()
 
 
 @cache

@@ -65,22 +65,22 @@ def caption_scores(
         )
     kinds = set(kinds)
     references = _tokens({doc: captioned.references for doc, captioned in captions.items()})
-    given = _tokens({doc: (captioned.caption or EMPTY,) for doc, captioned in captions.items()})
+    candidates = _tokens({doc: (captioned.caption or EMPTY,) for doc, captioned in captions.items()})
     scored: dict[str, dict[int, CaptionScore]] = {}
     if orders := sorted(int(kind[-1]) for kind in kinds if kind.startswith("Bleu")):
-        scored |= _bleu(orders, references, given)
+        scored |= _bleu(orders, references, candidates)
     if "METEOR" in kinds:
-        scored["METEOR"] = _meteor(references, given)
+        scored["METEOR"] = _meteor(references, candidates)
     if "ROUGE_L" in kinds:
         from pycocoevalcap.rouge.rouge import Rouge
 
-        scored["ROUGE_L"] = _means(Rouge(), references, given)
+        scored["ROUGE_L"] = _means(Rouge(), references, candidates)
     if "CIDEr" in kinds:
         from pycocoevalcap.cider.cider import Cider
 
         beside = others or {}
         every = references | _tokens({doc: captioned.references for doc, captioned in beside.items()})
-        of_all = _means(Cider(), every, _tokens(dict.fromkeys(beside, (EMPTY,))) | given)
+        of_all = _means(Cider(), every, _tokens(dict.fromkeys(beside, (EMPTY,))) | candidates)
         scored["CIDEr"] = {doc: of_all[doc] for doc in references}
     failed = [doc for doc, captioned in captions.items() if captioned.caption is None]
     for of_kind in scored.values():
@@ -101,19 +101,19 @@ def _tokens(texts: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
     return {doc: [_TOKENISED[line] for line in of_doc] for doc, of_doc in lines.items()}
 
 
-def _means(scorer: Any, references: dict[int, list[str]], given: dict[int, list[str]]) -> dict[int, CaptionScore]:
-    _, values = scorer.compute_score(references, given)
+def _means(scorer: Any, references: dict[int, list[str]], candidates: dict[int, list[str]]) -> dict[int, CaptionScore]:
+    _, values = scorer.compute_score(references, candidates)
     return {doc: CaptionScore(float(value), None) for doc, value in zip(references, values, strict=True)}
 
 
 def _bleu(
-    orders: list[int], references: dict[int, list[str]], given: dict[int, list[str]]
+    orders: list[int], references: dict[int, list[str]], candidates: dict[int, list[str]]
 ) -> dict[str, dict[int, CaptionScore]]:
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.bleu.bleu_scorer import cook_refs, cook_test
 
-    _, values = Bleu(4).compute_score(references, given, verbose=0)
-    counted = {doc: cook_test(given[doc][0], cook_refs(references[doc])) for doc in references}
+    _, values = Bleu(4).compute_score(references, candidates, verbose=0)
+    counted = {doc: cook_test(candidates[doc][0], cook_refs(references[doc])) for doc in references}
     scores: dict[str, dict[int, CaptionScore]] = {}
     for order in orders:
         scores[f"Bleu_{order}"] = of_order = {}
@@ -125,11 +125,13 @@ def _bleu(
     return scores
 
 
-def _meteor(references: dict[int, list[str]], given: dict[int, list[str]]) -> dict[int, CaptionScore]:
+def _meteor(references: dict[int, list[str]], candidates: dict[int, list[str]]) -> dict[int, CaptionScore]:
     try:
         meteor = _meteor_program()
-        _, values = meteor.compute_score(references, given)
-        counts = [_unfragmented(map(float, meteor._stat(given[doc][0], references[doc]).split())) for doc in references]
+        _, values = meteor.compute_score(references, candidates)
+        counts = [
+            _unfragmented(map(float, meteor._stat(candidates[doc][0], references[doc]).split())) for doc in references
+        ]
     except (OSError, ValueError) as error:
         release()
         raise ScoringError(
@@ -157,5 +159,5 @@ def _unfragmented(counts: Iterable[float]) -> tuple[float, ...]:
     """METEOR's counts of a sample, with 0 chunks where one chunk is the whole caption and reference, as METEOR adds up."""
     words, reference, *rest = counts
     *rest, chunks, matched, reference_matched = rest
-    whole = chunks == 1 and (matched, reference_matched) == (words, reference)
-    return (words, reference, *rest, 0.0 if whole else chunks, matched, reference_matched)
+    unbroken = chunks == 1 and (matched, reference_matched) == (words, reference)
+    return (words, reference, *rest, 0.0 if unbroken else chunks, matched, reference_matched)

@@ -6,9 +6,11 @@ alone knows their files.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,7 +116,7 @@ def _with_reader(spec: TaskSpec, config: Mapping[str, Any], where: str) -> DataR
     if not spec.dataset_path:
         report.missing.append(f"{config['metadata'].get('obtain', 'its files')}".strip().rstrip("."))
         return report
-    from mmkv_bench.evaluation.documents import documents
+    from mmkv_bench.evaluation.documents import documents, media_columns, paths_without_bytes
 
     folder = Path(spec.dataset_path)
     files = [file for file in folder.rglob("*") if file.is_file()]
@@ -126,30 +128,22 @@ def _with_reader(spec: TaskSpec, config: Mapping[str, Any], where: str) -> DataR
         return report
     data = docs.full[docs.split]
     report.rows, report.columns = len(docs.refs), list(data.column_names)
-    lost = sorted(os.path.relpath(path, folder) for name in data.column_names for path in _lost(data.data.column(name)))
-    if lost:
-        more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
-        report.missing.append(f"pictures that samples name: {', '.join(lost[:SHOWN])}{more}")
+    named = {path for column in media_columns(data) for path in paths_without_bytes(data.data.column(column))}
+    if absent := sorted(os.path.relpath(path, folder) for path in named if not os.path.isfile(path)):
+        more = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
+        report.missing.append(f"pictures that samples name: {', '.join(absent[:SHOWN])}{more}")
     return report
-
-
-def _lost(column: Any) -> set[str]:
-    """Paths in an undecoded column of media, or of lists of media, that have no bytes and no file."""
-    import pyarrow as pa
-
-    paths: set[str] = set()
-    for chunk in column.chunks:
-        values = chunk.flatten() if pa.types.is_list(chunk.type) else chunk
-        if pa.types.is_struct(values.type) and {field.name for field in values.type} == {"bytes", "path"}:
-            paths.update(values.field("path").filter(values.field("bytes").is_null()).drop_null().to_pylist())
-    return {path for path in paths if not os.path.isfile(path)}
 
 
 def _files(report: DataReport, spec: TaskSpec, folder: Path, name: str | None, split: str) -> None:
     try:
         files = local_data.find(folder, name, split)
         if files.kind == "saved":
-            _saved(report, folder / split)
+            tables, info = list((folder / split).glob("*.arrow")), folder / split / "dataset_info.json"
+            report.files, report.bytes = len(tables), sum(file.stat().st_size for file in tables)
+            report.columns = (
+                list(json.loads(info.read_text()).get("features") or {}) or None if info.is_file() else None
+            )
         elif files.kind == "parquet":
             report.columns, report.rows = local_data.columns(files.files), local_data.count_rows(files.files)
             report.files, report.bytes = len(files.files), sum(file.stat().st_size for file in files.files)
@@ -163,16 +157,6 @@ def _files(report: DataReport, spec: TaskSpec, folder: Path, name: str | None, s
         report.missing.append(str(error))
 
 
-def _saved(report: DataReport, folder: Path) -> None:
-    import json
-
-    files = list(folder.glob("*.arrow"))
-    report.files, report.bytes = len(files), sum(file.stat().st_size for file in files)
-    info = folder / "dataset_info.json"
-    if info.is_file():
-        report.columns = list(json.loads(info.read_text()).get("features") or {}) or None
-
-
 def _media(
     report: DataReport,
     spec: TaskSpec,
@@ -183,6 +167,8 @@ def _media(
     about: Mapping[str, Any],
 ) -> None:
     """Videos of the split: how many of the files that the task will ask for are there."""
+    import pyarrow.parquet as pq
+
     home, videos = sources.home(spec.media_root), sources.videos(spec.media_root, config.get("dataset_kwargs") or {})
     if videos is None:
         return
@@ -191,8 +177,14 @@ def _media(
         report.missing.append(f"the videos are expected in {videos}, which is not there")
         return
     template = MEDIA_TEMPLATE.match(str(about.get("media") or ""))
-    ids = _ids(folder, name, split, template["column"]) if template and folder is not None else None
-    if template is None or ids is None:
+    ids: list[str] = []
+    if template and folder is not None:
+        with suppress(Exception):  # what is wrong with the files has been said already
+            tables = [
+                pq.read_table(file, columns=[template["column"]]) for file in local_data.find(folder, name, split).files
+            ]
+            ids = sorted({str(value) for table in tables for value in table[template["column"]].to_pylist()})
+    if template is None or not ids:
         report.media = f"{sum(1 for file in videos.rglob('*') if file.is_file())} files in {videos}"
         return
     endings = [template["ending"] or "", *re.findall(r"\.\w+", template["others"])]
@@ -207,14 +199,3 @@ def _media(
         if names:
             shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
             problems.append(f"{len(names)} of {len(ids)} videos are {state} ({shown}); their samples become errors")
-
-
-def _ids(folder: Path, name: str | None, split: str, column: str) -> list[str] | None:
-    import pyarrow.parquet as pq
-
-    try:
-        files = local_data.find(folder, name, split)
-        tables = [pq.read_table(file, columns=[column]) for file in files.files]
-    except Exception:  # noqa: BLE001 - what is wrong with the files has been said already
-        return None
-    return sorted({str(value) for table in tables for value in table[column].to_pylist()}) if tables else None

@@ -38,6 +38,17 @@ def media_columns(docs: datasets.Dataset) -> list[str]:
     ]
 
 
+def paths_without_bytes(column: Any) -> set[str]:
+    """Paths that stand in place of bytes in an undecoded Arrow column of media, or of lists of them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        column = pc.list_flatten(column)
+    content, paths = (pc.struct_field(column, name) for name in ("bytes", "path"))
+    return set(paths.filter(content.is_null()).drop_null().to_pylist())
+
+
 SAMPLING = ("temperature", "top_p", "top_k")  # of a task's YAML; without a meaning for greedy decoding
 
 
@@ -112,23 +123,18 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
             f"task {spec.name} asks for output_type={kind}, repeats={repeats}; tasks that generate one answer to one "
             "question (generate_until, repeats 1) can be run"
         )
-    _require_metrics(spec, config)
+    metrics = [str(entry["metric"]) for entry in config.get("metric_list") or []]
+    for metric in spec.metrics if metrics else ():  # nobody would miss a headline that the task does not give
+        name = metric.partition(",")[0]  # of one of several filters
+        if name not in (*metrics, *BESIDE, *MEASURES):
+            raise ConfigError(
+                f"datasets.{spec.dataset}.metrics names {metric!r}, which task {spec.name} does not give; "
+                f"{nearest(name, [*metrics, *MEASURES])}"
+            )
     config |= {"task": spec.name} | source
     if spec.split and not spec.is_pages:
         config |= {"test_split": spec.split, "validation_split": None}
     return config
-
-
-def _require_metrics(spec: TaskSpec, config: Mapping[str, Any]) -> None:
-    """Refuse a headline metric that the task does not give: nobody would miss it."""
-    given = [str(entry["metric"]) for entry in config.get("metric_list") or []]
-    for metric in spec.metrics if given else ():
-        name = metric.partition(",")[0]  # of one of several filters
-        if name not in (*given, *BESIDE, *MEASURES):
-            raise ConfigError(
-                f"datasets.{spec.dataset}.metrics names {metric!r}, which task {spec.name} does not give; "
-                f"{nearest(name, [*given, *MEASURES])}"
-            )
 
 
 def generation_settings(spec: TaskSpec) -> dict[str, Any]:
@@ -144,9 +150,9 @@ def generation_settings(spec: TaskSpec) -> dict[str, Any]:
     return greedy(settings) | dict(spec.generation)
 
 
-def greedy(given: Mapping[str, Any]) -> dict[str, Any]:
+def greedy(task_settings: Mapping[str, Any]) -> dict[str, Any]:
     """A task's generation settings as they are asked here: greedy, with the defaults, `until` a list."""
-    settings = {name: value for name, value in given.items() if name not in SAMPLING} | {"do_sample": False}
+    settings = {name: value for name, value in task_settings.items() if name not in SAMPLING} | {"do_sample": False}
     until = settings.get("until") or []
     settings["until"] = [until] if isinstance(until, str) else list(until)
     return GENERATION_DEFAULTS | settings
@@ -184,26 +190,18 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
             bare = {name: docs.remove_columns(media_columns(docs)) for name, docs in full.items()}
             task = module.GivenTask(config, full, bare)
         else:
-            task = module.FetchedTask(_with_pictures(spec, config), spec.offline, _converted(spec))
+            # `datasets` keeps what it converts under the files' paths and modification times, and would give old rows where both
+            # are those of other content: so it works in a folder that is named by their bytes.
+            files = sources.data_files(spec)
+            digest = digest_of((str(number), file) for number, file in enumerate(files))[:16]
+            converted = conversions() / f"content-{digest}" if files else None
+            task = module.FetchedTask(_with_pictures(spec, config), spec.offline, converted)
     split = task.config.test_split or task.config.validation_split
     _require_split(spec, split, task.dataset)
     local_data.require_columns(spec.dataset, spec.columns, task.dataset[split].column_names)
     total = len(task.dataset[split])
     refs = _refs(spec, task.dataset[split], range(min(total, count or total)))
     return Documents(task.dataset, task.dataset_no_image, split, refs, source=content)
-
-
-def _converted(spec: TaskSpec) -> Path | None:
-    """The folder in which `datasets` converts a task's local files; None for others.
-
-    It keeps that under the files' paths and modification times, and would give old rows where both are those of other content.
-    So it works in a folder that is named by their bytes.
-    """
-    files = sources.data_files(spec)
-    if not files:
-        return None
-    digest = digest_of((str(number), file) for number, file in enumerate(files))[:16]
-    return conversions() / f"content-{digest}"
 
 
 def conversions() -> Path:
@@ -281,14 +279,12 @@ def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[Sample
         cluster = sample_id
         if plain is not None:
             row = {name: column[0].as_py() for name, column in zip(columns, plain[doc_id].columns, strict=True)}
-            cluster = _short(str(row[spec.cluster_key])) if spec.cluster_key else _digest(row) or sample_id
+            if spec.cluster_key is None:
+                cluster = _digest(row) or sample_id
+            elif len(cluster := str(row[spec.cluster_key])) > 64:  # data, such as an image as base64 text
+                cluster = hashlib.sha256(cluster.encode()).hexdigest()[:16]
         refs.append(SampleRef(doc_id, sample_id, cluster, None))
     return refs
-
-
-def _short(value: str) -> str:
-    """A cluster's name: the value itself, or a digest of one that is data (an image as base64 text)."""
-    return value if len(value) <= 64 else hashlib.sha256(value.encode()).hexdigest()[:16]
 
 
 def _digest(row: Mapping[str, Any]) -> str | None:

@@ -78,12 +78,12 @@ def task_environment(media_root: str | None) -> Iterator[None]:
         caches = os.environ.get("HF_DATASETS_CACHE", str(config.HF_DATASETS_CACHE))
         wanted = {"HF_HOME": str(Path(media_root).expanduser().absolute()), "HF_DATASETS_CACHE": caches}
     wanted |= task_variables(dict(os.environ))
-    before = {name: os.environ.get(name) for name in wanted}
+    earlier = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in earlier.items():
             if os.environ.get(name) != wanted[name]:  # the task set it to something else: not ours to undo
                 continue
             if value is None:
@@ -116,19 +116,17 @@ def task_errors(
     except (Exception, SystemExit) as error:
         if ours(error):
             raise
-        todo = "the task's YAML file or the code that it names is at fault" if code else _todo(folder)
+        todo = (
+            "give its data as a local folder with data.root=... or dataset_path=..., take data=fixture for a trial where the "
+            "dataset has one, or allow connections with offline=false"
+        )
+        if folder:
+            todo = f"its data are those of {folder}, which have to be whole and of the upstream schema, types included"
+        if code:
+            todo = "the task's YAML file or the code that it names is at fault"
         raise MissingDataError(
             f"lmms-eval's task {task} cannot be loaded: {stated(root_cause(error))}; {todo}"
         ) from error
-
-
-def _todo(folder: str | None) -> str:
-    if folder:
-        return f"its data are those of {folder}, which have to be whole and of the upstream schema, types included"
-    return (
-        "give its data as a local folder with data.root=... or dataset_path=..., take data=fixture for a trial where the "
-        "dataset has one, or allow connections with offline=false"
-    )
 
 
 @contextmanager

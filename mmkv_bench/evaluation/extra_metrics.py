@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-AT_ONCE = 1 << 20  # numbers that are Python's, or compared, at a time
+AT_ONCE = 1 << 20  # numbers that are compared at a time
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,8 @@ class RaggedArray:
 
     def sums(self) -> np.ndarray:
         """The sum of each row's numbers, correctly rounded, float64 [rows]."""
-        sums = np.zeros(len(self.lengths))
-        for rows in _cuts(self.lengths):
-            starts, ends = self.starts[rows], (self.starts + self.lengths)[rows]
-            low = int(starts.min())
-            numbers = self.flat[low : int(ends.max())].tolist()
-            spans = zip((starts - low).tolist(), (ends - low).tolist(), strict=True)
-            sums[rows] = [math.fsum(numbers[start:end]) for start, end in spans]
-        return sums
+        spans = zip(self.starts.tolist(), (self.starts + self.lengths).tolist(), strict=True)
+        return np.array([math.fsum(self.flat[start:end].tolist()) for start, end in spans], np.float64)
 
     def leading(self) -> np.ndarray:
         """The count of each row's numbers before the first that is 0 or false, int64 [rows]."""
@@ -93,7 +87,9 @@ class RaggedArray:
 def agreed(answers: RaggedArray, references: RaggedArray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
     """The count of numbers before the first that differs, of `rows` of one and `others` of the other, int64 [rows]."""
     counts = np.minimum(answers.lengths[rows], references.lengths[others])
-    for cut in _cuts(counts):
+    ends = np.searchsorted(np.cumsum(counts + 1), np.arange(AT_ONCE, int(counts.sum()) + len(counts), AT_ONCE))
+    for start, end in pairwise(np.unique([0, *ends.tolist(), len(counts)]).tolist()):
+        cut = slice(start, end)  # rows one behind the other that have about `AT_ONCE` numbers together
         common = counts[cut]
         pair = np.repeat(np.arange(len(common)), common)
         place = np.arange(len(pair)) - np.repeat(np.cumsum(common) - common, common)
@@ -104,13 +100,6 @@ def agreed(answers: RaggedArray, references: RaggedArray, rows: np.ndarray, othe
         first, at = np.unique(pair[differ], return_index=True)
         common[first] = place[differ[at]]
     return counts
-
-
-def _cuts(lengths: np.ndarray) -> Iterator[slice]:
-    """Rows one behind the other that hold about `AT_ONCE` numbers together."""
-    ends = np.searchsorted(np.cumsum(lengths + 1), np.arange(AT_ONCE, int(lengths.sum()) + len(lengths), AT_ONCE))
-    edges = np.unique([0, *ends.tolist(), len(lengths)])
-    yield from (slice(start, end) for start, end in pairwise(edges.tolist()))
 
 
 VALUE, UNMEASURED, MEANINGLESS = range(3)
@@ -178,22 +167,21 @@ class PairedAnswers:
     def full_tokens(self) -> RaggedArray:
         return RaggedArray.of(self.full["token_ids"])
 
-    def kept(self, measure: Measured, before: pa.Table) -> Measured:
-        """Fill in the measure as it is stored, where slim rows have lost it. before: its rows of the table samples."""
-        held = self._by_cell([name in set(before["cell"].unique().to_pylist()) for name in self.names], bool)
-        gone = (measure.kinds == UNMEASURED) & self.slim & held
-        if not gone.any():
+    def restored(self, measure: Measured, stored: pa.Table) -> Measured:
+        """Fill in the measure as it is stored, where slim rows have lost it. stored: its rows of the table samples."""
+        cells = set(stored["cell"].unique().to_pylist())
+        lost = (measure.kinds == UNMEASURED) & self.slim & self._by_cell([name in cells for name in self.names], bool)
+        if not lost.any():
             return measure
-        at = self.places(before, self.names)
-        stored_rows = np.flatnonzero(gone & (at >= 0))
-        stored = before["value"].to_numpy()[at[stored_rows]]
-        kinds, values = np.where(gone, MEANINGLESS, measure.kinds), measure.values.astype(np.float64)
-        kinds[stored_rows] = np.where(np.isnan(stored), UNMEASURED, VALUE)
-        values[stored_rows] = stored
-        if measure.parts is None:
-            return Measured(kinds, values)
-        sums, parts = RaggedArray.of(before["parts"]), measure.parts.copy()
-        parts[stored_rows] = sums.flat[sums.starts[at[stored_rows]][:, None] + np.arange(2)]
+        at = self.places(stored, self.names)
+        rows = np.flatnonzero(lost & (at >= 0))
+        kinds, values = np.where(lost, MEANINGLESS, measure.kinds), measure.values.astype(np.float64)
+        values[rows] = stored["value"].to_numpy()[at[rows]]
+        kinds[rows] = np.where(np.isnan(values[rows]), UNMEASURED, VALUE)
+        parts = measure.parts
+        if parts is not None:
+            sums, parts = RaggedArray.of(stored["parts"]), parts.copy()
+            parts[rows] = sums.flat[sums.starts[at[rows]][:, None] + np.arange(2)]
         return Measured(kinds, values, parts)
 
     def table(self, metric: str, measure: Measured) -> pa.Table:
@@ -206,22 +194,13 @@ class PairedAnswers:
         rows = np.flatnonzero(counted[self.of_cell] & (~self.ok | (measure.kinds != MEANINGLESS)))
         table = self.answers.select(["cell", "sample_id", "cluster", "status"]).take(pa.array(rows))
         missing = ~valued[rows]
-        columns = {
-            "metric": pa.repeat(pa.scalar(metric), len(rows)),
-            "value": pa.array(measure.values[rows].astype(np.float64), mask=missing),
-        }
-        if measure.parts is not None:  # of what has no value those of an empty answer
-            parts = np.where(missing[:, None], 0.0, measure.parts[rows])
-            ends = np.arange(0, 2 * len(rows) + 1, 2, dtype=np.int32)
-            columns["parts"] = pa.ListArray.from_arrays(ends, parts.ravel())
-        for name, column in columns.items():
-            table = table.append_column(name, column)
-        return table
-
-
-def is_there(column: pa.ChunkedArray) -> np.ndarray:
-    """bool [rows]: rows that are not null."""
-    return _flags(column.is_valid())
+        table = table.append_column("metric", pa.repeat(pa.scalar(metric), len(rows)))
+        table = table.append_column("value", pa.array(measure.values[rows].astype(np.float64), mask=missing))
+        if measure.parts is None:
+            return table
+        parts = np.where(missing[:, None], 0.0, measure.parts[rows])  # of what has no value those of an empty answer
+        ends = np.arange(0, 2 * len(rows) + 1, 2, dtype=np.int32)
+        return table.append_column("parts", pa.ListArray.from_arrays(ends, parts.ravel()))
 
 
 def _flags(column: pa.ChunkedArray) -> np.ndarray:
@@ -274,7 +253,7 @@ def measured(
     for name, measure in MEASURES.items():
         measurement = measure(rows)
         if before is not None and before.num_rows:
-            measurement = rows.kept(measurement, before.filter(pc.equal(before["metric"], name)))
+            measurement = rows.restored(measurement, before.filter(pc.equal(before["metric"], name)))
         table = rows.table(name, measurement)
         if table.num_rows:
             yield table
@@ -282,10 +261,15 @@ def measured(
 
 def _mean(column: str, rows: PairedAnswers, skip: bool = True) -> Measured:
     """The mean over a row's tokens; skip: without those that come from the full prefill."""
-    lists = rows.lists(column)
-    kept = lists.after(rows.free) if skip else lists
-    kinds = np.where(lists.there, np.where(kept.lengths > 0, VALUE, MEANINGLESS), UNMEASURED)
-    return Measured(kinds, kept.sums() / np.maximum(kept.lengths, 1))
+    kinds, sums, lengths = _sums(rows.lists(column), rows.free if skip else np.zeros_like(rows.free))
+    return Measured(kinds, sums / lengths)
+
+
+def _sums(lists: RaggedArray, skipped: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Kinds, sums and counts (at least 1) of each row's numbers without the first `skipped`."""
+    rest = lists.after(skipped)
+    kinds = np.where(lists.there, np.where(rest.lengths > 0, VALUE, MEANINGLESS), UNMEASURED)
+    return kinds, rest.sums(), np.maximum(rest.lengths, 1)
 
 
 def _kl_all(rows: PairedAnswers) -> Measured:
@@ -300,8 +284,8 @@ def _kl_first(rows: PairedAnswers) -> Measured:
 
 
 # A second greedy answer of `full` follows the first as long as the second measurement ranks the same tokens first.
-def _alike(rows: PairedAnswers, whole: bool) -> Measured:
-    """Tokens before the first that differs; whole: 1 where none does and both end there, else 0."""
+def _alike(rows: PairedAnswers, exactly: bool) -> Measured:
+    """Tokens before the first that differs; exactly: 1 where none does and both end there, else 0."""
     tokens, other, agree = rows.lists("token_ids"), rows.full_tokens, rows.lists("forced_agree")
     both = rows.ok & rows.full_ok
     kinds = np.where(rows.other < 0, MEANINGLESS, np.where(both, VALUE, UNMEASURED))
@@ -310,7 +294,7 @@ def _alike(rows: PairedAnswers, whole: bool) -> Measured:
     values = agree.leading()
     end = agree.lengths
     values[picked] = agreed(tokens, other, picked, rows.other[picked])
-    if whole:
+    if exactly:
         end = end.copy()
         end[picked] = np.maximum(tokens.lengths[picked], other.lengths[rows.other[picked]])
         values = values == end
@@ -320,9 +304,7 @@ def _alike(rows: PairedAnswers, whole: bool) -> Measured:
 def _pooled(rows: PairedAnswers, skip: int) -> Measured:
     """The sample's own perplexity, and the sums that the dataset's is made of."""
     lists = rows.lists("reference_nll")
-    kept = lists.after(np.full(len(lists.lengths), skip))
-    kinds = np.where(lists.there, np.where(kept.lengths > 0, VALUE, MEANINGLESS), UNMEASURED)
-    totals, lengths = kept.sums(), np.maximum(kept.lengths, 1)
+    kinds, totals, lengths = _sums(lists, np.full(len(lists.lengths), skip))
     values = np.array([math.exp(each) for each in np.minimum(totals / lengths, 700.0).tolist()])
     return Measured(kinds, values, np.stack([totals, lengths.astype(np.float64)], 1))
 
@@ -337,13 +319,13 @@ def _rouge(rows: PairedAnswers, sampled: bool) -> Measured:
     kinds, values = np.where(rows.is_full, nothing, UNMEASURED), np.zeros(len(rows.other))
     references = rows.full["reference_samples" if sampled else "answer"].to_pylist()
     references = [each[0] if sampled and each else each for each in references]
-    sampled_too = np.append(is_there(rows.full["reference_samples"]), False)[rows.other]
-    picked = np.flatnonzero(sampled_too & is_there(rows.answers["answer"]) & ~rows.is_full)
+    sampled_too = np.append(_flags(rows.full["reference_samples"].is_valid()), False)[rows.other]
+    picked = np.flatnonzero(sampled_too & _flags(rows.answers["answer"].is_valid()) & ~rows.is_full)
     texts = rows.answers["answer"].take(picked).to_pylist()
     scores = [_rouge_l(text, references[at]) for text, at in zip(texts, rows.other[picked].tolist(), strict=True)]
     kinds[picked], values[picked] = VALUE, scores
     if sampled:
-        picked = np.flatnonzero(rows.is_full & is_there(rows.answers["reference_samples"]))
+        picked = np.flatnonzero(rows.is_full & _flags(rows.answers["reference_samples"].is_valid()))
         pairs = rows.answers["reference_samples"].take(picked).to_pylist()
         kinds[picked], values[picked] = VALUE, [_rouge_l(second, first) for first, second, *_ in pairs]
     return Measured(kinds, values)
@@ -354,8 +336,8 @@ MEASURES: dict[str, Callable[[PairedAnswers], Measured]] = {
     "fidelity_top1": partial(_mean, "forced_agree"),
     "fidelity_kl_all": _kl_all,
     "fidelity_kl_first": _kl_first,
-    "divergence": partial(_alike, whole=False),
-    "same_answer": partial(_alike, whole=True),
+    "divergence": partial(_alike, exactly=False),
+    "same_answer": partial(_alike, exactly=True),
     "ppl": partial(_pooled, skip=0),
     "ppl_without_first": partial(_pooled, skip=1),
     "rouge_l_sampled": partial(_rouge, sampled=True),

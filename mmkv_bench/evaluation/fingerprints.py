@@ -10,12 +10,14 @@ decodes none of them. A prompt of which not all files are known is made again ea
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +29,14 @@ from mmkv_bench.datasets.specs import TaskSpec
 from mmkv_bench.datasets.task_yaml import includes, plain_config, task_file
 from mmkv_bench.errors import DataError
 from mmkv_bench.evaluation import task_code
-from mmkv_bench.evaluation.documents import READ_AT_IMPORT, changed, conversions, documents, media_columns
+from mmkv_bench.evaluation.documents import (
+    READ_AT_IMPORT,
+    changed,
+    conversions,
+    documents,
+    media_columns,
+    paths_without_bytes,
+)
 from mmkv_bench.evaluation.task_code import OpenedFiles
 from mmkv_bench.file_state import State, outlives_the_process, state_of
 
@@ -119,27 +128,22 @@ def inputs_of(spec: TaskSpec) -> list[Path]:
 def _rows_digest(data: datasets.Dataset) -> str:
     import pyarrow as pa
 
-    class Digest:  # a file to write into
-        closed = False
+    class Digest(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
 
-        def __init__(self) -> None:
-            self.sha256 = hashlib.sha256()
-
-        def write(self, content: bytes) -> int:
-            self.sha256.update(content)
+        def write(self, content: Any) -> int:
+            sha256.update(content)
             return len(content)
 
-        def flush(self) -> None: ...
-
-        def close(self) -> None: ...
-
+    sha256 = hashlib.sha256()
     sink = Digest()
     tables = data.with_format("arrow").iter(batch_size=ROWS)  # slices of equal length, however the data are stored
     writer = None
     for table in tables:
         writer = writer or pa.ipc.new_stream(sink, table.schema.remove_metadata())
         writer.write_table(table.replace_schema_metadata().combine_chunks())
-    return sink.sha256.hexdigest()
+    return sha256.hexdigest()
 
 
 def _yaml_digest(path: Path) -> str:
@@ -190,17 +194,11 @@ class Memory:
 
     def look(self, doc_ids: Iterable[int]) -> set[int]:
         """Look at the files of these prompts again; return the prompts whose hash may have changed."""
-        states: dict[str, State | None] = {}
+        state = cache(_state)
         unknown = set()
         for doc_id in doc_ids:
             prompt = self.known.get(doc_id)
-            if prompt is None:
-                unknown.add(doc_id)
-                continue
-            for path in prompt.files:
-                if path not in states:
-                    states[path] = _state(path)
-            if all(states[path] == state for path, state in prompt.files.items()):
+            if prompt is not None and all(state(path) == remembered for path, remembered in prompt.files.items()):
                 self.looked[doc_id] = prompt.hash
             else:
                 unknown.add(doc_id)
@@ -228,7 +226,9 @@ def memory_of(spec: TaskSpec) -> Memory:
     surroundings, at_import = task_code.remembered(task), READ_AT_IMPORT.get(task)
     parts = [SCHEME, content, spec.name, spec.split, spec.placeholders, home, version("pillow")]
     parts += [surroundings] if surroundings else []
-    parts += _read_at_import(at_import)
+    for path in map(Path, sorted(at_import.files) if at_import else ()):
+        if path.suffix not in (".yaml", ".yml"):  # these are in the fingerprint
+            parts.append(digest_of([(str(path), path)]) if path.is_file() else f"{path} is not there")
     remember = surroundings is not None and (at_import is None or at_import.traceable)
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
     if key not in _MEMORIES:
@@ -236,14 +236,6 @@ def memory_of(spec: TaskSpec) -> Memory:
         file = cache_dir() / "prompts" / f"{key}.parquet" if remember else None
         _MEMORIES[key] = Memory(file, bool(media_columns(docs.full[docs.split])))
     return _MEMORIES[key]
-
-
-def _read_at_import(heard: OpenedFiles | None) -> list[str]:
-    """Digests of what a task's code opened while it was imported, YAML files left out: the fingerprint has them."""
-    if heard is None:
-        return []
-    paths = [Path(path) for path in sorted(heard.files) if not path.endswith((".yaml", ".yml"))]
-    return [digest_of([(str(path), path)]) if path.is_file() else f"{path} is not there" for path in paths]
 
 
 def rows_hold_media(spec: TaskSpec) -> bool:
@@ -258,20 +250,7 @@ def rows_hold_media(spec: TaskSpec) -> bool:
     columns, kwargs = media_columns(data), plain_config(task_file(spec)).get("dataset_kwargs") or {}
     if not columns or spec.include_path or sources.videos(spec.media_root, kwargs) is not None:
         return False
-    return not any(_names_files(data.data.column(name)) for name in columns)
-
-
-def _names_files(column: Any) -> bool:
-    """True where a medium of an Arrow column of {bytes, path}, or of lists of them, has a path and no bytes."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        column = pc.list_flatten(column)
-    if not pa.types.is_struct(column.type):
-        return True
-    held, path = (pc.is_valid(pc.struct_field(column, name)) for name in ("bytes", "path"))
-    return bool(pc.any(pc.and_(path, pc.invert(held))).as_py())
+    return not any(paths_without_bytes(data.data.column(name)) for name in columns)
 
 
 def _state(path: str) -> State | None:
@@ -288,19 +267,17 @@ def _read(file: Path) -> dict[int, KnownPrompt]:
     try:
         rows = pq.read_table(file).to_pydict()
         return {
-            doc_id: KnownPrompt(digest, {path: _parsed(state) for path, state in zip(paths, states, strict=True)})
+            doc_id: KnownPrompt(
+                digest,
+                {
+                    path: State(*map(int, state.split())) if state else None
+                    for path, state in zip(paths, states, strict=True)
+                },
+            )
             for doc_id, digest, paths, states in zip(*(rows[name] for name in _COLUMNS), strict=True)
         }
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException):
         return {}
-
-
-def _written(state: State | None) -> str:
-    return "" if state is None else " ".join(map(str, state))
-
-
-def _parsed(text: str) -> State | None:
-    return State(*map(int, text.split())) if text else None
 
 
 def _write(file: Path, prompts: dict[int, KnownPrompt]) -> None:
@@ -312,7 +289,8 @@ def _write(file: Path, prompts: dict[int, KnownPrompt]) -> None:
         pa.array([prompt.hash for prompt in prompts.values()], pa.string()),
         pa.array([list(prompt.files) for prompt in prompts.values()], pa.list_(pa.string())),
         pa.array(
-            [[_written(state) for state in prompt.files.values()] for prompt in prompts.values()], pa.list_(pa.string())
+            [[" ".join(map(str, state or ())) for state in prompt.files.values()] for prompt in prompts.values()],
+            pa.list_(pa.string()),
         ),
     )
     file.parent.mkdir(parents=True, exist_ok=True)

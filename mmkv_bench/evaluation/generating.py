@@ -14,7 +14,7 @@ from mmkv_bench.evaluation.documents import Documents, documents, generation_set
 from mmkv_bench.evaluation.environment import lmms_eval, task_environment, task_errors
 from mmkv_bench.evaluation.fingerprints import Memory, memory_of
 from mmkv_bench.evaluation.samples import Request, SampleRef
-from mmkv_bench.evaluation.task_code import OpenedFiles, of_one_sample, opened
+from mmkv_bench.evaluation.task_code import of_one_sample, opened
 
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance
@@ -92,23 +92,19 @@ def prompt_hashes(spec: TaskSpec, doc_ids: Collection[int], limit: int | None, a
 
 
 def _target(spec: TaskSpec, task: Any, doc: Any) -> str | None:
-    """The reference answer. Where nothing is measured on it, a task that cannot give one has none."""
+    """The reference answer: the task's target, the first of several, the choice that an index names. Where nothing is measured
+    on it, a task that cannot give one has none."""
     try:
-        return _reference(task, doc)
+        target = task.doc_to_target(doc)
+        if isinstance(target, int) and task.config.doc_to_choice is not None:
+            target = task.doc_to_choice(doc)[target]
+        if isinstance(target, (list, tuple)):
+            target = target[0] if target else None
+        return None if target is None else str(target).strip() or None
     except (Exception, SystemExit):
         if "ppl" in spec.measures:
             raise
         return None
-
-
-def _reference(task: Any, doc: Any) -> str | None:
-    """The document's reference answer: the task's target, the first of several, the choice that an index names."""
-    target = task.doc_to_target(doc)
-    if isinstance(target, int) and task.config.doc_to_choice is not None:
-        target = task.doc_to_choice(doc)[target]
-    if isinstance(target, (list, tuple)):
-        target = target[0] if target else None
-    return None if target is None or not str(target).strip() else str(target).strip()
 
 
 def _request(
@@ -133,6 +129,17 @@ def _request(
             f"the prompt of sample {ref.sample_id} is not the one its data were made for; the task's prompt and its "
             "data are of different versions: install mmkv_bench again"
         )
+    images = [path for path in heard.files if path.lower().endswith(PICTURES)]
+    videos = [video["video"] if isinstance(video, dict) else video for video in prompt.videos]
+    files = [*images, *(str(video) for video in videos if isinstance(video, str | os.PathLike))]
+    complete = len(images) == len(prompt.images) and len(files) == len(images) + len(videos)
+    text, starts = "", tuple[str, ...]()
+    if settings.get("cut_prompt") == "left":
+        text = next(
+            (part["text"] for turn in prompt.messages[:1] for part in turn["content"][:1] if "text" in part), ""
+        )
+        instruction = str(docs.bare[split][doc_id].get("instruction") or "")
+        starts = (f"{instruction}\n", instruction) if instruction else ()
     return Request(
         dataset=spec.dataset,
         sample_id=ref.sample_id,
@@ -145,21 +152,6 @@ def _request(
         generation=copy.deepcopy(settings),
         prompt_hash=digest,
         error=error,
-        instruction=_instruction(docs.bare[split][doc_id], prompt) if settings.get("cut_prompt") == "left" else "",
-        files=_files(prompt, heard),
+        instruction=next((start for start in starts if start and text.startswith(start)), ""),
+        files=files if complete else [],
     )
-
-
-def _files(prompt: Conversation, heard: OpenedFiles) -> list[str]:
-    """The file of each image and then of each video; none where not each has one that is known."""
-    images = [path for path in heard.files if path.lower().endswith(PICTURES)]
-    videos = [video["video"] if isinstance(video, dict) else video for video in prompt.videos]
-    complete = len(images) == len(prompt.images) and all(isinstance(video, str | os.PathLike) for video in videos)
-    return [*images, *map(str, videos)] if complete else []
-
-
-def _instruction(doc: Any, prompt: Conversation) -> str:
-    """The document's field `instruction` with the line break behind it, where the prompt's text begins with it."""
-    given = str(doc.get("instruction") or "")
-    text = next((part["text"] for turn in prompt.messages[:1] for part in turn["content"][:1] if "text" in part), "")
-    return next((start for start in (f"{given}\n", given) if given and text.startswith(start)), "")

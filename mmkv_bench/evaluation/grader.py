@@ -14,42 +14,36 @@ from __future__ import annotations
 
 import copy
 import numbers
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from types import ModuleType
+from operator import eq
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.datasets.specs import TaskSpec
 from mmkv_bench.errors import ScoringError
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
-from mmkv_bench.evaluation.environment import lmms_eval, scoring_errors, task_environment
-from mmkv_bench.evaluation.replay import Replay, count_parsed, scratch_folder
+from mmkv_bench.evaluation.environment import scoring_errors
+from mmkv_bench.evaluation.replay import Replay, count_parsed, scorer_surroundings
 from mmkv_bench.evaluation.samples import Answer, CellScores, SampleScore
 from mmkv_bench.evaluation.scoring import (
     checked_texts,
-    headline_of,
     metrics_due,
-    of_failed,
     parts_of_nothing,
     rows_of,
-    rows_of_sample,
     score,
     why_incomplete,
 )
-from mmkv_bench.evaluation.task_scorer import PARSE_FAILED, refuse_other_judges, seed, state_kept
+from mmkv_bench.evaluation.task_scorer import seed
 from mmkv_bench.judging.answers import JudgeAnswers
 from mmkv_bench.judging.client import ScoringPass, asking
-from mmkv_bench.judging.proxy import proxy
 from mmkv_bench.judging.questions import JUDGED
 
 if TYPE_CHECKING:
-    from lmms_eval.api.instance import Instance
-
-    from mmkv_bench.evaluation.lmms_eval_loop import ScoringTask
+    pass
 
 LEAST = 4  # cells; below it nothing is saved, two being scored twice
-AT_ONCE = 1 << 16  # answers to a pass, whose requests lmms-eval holds in memory; a pass goes through all documents
+AT_ONCE = 1 << 16  # answers to a pass, whose requests are in memory
 READ = 1 << 16  # answers of the cells whose rows are made together, or those of one cell
 HELD = 1 << 17  # different answers beyond which those are forgotten that the cells scored next did not give
 KINDS = 1 << 12  # different outcomes that are looked for again; where there are more, few are alike
@@ -75,48 +69,36 @@ class Outcomes:
     """Cache of outcomes keyed by (document, answer text); outcomes that nothing tells apart are one object."""
 
     def __init__(self, doc_ids: Iterable[int]) -> None:
-        self._held: dict[int, dict[str, Outcome]] = {doc_id: {} for doc_id in doc_ids}
-        self._kinds: dict[Hashable, Outcome] = {}
+        self._by_document: dict[int, dict[str, Outcome]] = {doc_id: {} for doc_id in doc_ids}
+        self._kinds: dict[str, Outcome] = {}
 
     def __contains__(self, doc_id: int) -> bool:
-        return doc_id in self._held
+        return doc_id in self._by_document
 
     def unknown(self, texts: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
         """Of the answers, doc_id -> texts, those without an outcome. Where many are held, only those of these answers stay."""
-        new = {doc_id: [text for text in each if text not in self._held[doc_id]] for doc_id, each in texts.items()}
-        if sum(map(len, self._held.values())) > HELD:
-            self._held = {
-                doc_id: {text: held[text] for text in texts.get(doc_id, ()) if text in held}
-                for doc_id, held in self._held.items()
+        new = {
+            doc_id: [text for text in each if text not in self._by_document[doc_id]] for doc_id, each in texts.items()
+        }
+        if sum(map(len, self._by_document.values())) > HELD:
+            self._by_document = {
+                doc_id: {text: outcomes[text] for text in texts.get(doc_id, ()) if text in outcomes}
+                for doc_id, outcomes in self._by_document.items()
             }
         return new
 
     def put(self, doc_id: int, text: str, outcome: Outcome) -> None:
         """Keep the outcome of an answer."""
-        key = _outcome_key(outcome)
-        if key is not None and (key in self._kinds or len(self._kinds) < KINDS):
-            outcome = self._kinds.setdefault(key, outcome)
-        self._held[doc_id][text] = outcome
+        if all(type(value) in _PLAIN for values in outcome.returned for value in values.values()):
+            # -0.0, nan and True have other texts than 0, 0.0 and 1
+            key = repr((outcome.returned, outcome.values, outcome.parts))
+            if key in self._kinds or len(self._kinds) < KINDS:
+                outcome = self._kinds.setdefault(key, outcome)
+        self._by_document[doc_id][text] = outcome
 
     def of(self, doc_id: int, text: str) -> Outcome:
         """The outcome of an answer. Raises KeyError."""
-        return self._held[doc_id][text]
-
-
-def _outcome_key(outcome: Outcome) -> Hashable | None:
-    """Equal for outcomes that nothing tells apart; None where a value may be anything."""
-    returned = [list(values.items()) for values in outcome.returned]
-    if not all(type(value) in _PLAIN for values in returned for _, value in values):
-        return None
-    scores = [[(name, type(value), _exact(value)) for name, value in values] for values in returned]
-    values = [(name, type(value), _exact(value)) for name, value in outcome.values.items()]
-    parts = [(name, *map(_exact, values)) for name, values in outcome.parts.items()]
-    return tuple(map(tuple, scores)), tuple(values), tuple(parts)
-
-
-def _exact(value: Any) -> Any:
-    """Minus zero is no zero, and nan is nan."""
-    return value.hex() if type(value) is float else value
+        return self._by_document[doc_id][text]
 
 
 class Grader:
@@ -162,14 +144,11 @@ class Grader:
         """A batch grader that scores these cells as they are scored alone; None where it does not."""
         docs = documents(self.spec, limit)
         batch = BatchGrader(self.spec, docs, [doc_id for doc_id in self.failed if doc_id < limit])
-        given = [self.answers(cell) for cell in cells]
-        if not _ask_about(batch, given):
+        answers = [self.answers(cell) for cell in cells]
+        if not _ask_about(batch, answers):
             return None
-        alike = (
-            score(self.spec, answers, limit) == scores
-            for answers, scores in zip(given, batch.scores(given), strict=True)
-        )
-        return batch if all(alike) else None
+        alike = all(map(eq, (score(self.spec, each, limit) for each in answers), batch.scores(answers)))
+        return batch if alike else None
 
 
 def _ask_about(batch: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> bool:
@@ -187,27 +166,35 @@ def _ask_about(batch: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> boo
 
 
 class SharedReplay(Replay):
-    """A pass over several answers to each document; keys are (doc_id, number of the answer). Nothing is aggregated.
+    """A pass over several answers to each document; keys are (doc_id, number of the answer). Nothing is aggregated."""
 
-    texts: doc_id -> its answers.
-    """
-
-    def __init__(self, spec: TaskSpec, docs: Documents, texts: Mapping[int, Sequence[str]]) -> None:
-        super().__init__(spec, docs, dict.fromkeys(texts, ""), ScoringPass(JudgeAnswers(), ()))
-        self.several = texts
+    def __init__(self, spec: TaskSpec, docs: Documents) -> None:
+        super().__init__(spec, docs, {}, ScoringPass(JudgeAnswers(), ()))
         self.returned: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        self.opened = False
 
-    @property
-    def alone(self) -> bool:
-        """True where each score is of one sample, and no judge was asked."""
-        return not (self.captions or self.halves or self.scoring_pass.asked or self.scoring_pass.unanswered)
+    def outcomes(self, answers: Sequence[tuple[int, str]]) -> list[Outcome] | None:
+        """The outcomes of answers, (doc_id, text); None where a score is not of one sample alone, or a judge is asked.
 
-    def _task(self, module: ModuleType, config: Mapping[str, Any], with_aggregates: bool) -> ScoringTask:
-        counts = {doc_id: len(texts) for doc_id, texts in self.several.items()}
-        return module.SharingTask(config, self.docs.bare, counts, self._before, self._after, self._guard)
-
-    def _respond(self, instance: Instance) -> str:
-        return self.several[instance.doc_id][instance.idx]
+        Raises:
+            ScoringError: the scorer failed.
+        """
+        config = None if self.opened else task_config(self.spec)
+        with scorer_surroundings(self.spec), asking(self.scoring_pass), scoring_errors(self.spec.name, self._where):
+            if config is not None:
+                self.open(config, False)
+                self.opened = True
+            self.task.score_answers(answers)
+        keys = [(doc_id, number) for number, (doc_id, _) in enumerate(answers)]
+        outcomes = [
+            Outcome(self.values[key], self.parts.get(key, {}), self.returned[key])
+            for key in keys
+            if key in self.returned
+        ]
+        for results in (self.values, self.parts, self.passes, self.returned):
+            results.clear()
+        alone = not (self.captions or self.halves or self.scoring_pass.asked or self.scoring_pass.unanswered)
+        return outcomes if alone else None
 
     def _doc(self, key: tuple[int, int]) -> int:
         return key[0]
@@ -216,9 +203,6 @@ class SharedReplay(Replay):
         super()._after(key, metrics, results)
         self.returned.setdefault(key, []).append(dict(metrics))
 
-    def _count_parsed(self) -> None:
-        """Not over all answers, but over those of a cell."""
-
 
 class BatchGrader:
     """The outcomes of a dataset's answers, and the cells' scores out of them; failed: as for `Grader`."""
@@ -226,7 +210,6 @@ class BatchGrader:
     def __init__(self, spec: TaskSpec, docs: Documents, failed: Collection[int] = ()) -> None:
         self.spec, self.docs, self.failed = spec, docs, failed
         self.outcomes = Outcomes(ref.doc_id for ref in docs.refs)
-        self.rows: dict[tuple[int, Outcome], list[SampleScore]] = {}  # doc_id and outcome -> its rows in a cell
         self.unscored: dict[str, None] = {}
         self.due: dict[int, list[str]] = {}
         self.nothing = parts_of_nothing(spec)
@@ -235,48 +218,32 @@ class BatchGrader:
 
     def ask(self, texts: Mapping[int, Collection[str | None]]) -> bool:
         """Score those answers, doc_id -> its texts, that are not known; False where scores are not of single samples."""
-        given = {doc_id: [text for text in each if isinstance(text, str)] for doc_id, each in texts.items()}
-        if any(doc_id not in self.outcomes or len(given[doc_id]) < len(each) for doc_id, each in texts.items()):
+        answers = {doc_id: [text for text in each if isinstance(text, str)] for doc_id, each in texts.items()}
+        if any(doc_id not in self.outcomes or len(answers[doc_id]) < len(each) for doc_id, each in texts.items()):
             return False  # foreign or broken answers, which `score` refuses with the reason
-        self.rows.clear()
-        new = self.outcomes.unknown(given)
-        waiting = [(number, doc_id, text) for doc_id, each in new.items() for number, text in enumerate(each)]
-        # A pass goes through all documents, however few of them have an answer in it: it takes one answer to each, then another.
-        waiting.sort(key=lambda each: each[:2])
-        step = max(AT_ONCE, len(self.docs.refs))
-        for start in range(0, len(waiting), step):
-            of_docs: dict[int, list[str]] = {}
-            for _, doc_id, text in waiting[start : start + step]:
-                of_docs.setdefault(doc_id, []).append(text)
-            if not self._pass(of_docs):
+        waiting = [(doc_id, text) for doc_id, each in self.outcomes.unknown(answers).items() for text in each]
+        for start in range(0, len(waiting), AT_ONCE):
+            some, replay = waiting[start : start + AT_ONCE], SharedReplay(self.spec, self.docs)
+            outcomes = replay.outcomes(some)
+            replay.close()
+            if outcomes is None:
                 return False
+            for (doc_id, text), outcome in zip(some, outcomes, strict=True):
+                self.outcomes.put(doc_id, text, outcome)
+            self.unscored |= replay.unscored
         if not self.opened:
-            module = lmms_eval(self.spec.offline)
-            with module.quiet(), task_environment(self.spec.media_root):
-                self.aggregating.open(module, task_config(self.spec), True)
+            config = task_config(self.spec)
+            with scorer_surroundings(self.spec):
+                self.aggregating.open(config, True)
             self.opened = True
-        return True
-
-    def _pass(self, texts: Mapping[int, Sequence[str]]) -> bool:
-        replay = SharedReplay(self.spec, self.docs, texts)
-        with asking(replay.scoring_pass):
-            replay.name_metrics()
-        if not replay.alone:
-            return False
-        for doc_id, number in replay.returned:
-            key = doc_id, number
-            outcome = Outcome(replay.values[key], replay.parts.get(key, {}), replay.returned[key])
-            self.outcomes.put(doc_id, texts[doc_id][number], outcome)
-        self.unscored |= replay.unscored
         return True
 
     def scores(self, cells: Sequence[Mapping[str, Answer]]) -> list[CellScores]:
         """The same scores as `score` gives for the answers of each cell."""
-        module = lmms_eval(self.spec.offline)
         texts = [checked_texts(self.spec, self.docs, answers) for answers in cells]
         outcomes = [{doc_id: self.outcomes.of(doc_id, text) for doc_id, text in each.items()} for each in texts]
         reasons = [why_incomplete(self.docs, answers) for answers in cells]
-        with module.quiet(), task_environment(self.spec.media_root), state_kept(), scratch_folder():
+        with scorer_surroundings(self.spec):
             aggregates: list[tuple[dict[str, float] | None, dict[str, str]]] = [
                 (None, {}) if reason else self._aggregates(each) for each, reason in zip(outcomes, reasons, strict=True)
             ]
@@ -288,27 +255,13 @@ class BatchGrader:
         ]
 
     def _rows(self, answers: Mapping[str, Answer], outcomes: Mapping[int, Outcome]) -> list[SampleScore]:
-        """The rows of a cell; those of an answer are made once, unless an answer of the cell could not be read."""
-        failed = [ref for ref in self.docs.refs if ref.sample_id in answers and ref.doc_id not in outcomes]
-        due = self._due([ref.doc_id for ref in failed])
-        if any(name.startswith(PARSE_FAILED) for name in set().union(*(each.values for each in outcomes.values()))):
-            values = {doc_id: dict(outcome.values) for doc_id, outcome in outcomes.items()}
-            count_parsed(values)
-            parts = {doc_id: outcome.parts for doc_id, outcome in outcomes.items()}
-            return rows_of(self.spec, self.docs, answers, values, parts, {}, due)
-        scores = {doc_id: outcome.values for doc_id, outcome in outcomes.items()}
-        headline = headline_of(self.spec, scores) if failed else []
-        rows = []
-        for ref in self.docs.refs:
-            if (outcome := outcomes.get(ref.doc_id)) is not None:
-                if (of_answer := self.rows.get((ref.doc_id, outcome))) is None:
-                    of_answer = rows_of_sample(ref, "ok", outcome.values, outcome.parts, self.nothing)
-                    self.rows[ref.doc_id, outcome] = of_answer
-                rows += of_answer
-            elif (answer := answers.get(ref.sample_id)) is not None:
-                names = of_failed(self.spec, ref, headline, due[ref.doc_id])
-                rows += rows_of_sample(ref, answer.status, dict.fromkeys(names), {}, self.nothing)
-        return rows
+        """The rows of a cell."""
+        refs = self.docs.refs
+        due = self._due([ref.doc_id for ref in refs if ref.sample_id in answers and ref.doc_id not in outcomes])
+        values = {doc_id: dict(outcome.values) for doc_id, outcome in outcomes.items()}
+        count_parsed(values)
+        parts = {doc_id: outcome.parts for doc_id, outcome in outcomes.items()}
+        return rows_of(self.spec, self.docs, answers, values, parts, {}, due, self.nothing)
 
     def _due(self, failed: Sequence[int]) -> Mapping[int, list[str]]:
         """`metrics_due` of a cell's failed documents, found in one pass for those of all cells, as a pass goes through all
@@ -344,47 +297,25 @@ class RunningScores:
     """
 
     def __init__(self, spec: TaskSpec, limit: int | None) -> None:
-        self._spec, self._module = spec, lmms_eval(spec.offline)
-        self._replay = SharedReplay(spec, documents(spec, limit), {})
-        self._opened = False
+        self._spec, self._replay = spec, SharedReplay(spec, documents(spec, limit))
 
     def of(self, answers: Sequence[tuple[int, str]]) -> list[dict[str, float]] | None:
-        """The metrics of each (doc_id, text); None where a score is not of one sample alone, or a judge's.
+        """The metrics of each (doc_id, text) that are means over samples: the configuration's, else all.
+
+        Returns None where a score is not of one sample alone, or a judge's.
 
         Raises:
             ScoringError: the scorer failed.
         """
-        replay = self._replay
-        if self._spec.name in JUDGED:
+        outcomes = None if self._spec.name in JUDGED else self._replay.outcomes(answers)
+        if outcomes is None:
             return None
-        with (
-            self._module.quiet(),
-            task_environment(self._spec.media_root),
-            state_kept(),
-            scratch_folder(),
-            asking(replay.scoring_pass),
-            scoring_errors(self._spec.name, lambda: "a running score"),
-        ):
-            if not self._opened:
-                self._open()
-            replay.task.score_answers(list(enumerate(answers)))
-        scores = [self._means((doc_id, number)) for number, (doc_id, _) in enumerate(answers)]
-        for kept in (replay.values, replay.parts, replay.passes, replay.returned):
-            kept.clear()
-        return scores if replay.alone else None
-
-    def _open(self) -> None:
-        self._replay.open(self._module, task_config(self._spec), False)
-        if not self._spec.is_pages:
-            proxy().listen()
-            refuse_other_judges(self._spec.name, self._replay.task, proxy().root)
-        self._opened = True
-
-    def _means(self, key: tuple[int, int]) -> dict[str, float]:
-        """The metrics of one answer whose headline is a mean over samples: the configuration's, else all."""
-        parts, wanted = self._replay.parts.get(key, {}), self._spec.metrics
-        return {
-            name: value
-            for name, value in self._replay.values.get(key, {}).items()
-            if name not in parts and (not wanted or name in wanted)
-        }
+        wanted = self._spec.metrics
+        return [
+            {
+                name: value
+                for name, value in outcome.values.items()
+                if name not in outcome.parts and (not wanted or name in wanted)
+            }
+            for outcome in outcomes
+        ]

@@ -6,8 +6,7 @@ What it relies on beyond lmms-eval's documented interface is held by tests/evalu
 that `utils.load_yaml_config` leaves its nodes in place of functions in mode `simple`, the constructors of the task
 classes, the layout of `Instance.args`, `evaluator.evaluate`, that the retrying `download` and `process_results` carry
 their plain functions as `__wrapped__`, that the loop iterates `eval_docs_no_media` one document at a
-time when `process_docs_parallel` is 1 and hands the answers to a document out in the order of their instances' `idx`, and
-that `TaskOutput` aggregates as the loop does.
+time when `process_docs_parallel` is 1, and that `TaskOutput` aggregates as the loop does.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import yaml
-from datasets import Audio, Dataset, Image, Video
 from lmms_eval import evaluator, utils
 from lmms_eval.api.instance import Instance
 from lmms_eval.api.model import lmms
@@ -37,7 +36,7 @@ from mmkv_bench.evaluation import task_code
 from mmkv_bench.evaluation.task_code import of_one_sample
 
 AnswerInstance = Callable[[Instance], str]
-_DECODED, _DECODED_BYTES = 256, 1 << 20  # documents without media that are decoded together, and what these may hold
+Score = Callable[[Any, list, Callable[[], dict[str, Any]]], dict[str, Any]]
 
 
 def load_config(path: Path) -> dict[str, Any]:
@@ -86,36 +85,9 @@ class CountedDocs:
         return self.docs[position]
 
     def __iter__(self) -> Iterator[Any]:
-        for position, doc in enumerate(self._rows()):
+        for position, doc in enumerate(self.docs):
             self._current = position
             yield doc
-
-    def _rows(self) -> Iterator[Any]:
-        """Decode small documents without media some at a time, 15 times as fast as one by one."""
-        at_once = self._at_once()
-        if at_once < 2:
-            yield from self.docs
-            return
-        for batch in self.docs.iter(at_once):
-            names = list(batch)
-            for values in zip(*batch.values(), strict=True):
-                yield dict(zip(names, values, strict=True))
-
-    def _at_once(self) -> int:
-        if not isinstance(self.docs, Dataset) or any(map(_holds_media, self.docs.features.values())):
-            return 1
-        return min(_DECODED, _DECODED_BYTES * len(self.docs) // max(self.docs.data.nbytes, 1))  # pictures may be texts
-
-
-def _holds_media(feature: Any) -> bool:
-    """True where a feature has pictures, sound or videos anywhere in it."""
-    if isinstance(feature, Image | Audio | Video):
-        return True
-    if isinstance(feature, Mapping):
-        return any(map(_holds_media, feature.values()))
-    if isinstance(feature, list):
-        return any(map(_holds_media, feature))
-    return hasattr(feature, "feature") and _holds_media(feature.feature)
 
 
 class _MessagesTask(ConfigurableMessagesTask):
@@ -168,8 +140,8 @@ class FetchedTask(_MessagesTask):
     def fetch(self, dataset_kwargs: dict | None) -> None:
         method = ConfigurableTask.download
         if self.converted is not None:
-            kept = {name: value for name, value in (dataset_kwargs or {}).items() if name not in _OF_ARCHIVES}
-            dataset_kwargs = kept | {"cache_dir": str(self.converted)}
+            others = {name: value for name, value in (dataset_kwargs or {}).items() if name not in _OF_ARCHIVES}
+            dataset_kwargs = others | {"cache_dir": str(self.converted)}
             self.converted.mkdir(parents=True, exist_ok=True)
         (method.__wrapped__ if self.offline else method)(self, dataset_kwargs)
 
@@ -185,11 +157,11 @@ class GivenTask(_MessagesTask):
     building = False
 
     def __init__(self, config: Mapping[str, Any], dataset: Mapping[str, Any], bare: Mapping[str, Any]) -> None:
-        self.given = dict(dataset), dict(bare)
+        self.loaded = dict(dataset), dict(bare)
         super().__init__(config)
 
     def fetch(self, dataset_kwargs: dict | None) -> None:
-        self.dataset, self.dataset_no_image = self.given
+        self.dataset, self.dataset_no_image = self.loaded
 
     def build_all_requests(self, **options: Any) -> None:
         self.building = True
@@ -217,17 +189,13 @@ class AskingTask(GivenTask):
 class ScoringTask(GivenTask):
     """For scoring: only the documents with an answer have requests, so that no other one reaches the scorer.
 
-    on_document(doc_id) is called before each document's scorer, and on_scores(doc_id, metrics, results) with what it
-    returned for which (filtered) answer. `aggregates` False leaves out lmms-eval's aggregation; an aggregation that
-    raises gives no aggregate and is kept in `aggregation_errors`, so that it does not take the samples' scores with it.
-    guard(doc_id, run) runs all that for one document and says which of the scores the aggregation gets. Metrics in
-    `left_out` are not aggregated.
+    score(doc_id, results, run) scores a document's (filtered) answer by `run`, the task's scorer, and says which of the scores
+    the aggregation gets. `aggregates` False leaves out lmms-eval's aggregation; an aggregation that raises gives no aggregate
+    and is kept in `aggregation_errors`, so that it does not take the samples' scores with it. Metrics in `left_out` are not
+    aggregated.
     """
 
     left_out: Collection[str] = ()
-    wrapped: tuple[tuple[str, ...], dict[str, Callable]] | None = (
-        None  # what `aggregation` made, asked for at each metric
-    )
 
     def __init__(
         self,
@@ -235,15 +203,9 @@ class ScoringTask(GivenTask):
         docs: Mapping[str, Any],
         answered: set[int],
         aggregates: bool,
-        on_document: Callable[[Any], None],
-        on_scores: Callable[[Any, dict[str, Any], list], None],
-        guard: Callable[[Any, Callable[[], dict[str, Any]]], dict[str, Any]] = lambda doc_id, run: run(),
+        score: Score = lambda key, results, run: run(),
     ) -> None:
-        self.answered = answered
-        self.aggregates = aggregates
-        self.on_document = on_document
-        self.on_scores = on_scores
-        self.guard = guard
+        self.answered, self.aggregates, self.score = answered, aggregates, score
         self.counted: CountedDocs | None = None
         self.aggregation_errors: dict[str, BaseException] = {}
         super().__init__(config, docs, docs)
@@ -267,13 +229,9 @@ class ScoringTask(GivenTask):
         return self._score(self.eval_docs_no_media.current, doc, results, full_docs)
 
     def _score(self, key: Any, doc: Any, results: list, full_docs: Any) -> dict[str, Any]:
-        def run() -> dict[str, Any]:
-            self.on_document(key)
-            metrics = ConfigurableTask.process_results.__wrapped__(self, doc, results, full_docs)
-            self.on_scores(key, metrics, results)
-            return metrics
-
-        return self.guard(key, run)
+        return self.score(
+            key, results, lambda: ConfigurableTask.process_results.__wrapped__(self, doc, results, full_docs)
+        )
 
     def scored(self, doc_id: int, results: list, changed: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The scorer's result for an answer to a document, which is read anew: scorers may change what they get.
@@ -286,16 +244,13 @@ class ScoringTask(GivenTask):
         )
 
     def aggregation(self) -> dict[str, Callable]:
-        if self.wrapped is None or self.wrapped[0] != tuple(self.left_out):
-            functions = self.metric_functions if self.aggregates else {}
-            kept = {name: self._kept_error(name, fn) for name, fn in functions.items() if name not in self.left_out}
-            self.wrapped = tuple(self.left_out), kept
-        return self.wrapped[1]
+        functions = self.metric_functions if self.aggregates else {}
+        return {name: self._kept_error(name, fn) for name, fn in functions.items() if name not in self.left_out}
 
     def close(self) -> None:
-        """Drop the references that keep this task alive: the pass around it, its requests, its aggregations."""
-        self._instances, self.wrapped = [], None
-        del self.on_document, self.on_scores, self.guard
+        """Drop the references that keep this task alive: the pass around it and its requests."""
+        self._instances = []
+        del self.score
 
     def _kept_error(self, metric: str, function: Callable) -> Callable:
         @functools.wraps(function)  # the loop reads the signature
@@ -315,6 +270,23 @@ class ScoringTask(GivenTask):
         output.calculate_aggregate_metric(bootstrap_iters=0)
         return dict(output.agg_metrics)
 
+    def score_answers(self, answers: Sequence[tuple[int, str]]) -> None:
+        """Score several answers to each document, (doc_id, text), as the loop would score one: filters, then the scorer, which
+        gets a copy of its document to change. `score` gets (doc_id, place among the answers)."""
+        docs, doc_ids = self.eval_docs_no_media, [doc_id for doc_id, _ in answers]
+        metadata = {"task": self.config.task, "repeats": 1}
+        instances = [
+            Instance("generate_until", (), number, metadata | {"doc_id": doc_id}, resps=[text])
+            for number, (doc_id, text) in enumerate(answers)
+        ]
+        for ensemble in self._filters:
+            ensemble.apply(instances, self.task_docs.select(doc_ids))
+            for doc_id, of_document in groupby(instances, lambda instance: instance.doc_id):
+                doc = docs[doc_id]
+                for instance in of_document:
+                    results = [instance.filtered_resps[ensemble.name]]
+                    self._score((doc_id, instance.idx), copy.deepcopy(doc), results, None)
+
     @property
     def metric_functions(self) -> dict[str, Callable]:
         """Metric -> the function that aggregates it over samples; what a scorer returns beyond them is no metric."""
@@ -324,54 +296,6 @@ class ScoringTask(GivenTask):
     def filter_names(self) -> list[str]:
         """The filters whose outputs are scored one after the other."""
         return [ensemble.name for ensemble in self._filters]
-
-
-class SharingTask(ScoringTask):
-    """For scoring several answers to each document: one request an answer, each scored as if it were the only one, on a
-    document of its own. The loop aggregates nothing. `on_document`, `on_scores` and `guard` get (doc_id, number of
-    the answer).
-
-    counts: doc_id -> how many answers it has; the i-th is asked for by the instance with `idx` i.
-    """
-
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        docs: Mapping[str, Any],
-        counts: Mapping[int, int],
-        on_document: Callable[[tuple[int, int]], None],
-        on_scores: Callable[[tuple[int, int], dict[str, Any], list], None],
-        guard: Callable[[tuple[int, int], Callable[[], dict[str, Any]]], dict[str, Any]],
-    ) -> None:
-        self.counts = counts
-        super().__init__(config, docs, set(counts), False, on_document, on_scores, guard)
-
-    def build_all_requests(self, **options: Any) -> None:
-        # Made here, as nobody reads their prompts: the loop's own take as long as scoring an answer, for every document.
-        self._instances = [
-            request for doc_id in sorted(self.counts) for request in self._requests(doc_id, range(self.counts[doc_id]))
-        ]
-
-    def _requests(self, doc_id: int, numbers: Iterable[int]) -> list[Instance]:
-        of_document = {"task": self.config.task, "doc_id": doc_id, "repeats": 1}
-        return [Instance("generate_until", (), number, of_document) for number in numbers]
-
-    def score_answers(self, answers: Sequence[tuple[int, tuple[int, str]]]) -> None:
-        """Score single answers, (number, (doc_id, text)), without the loop: filters, then the scorer, as the loop does."""
-        docs = self.eval_docs_no_media
-        for number, (doc_id, text) in answers:
-            [instance] = self._requests(doc_id, [number])
-            instance.resps.append(text)
-            for ensemble in self._filters:
-                ensemble.apply([instance], self.task_docs.select([doc_id]))
-                self._score((doc_id, number), docs[doc_id], [instance.filtered_resps[ensemble.name]], None)
-
-    def process_results(self, doc: Any, results: list, full_docs: Any = None) -> dict[str, Any]:
-        # A document of its own for each: scorers may change it, and reading it again takes longer than most of them.
-        doc_id, copies = self.eval_docs_no_media.current, [copy.deepcopy(doc) for _ in results]
-        for number, (own, result) in enumerate(zip(copies, results, strict=True)):
-            self._score((doc_id, number), own, [result], full_docs)
-        return {}
 
 
 class Respondent(lmms):

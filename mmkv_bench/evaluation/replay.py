@@ -38,9 +38,7 @@ from mmkv_bench.judging.proxy import proxy
 from mmkv_bench.judging.questions import PAIRED, pair_score, pairs
 
 if TYPE_CHECKING:
-    from lmms_eval.api.instance import Instance
-
-    from mmkv_bench.evaluation.lmms_eval_loop import ScoringTask
+    pass
 
 
 Key: TypeAlias = Any
@@ -76,18 +74,29 @@ class Replay:
         self.position: SampleRef | None = None
         self.passes: dict[Key, int] = {}  # how many filters' outputs were scored
 
-    def run(self, with_aggregates: bool) -> dict[str, float]:
-        """Run the pass; return lmms-eval's aggregates by metric."""
-        aggregates = self.aggregates(self._pass(with_aggregates, over_samples=True))
-        self._close()
+    def run(self, with_aggregates: bool, over_samples: bool = True) -> dict[str, float]:
+        """Run the pass; return lmms-eval's aggregates by metric.
+
+        over_samples: score what is made of several samples, too; else such metrics are only named (`names_of`).
+        """
+        config = task_config(self.spec)
+        with scorer_surroundings(self.spec) as module:
+            self.open(config, with_aggregates)
+            with scoring_errors(self.spec.name, self._where):
+                results = module.run_loop(
+                    self.task,
+                    module.Respondent(lambda instance: self.texts[instance.doc_id]),
+                    limit=len(self.docs.refs),
+                )
+                if over_samples:
+                    self._score_captions()
+                    self._score_pairs()
+        count_parsed(self.values, self.unheard)
+        aggregates = self.aggregates(results) if with_aggregates else {}
+        self.close()
         return aggregates
 
-    def name_metrics(self) -> None:
-        """Run a pass that only learns the metrics of samples (`names_of`); scores over several samples are left out."""
-        self._pass(with_aggregates=False, over_samples=False)
-        self._close()
-
-    def _close(self) -> None:
+    def close(self) -> None:
         """Drop the task, which refers to this pass: Python would free that circle, with all its answers, late."""
         self.task.close()
         del self.task
@@ -99,57 +108,41 @@ class Replay:
         ]
         return list(dict.fromkeys([*self.values.get(doc_id, {}), *collected]))
 
-    def _pass(self, with_aggregates: bool, over_samples: bool) -> Mapping[str, Any]:
-        module, name = lmms_eval(self.spec.offline), self.spec.name
-        config = task_config(self.spec)
-        with module.quiet(), task_environment(self.spec.media_root), state_kept(), scratch_folder():
-            self.open(module, config, with_aggregates)
-            if not self.spec.is_pages:
-                proxy().listen()
-                refuse_other_judges(name, self.task, proxy().root)
-            with scoring_errors(name, self._where):
-                results = module.run_loop(self.task, module.Respondent(self._respond), limit=len(self.docs.refs))
-                if over_samples:
-                    self._score_captions()
-                    self._score_pairs()
-        self._count_parsed()
-        return results
-
-    def open(self, module: ModuleType, config: Mapping[str, Any], with_aggregates: bool) -> None:
-        """Make the fresh task."""
+    def open(self, config: Mapping[str, Any], with_aggregates: bool) -> None:
+        """Make the fresh task of a configuration. Raises ScoringError where its scorer asks a judge elsewhere."""
         with task_errors(self.spec.name):
-            self.task = self._task(module, config, with_aggregates)
-        self.task.left_out = [name for name in self.task.metric_functions if self._costs_more_than_it_tells(name)]
-
-    def _task(self, module: ModuleType, config: Mapping[str, Any], with_aggregates: bool) -> ScoringTask:
-        given = self.docs.bare, set(self.texts), with_aggregates
-        return module.ScoringTask(config, *given, self._before, self._after, self._guard)
-
-    def _respond(self, instance: Instance) -> str:
-        return self.texts[instance.doc_id]
+            module = lmms_eval(self.spec.offline)
+            self.task = module.ScoringTask(config, self.docs.bare, set(self.texts), with_aggregates, self._score)
+        if self.spec.metrics:  # ours come from the same programs, which start once for all caption metrics
+            names = [name for name in self.task.metric_functions if name not in self.spec.metrics and kind_of(name)]
+            self.task.left_out = names
+        if not self.spec.is_pages:
+            proxy().listen()
+            refuse_other_judges(self.spec.name, self.task, proxy().root)
 
     def _doc(self, key: Key) -> int:
         """The document of a key of `values`."""
         return int(key)
 
-    def _guard(self, key: Key, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """One sample: its questions are its own, and what comes of a question without an answer is not aggregated."""
+    def _score(self, key: Key, results: list, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Score one sample: its questions are its own, and what comes of a question without an answer is not aggregated.
+
+        run: gives what the scorer returns for its (filtered) results.
+        """
         doc_id = self._doc(key)
         with self.scoring_pass.of([doc_id]):
             try:
+                self.position = self.docs.refs[doc_id]
+                untouched(self.identity(doc_id))  # known before, for it sets the generators
+                seed(self.identity(doc_id))
                 metrics = run()
+                self._after(key, metrics, results)
             except (Exception, SystemExit):
                 if self.scoring_pass.lacks(doc_id):
                     return {}
                 raise
         made_up = self.scoring_pass.unanswered.get(doc_id, {})
         return {name: value for name, value in metrics.items() if name not in made_up and None not in made_up}
-
-    def _before(self, key: Key) -> None:
-        doc_id = self._doc(key)
-        self.position = self.docs.refs[doc_id]
-        untouched(self.identity(doc_id))  # known before, for it sets the generators
-        seed(self.identity(doc_id))
 
     def identity(self, doc_id: int) -> str:
         """The text that the random generators are seeded with."""
@@ -179,7 +172,9 @@ class Replay:
             if value is None:
                 self.unscored[name] = None
             else:
-                values[name] = 0.0 if guess and self._rising(metric) else value
+                # a guess on a metric where less is better keeps its drawn score
+                falls = metric not in BESIDE and self.task.higher_is_better().get(metric) is False
+                values[name] = 0.0 if guess and not falls else value
                 if isinstance(raw, Mapping) and "parts" in raw:  # a task of ours whose metric is no mean
                     self.parts.setdefault(key, {})[name] = tuple(map(float, raw["parts"]))
         if tells_right_only(metrics):
@@ -203,20 +198,15 @@ class Replay:
         filters = self.task.filter_names
         return metric if len(filters) == 1 else f"{metric},{filters[number]}"
 
-    def _rising(self, metric: str) -> bool:
-        """True where more is better; a guess on a metric where less is better keeps its drawn score."""
-        return metric in BESIDE or self.task.higher_is_better().get(metric) is not False
-
-    def _count_parsed(self) -> None:
-        count_parsed(self.values, self.unheard)
-
     def _score_captions(self) -> None:
         """Scores of the collected captions: of each filter's own, over the references of all documents."""
         for suffix in {name.partition(",")[2] for name in self.captions}:
             parted = {name: name.partition(",") for name in self.captions}
             names = {name: kind for name, (of, _, it) in parted.items() if it == suffix and (kind := kind_of(of))}
-            given = self.captions[next(iter(names))]
-            every = {ref.doc_id: given.get(ref.doc_id) or self._without_caption(ref.doc_id) for ref in self.docs.refs}
+            captions = self.captions[next(iter(names))]
+            every = {
+                ref.doc_id: captions.get(ref.doc_id) or self._without_caption(ref.doc_id) for ref in self.docs.refs
+            }
             others = {doc_id: self._without_caption(doc_id) for doc_id in self._unasked(names.values())}
             scored = caption_scores(names.values(), every, others)
             for name, kind in names.items():
@@ -251,10 +241,6 @@ class Replay:
                 return Captioned(None, tuple(raw["answer"]))
         raise DataError(f"document {doc_id} of task {self.spec.name} has no reference captions")
 
-    def _costs_more_than_it_tells(self, metric: str) -> bool:
-        """True for caption metrics beside the headline: ours come from the same programs, which start once for all of them."""
-        return bool(self.spec.metrics) and metric not in self.spec.metrics and kind_of(metric) is not None
-
     def _where(self) -> str:
         return f"sample {self.position.sample_id}" if self.position else "its start"
 
@@ -265,8 +251,7 @@ class Replay:
             metric, comma, _ = key.partition(",")
             if comma and metric in self.task.metric_functions and isinstance(value, numbers.Real):
                 numeric[metric if len(self.task.filter_names) == 1 else key] = float(value)
-        if self.task.aggregates:
-            self.unaggregated |= dict.fromkeys(self.task.left_out, JAVA_FOR_EACH)
+        self.unaggregated |= dict.fromkeys(self.task.left_out, JAVA_FOR_EACH)
         of_part = [name for name in self.captions if kind_of(base_metric(name)) == "CIDEr" and self._unasked(["CIDEr"])]
         for name in numeric.keys() & of_part:
             del numeric[name]
@@ -288,7 +273,16 @@ def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int
 
 
 @contextmanager
-def scratch_folder() -> Iterator[None]:
-    """Some tasks drop files into the working directory when they aggregate; nobody reads them."""
-    with tempfile.TemporaryDirectory(prefix="mmkv_bench_") as folder, chdir(folder):
-        yield
+def scorer_surroundings(spec: TaskSpec) -> Iterator[ModuleType]:
+    """A block in which a task's scorer may run, with the module `lmms_eval_loop`: silent, with the variables that it reads, in
+    a folder of its own (some tasks drop files when they aggregate; nobody reads them), random generators as they were after it.
+    """
+    module = lmms_eval(spec.offline)
+    with (
+        module.quiet(),
+        task_environment(spec.media_root),
+        state_kept(),
+        tempfile.TemporaryDirectory(prefix="mmkv_bench_") as folder,
+        chdir(folder),
+    ):
+        yield module

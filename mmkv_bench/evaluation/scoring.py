@@ -8,6 +8,7 @@ failed, or that no judge judged, has to be missing there, too, or such a metric 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
@@ -16,7 +17,7 @@ from mmkv_bench.errors import DataError, ScoringError
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.generating import prompt_hashes
 from mmkv_bench.evaluation.replay import Replay
-from mmkv_bench.evaluation.samples import Answer, CellScores, JudgedBy, SampleRef, SampleScore
+from mmkv_bench.evaluation.samples import Answer, CellScores, JudgedBy, SampleScore
 from mmkv_bench.evaluation.task_scorer import PARSE_FAILED, base_metric
 from mmkv_bench.judging.answers import JudgeAnswers
 from mmkv_bench.judging.client import Probe, ScoringPass, asking, in_rounds
@@ -38,7 +39,7 @@ def metrics_due(
     probe = Probe(judged)
     replay = Replay(spec, docs, empty, probe)
     with asking(probe), suppress(ScoringError):
-        replay.name_metrics()
+        replay.run(with_aggregates=False, over_samples=False)
     return {doc_id: replay.names_of(doc_id) for doc_id in empty}
 
 
@@ -139,14 +140,14 @@ def score(
     )
     failed = [ref.doc_id for ref in docs.refs if ref.sample_id in answers and ref.doc_id not in texts]
     due = metrics_due(spec, docs, [*failed, *unheard(scoring_pass)], scoring_pass.judged)
-    listed = _all_metrics(spec, replay.values)
+    listed = list(spec.metrics) or _listed(spec) or _scored(replay.values)
     lost = take_back(
         scoring_pass, replay.values, lambda doc_id: list(dict.fromkeys([*listed, *due[doc_id]])), kept=PARSE_FAILED
     )
     not_judged = reasons(scoring_pass, lost, len(texts), aggregate)
-    named = dict.fromkeys([*aggregate, *(name for found in replay.values.values() for name in found)])
+    named = dict.fromkeys([*aggregate, *_scored(replay.values)])
     return CellScores(
-        samples=rows_of(spec, docs, answers, replay.values, replay.parts, lost, due),
+        samples=rows_of(spec, docs, answers, replay.values, replay.parts, lost, due, parts_of_nothing(spec)),
         aggregate=None if reason else {name: value for name, value in aggregate.items() if name not in not_judged},
         reason=reason,
         unaggregated=replay.unaggregated,
@@ -192,31 +193,28 @@ def _prompts(spec: TaskSpec, docs: Documents, scoring_pass: ScoringPass) -> dict
 def checked_texts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer]) -> dict[int, str]:
     """doc_id -> text, of the answers that are ok. Raises DataError for one without text, or of another document or prompt."""
     every = {ref.doc_id: answers[ref.sample_id] for ref in docs.refs if ref.sample_id in answers}
-    ok = {doc_id: given for doc_id, given in every.items() if given.status == "ok"}
+    ok = {doc_id: answer for doc_id, answer in every.items() if answer.status == "ok"}
     expected, texts = prompt_hashes(spec, set(ok), len(docs.refs)), {}
-    for doc_id, given in ok.items():
+    for doc_id, answer in ok.items():
         sample_id = docs.refs[doc_id].sample_id
-        if not isinstance(given.text, str):
+        if not isinstance(answer.text, str):
             raise DataError(
                 f"the stored answer to sample {sample_id} of task {spec.name} is ok but has no text; its row is broken"
             )
-        if (given.doc_id, given.prompt_hash) != (doc_id, expected[doc_id]):
+        if (answer.doc_id, answer.prompt_hash) != (doc_id, expected[doc_id]):
             raise DataError(
-                f"the stored answer to sample {sample_id} of task {spec.name} belongs to document {given.doc_id} and prompt "
-                f"{given.prompt_hash[:12]}, the data have document {doc_id} and prompt {expected[doc_id][:12]}: the "
+                f"the stored answer to sample {sample_id} of task {spec.name} belongs to document {answer.doc_id} and prompt "
+                f"{answer.prompt_hash[:12]}, the data have document {doc_id} and prompt {expected[doc_id][:12]}: the "
                 "dataset or the task's prompt changed; retry=[changed] answers such samples again"
             )
-        texts[doc_id] = given.text
+        texts[doc_id] = answer.text
     return texts
 
 
 def why_incomplete(docs: Documents, answers: Mapping[str, Answer]) -> str | None:
     """Count the samples without an answer, by how they ended; None where all have one."""
-    counts: dict[str, int] = {}
-    for ref in docs.refs:
-        status = answers[ref.sample_id].status if ref.sample_id in answers else "missing"
-        if status != "ok":
-            counts[status] = counts.get(status, 0) + 1
+    ended = (answers[ref.sample_id].status if ref.sample_id in answers else "missing" for ref in docs.refs)
+    counts = Counter(status for status in ended if status != "ok")
     if not counts:
         return None
     named = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
@@ -231,64 +229,45 @@ def rows_of(
     parts: Mapping[int, Mapping[str, tuple[float, ...]]],
     lost: Lost,
     due: Mapping[int, list[str]],
+    nothing: Mapping[str, tuple[float, ...]],
 ) -> list[SampleScore]:
     """The scores of all samples with an answer, failed ones among them.
 
-    values, parts: those of a pass; lost: doc_id -> metrics whose judge did not answer; due: see `metrics_due`.
+    values, parts: those of a pass; lost: doc_id -> metrics whose judge did not answer; due: see `metrics_due`; nothing:
+    `parts_of_nothing`, of metrics that are not in `parts`.
     """
-    rows = []
-    headline = headline_of(spec, values)
-    nothing = parts_of_nothing(spec)
+    rows: list[SampleScore] = []
+    headline = list(spec.metrics) or _scored(values) or _listed(spec)  # a failed sample counts in these
     for ref in docs.refs:
         answer = answers.get(ref.sample_id)
         if answer is None:
             continue
         if answer.status == "ok":
-            scores: dict[str, float | None] = {**values.get(ref.doc_id, {})}
-            if ref.doc_id in lost:
-                scores |= dict.fromkeys(lost[ref.doc_id])
+            scores: dict[str, float | None] = {**values.get(ref.doc_id, {}), **dict.fromkeys(lost.get(ref.doc_id, ()))}
         else:
-            scores = dict.fromkeys(of_failed(spec, ref, headline, due[ref.doc_id]))
-        rows += rows_of_sample(ref, answer.status, scores, parts.get(ref.doc_id, {}), nothing)
+            of_kind = [f"{metric}_{ref.kind}" for metric in headline if spec.is_mix]
+            scores = dict.fromkeys([*headline, *of_kind, *due[ref.doc_id]])
+        sample_parts = parts.get(ref.doc_id, {})
+        rows += [
+            SampleScore(
+                *ref[1:3], metric, value, answer.status, sample_parts.get(metric, nothing.get(base_metric(metric)))
+            )
+            for metric, value in scores.items()
+        ]
     return rows
-
-
-def of_failed(spec: TaskSpec, ref: SampleRef, headline: Sequence[str], due: Sequence[str]) -> list[str]:
-    """The metrics that a failed sample has rows of."""
-    return [*headline, *(f"{metric}_{ref.kind}" for metric in headline if spec.is_mix), *due]
-
-
-def rows_of_sample(
-    ref: SampleRef,
-    status: str,
-    scores: Mapping[str, float | None],
-    parts: Mapping[str, tuple[float, ...]],
-    nothing: Mapping[str, tuple[float, ...]],
-) -> list[SampleScore]:
-    """A row per metric of `scores`; nothing: `parts_of_nothing`, of metrics that are not in `parts`."""
-    of = {metric: parts.get(metric, nothing.get(base_metric(metric))) for metric in scores} if parts or nothing else {}
-    return [
-        SampleScore(ref.sample_id, ref.cluster, metric, value, status, of.get(metric))
-        for metric, value in scores.items()
-    ]
 
 
 def parts_of_nothing(spec: TaskSpec) -> dict[str, tuple[float, ...]]:
     """Metric -> parts of a sample without a score, of a task whose YAML gives them as `metadata.parts_of_nothing`."""
     metadata = {} if spec.is_pages else task_config(spec).get("metadata")
-    given = metadata.get("parts_of_nothing") if isinstance(metadata, Mapping) else None
-    return {metric: tuple(map(float, parts)) for metric, parts in (given or {}).items()}
+    parts_of = metadata.get("parts_of_nothing") if isinstance(metadata, Mapping) else None
+    return {metric: tuple(map(float, parts)) for metric, parts in (parts_of or {}).items()}
 
 
-def headline_of(spec: TaskSpec, values: Mapping[int, Mapping[str, float]]) -> list[str]:
-    """The metrics a failed sample counts in: those of the config, else those seen, else those of the task's YAML."""
-    if spec.metrics:
-        return list(spec.metrics)
-    scored = list(dict.fromkeys(metric for scores in values.values() for metric in scores))
-    return scored or _all_metrics(spec, values)
+def _listed(spec: TaskSpec) -> list[str]:
+    """The metrics of the task's YAML."""
+    return [str(entry["metric"]) for entry in task_config(spec).get("metric_list") or []]
 
 
-def _all_metrics(spec: TaskSpec, values: Mapping[int, Mapping[str, float]]) -> list[str]:
-    """The metrics of the config, else those of the task's YAML, else those seen."""
-    listed = spec.metrics or [str(entry["metric"]) for entry in task_config(spec).get("metric_list") or []]
-    return list(listed) or list(dict.fromkeys(metric for scores in values.values() for metric in scores))
+def _scored(values: Mapping[int, Mapping[str, float]]) -> list[str]:
+    return list(dict.fromkeys(metric for scores in values.values() for metric in scores))

@@ -21,7 +21,6 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.machinery import (
     BYTECODE_SUFFIXES,
@@ -35,6 +34,7 @@ from importlib.machinery import (
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import NamedTuple
 
 from mmkv_bench.datasets.task_yaml import includes, lmms_eval_folder
 from mmkv_bench.errors import DataError, MMKVError
@@ -61,26 +61,14 @@ _DYNAMIC = {"importlib", "runpy", "imp"}
 _MADE_UP = {f"__{'import'}__", "exec", "eval"}  # calls that import or run what no text of the file says
 
 
-@dataclass(frozen=True)
-class Reading:
-    """A summary of the code of some files.
+ANY = "*"  # in place of names that are not in the text of the code
 
-    imports: first words of the packages it imports; variables: environment variables it names; any_variable, any_import: it
-    reads variables, or imports modules, under names that are not in its text.
-    """
+
+class Reading(NamedTuple):
+    """Names in code: the packages that it imports, by their first words, and the environment variables that it reads."""
 
     imports: frozenset[str] = frozenset()
     variables: frozenset[str] = frozenset()
-    any_variable: bool = False
-    any_import: bool = False
-
-    def __or__(self, other: Reading) -> Reading:
-        return Reading(
-            self.imports | other.imports,
-            self.variables | other.variables,
-            self.any_variable or other.any_variable,
-            self.any_import or other.any_import,
-        )
 
 
 def digests(path: Path) -> list[str]:
@@ -99,20 +87,18 @@ def files(path: Path) -> list[Path]:
 def remembered(path: Path) -> str | None:
     """Digest of the environment variables that a task's code names, empty where none is set; None: its prompts have to be made
     again in every run. Of lmms-eval's own tasks nothing is asked: what they read is in their rows."""
-    reading = Reading()
+    imports, variables = set[str](), set[str]()
     for folder in folders(path):
         code = _reached(folder)
         modules = {part.partition(".")[0] for name in code for part in name.split("/")}
         for file in code.values():
-            summary = _reading(file.read_bytes())
-            reading |= Reading(summary.imports - modules, summary.variables, summary.any_variable, summary.any_import)
-            reading |= Reading(any_variable=file.suffix != ".py")  # whatever it does
-    if reading.any_variable or reading.any_import or reading.imports - HEARD:
+            reading = _reading(file.read_bytes())
+            imports |= reading.imports - modules
+            variables |= reading.variables if file.suffix == ".py" else {ANY}
+    if ANY in variables or imports - HEARD:
         return None
-    values = {name: os.environ.get(name) for name in sorted(reading.variables)}
-    return (
-        hashlib.sha256(repr(values).encode()).hexdigest() if any(value is not None for value in values.values()) else ""
-    )
+    values = {name: os.environ.get(name) for name in sorted(variables)}
+    return hashlib.sha256(repr(values).encode()).hexdigest() if set(values.values()) - {None} else ""
 
 
 def _yaml(path: Path) -> Iterator[Path]:
@@ -136,10 +122,10 @@ def _reached(folder: Path) -> dict[str, Path]:
     packages; of these as far as this process finds them, as it does once the task was imported."""
     files = {file.name: file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and file.is_file()}
     below = {part.name for part in folder.iterdir() if part.is_dir() and part.name[0] != "."}
-    waiting, visited = list(files.values()), {file.partition(".")[0] for file in files} - below
+    waiting, visited = list(files.values()), {file.partition(".")[0] for file in files} - below | {ANY}
     while waiting:
         reading = _reading(waiting.pop().read_bytes())
-        names = (reading.imports | (below if reading.any_import else set())) - visited
+        names = (reading.imports | (below if ANY in reading.imports else set())) - visited
         visited |= names
         for name in names:
             new = _modules(name, folder / name) if name in below else _elsewhere(name)
@@ -179,49 +165,39 @@ def _modules(name: str, package: Path) -> dict[str, Path]:
 def _reading(code: bytes) -> Reading:
     """Summarise one file; a file that is no Python has an empty summary."""
     try:
-        tree = ast.parse(code)
+        nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError):
         return Reading()
-    reading = Reading()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            reading |= Reading(imports=frozenset(alias.name.partition(".")[0] for alias in node.names))
-        elif isinstance(node, ast.ImportFrom):
-            names = {alias.name for alias in node.names} if node.module is None else {node.module.partition(".")[0]}
-            reading |= Reading(imports=frozenset(names))
-        elif isinstance(node, ast.Attribute | ast.alias) and (name := _last(node)) in UNHEARD:
-            reading |= Reading(imports=frozenset({name}))
-        elif isinstance(node, ast.Name) and node.id in _MADE_UP:
-            reading |= Reading(any_import=True)
-    variables = _variables(tree)
-    dynamic = bool(reading.imports & _DYNAMIC)
-    return reading | variables | Reading(any_import=dynamic)
+    imports, keys = set[str](), list[ast.AST]()
+    for node in nodes:
+        match node:
+            case ast.Import(names=names):
+                imports |= {alias.name.partition(".")[0] for alias in names}
+            case ast.ImportFrom(module=None, names=names):
+                imports |= {alias.name for alias in names}
+            case ast.ImportFrom(module=str(module)):
+                imports.add(module.partition(".")[0])
+            case ast.Attribute(attr=name) | ast.alias(name=name):
+                imports |= UNHEARD & {name.rpartition(".")[2]}
+            case ast.Name(id=name) if name in _MADE_UP:
+                imports.add(ANY)
+            case ast.Subscript(value=value, slice=key) if _is_environment(value):
+                keys.append(key)
+            case ast.Compare(left=key, comparators=[value]) if _is_environment(value):
+                keys.append(key)
+            case ast.Call(func=ast.Attribute(value=value, attr="get" | "setdefault" | "pop"), args=[key, *_]) if (
+                _is_environment(value)
+            ):
+                keys.append(key)
+            case ast.Call(func=function, args=[key, *_]) if _is_environment(function):
+                keys.append(key)
+    variables = [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+    if sum(map(_is_environment, nodes)) > len(variables):  # each mention has to come with a name
+        variables.append(ANY)
+    return Reading(frozenset(imports | ({ANY} if imports & _DYNAMIC else set())), frozenset(variables))
 
 
-def _last(node: ast.Attribute | ast.alias) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.name.rpartition(".")[2]
-
-
-def _variables(tree: ast.AST) -> Reading:
-    """Environment variables: each mention of `environ` or `getenv` has to come with a name."""
-    mentions = sum(_names(node) for node in ast.walk(tree))
-    named: list[str] = []
-    for node in ast.walk(tree):
-        key: ast.AST | None = None
-        if isinstance(node, ast.Subscript) and _names(node.value):
-            key = node.slice
-        elif isinstance(node, ast.Call) and node.args:
-            of_method = isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "setdefault", "pop")
-            if _names(node.func) or (of_method and _names(node.func.value)):  # type: ignore[attr-defined]
-                key = node.args[0]
-        elif isinstance(node, ast.Compare) and len(node.comparators) == 1 and _names(node.comparators[0]):
-            key = node.left
-        if isinstance(key, ast.Constant) and isinstance(key.value, str):
-            named.append(key.value)
-    return Reading(variables=frozenset(named), any_variable=mentions > len(named))
-
-
-def _names(node: ast.AST) -> bool:
+def _is_environment(node: ast.AST) -> bool:
     """True for a node that is the environment, or reads one variable of it."""
     if isinstance(node, ast.Attribute):
         return node.attr in ("environ", "getenv", "environb")
@@ -295,7 +271,6 @@ def _own(path: Path) -> bool:
     return _PACKAGES.isdisjoint(path.parts)
 
 
-CODE = (".py", ".pyc", ".so")  # imported on the way; the versions of packages stand for it
 _UNTRACEABLE = {
     "os.listdir",
     "os.scandir",
@@ -327,8 +302,8 @@ class OpenedFiles:
             return  # an open descriptor, whose own opening was heard
         name = os.fsdecode(path)
         writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
-        if writes or name in self.files or name.endswith(CODE):
-            return
+        if writes or name in self.files or name.endswith(SUFFIXES):
+            return  # of what is imported on the way the versions of packages tell
         self.traceable &= os.path.isabs(name)
         try:
             status = os.stat(name)
@@ -359,14 +334,12 @@ def _hear(event: str, arguments: tuple) -> None:
         path, _, flags = arguments
         for listener in _listeners:
             listener.hear(path, flags)
-    elif event in _UNTRACEABLE and _listeners and not _importing():
+    elif event in _UNTRACEABLE and _listeners:
+        importing = sys._getframe(1).f_code.co_filename.startswith(
+            "<frozen importlib"
+        )  # it looks for a module in a folder
         for listener in _listeners:
-            listener.traceable = False
-
-
-def _importing() -> bool:
-    """True where the interpreter itself lists a folder, to find a module in it. Called by `_hear`."""
-    return sys._getframe(2).f_code.co_filename.startswith("<frozen importlib")
+            listener.traceable &= importing
 
 
 def of_one_sample(error: BaseException) -> bool:

@@ -31,20 +31,8 @@ if TYPE_CHECKING:
 Aggregation = Callable[..., Any] | None  # none of what lmms-eval does not list as a metric
 Extractor = Callable[[Any, Aggregation], float | None]
 
-EXTRACTORS: dict[str, Extractor] = {}
-
 # Scores of subsets that lmms-eval's scorer returns, but no list of metrics names.
 BESIDE = {"vstar_direct_attributes_acc", "vstar_relative_position_acc"}
-
-
-def extractor(*metrics: str) -> Callable[[Extractor], Extractor]:
-    """Register a function for metrics whose per-sample values need one; it gets the value and the aggregation."""
-
-    def register(function: Extractor) -> Extractor:
-        EXTRACTORS.update(dict.fromkeys(metrics, function))
-        return function
-
-    return register
 
 
 def sample_value(metric: str, value: Any, aggregation: Aggregation) -> float | None:
@@ -65,19 +53,6 @@ def plain_value(value: Any) -> float | None:
     return float(item()) if item is not None and getattr(value, "size", 1) == 1 else None
 
 
-@extractor("single", "cross", "average")
-def hrbench(value: Any, aggregation: Aggregation) -> float | None:
-    """HR-Bench: 1 for the right letter. Its aggregate is the mean over cyclic orders of the choices of their means."""
-    return float(value["gpt_score"])
-
-
-@extractor("WUPS")
-def wups(value: Any, aggregation: Aggregation) -> float | None:
-    """NExT-QA, open-ended: WUPS at threshold 0, the one that is aggregated."""
-    return float(value["0"])
-
-
-@extractor("mmmu_acc", "muirbench_score_overall", "mirb_score", "lvb_acc")
 def aggregate_of_one(value: Any, aggregation: Aggregation) -> float | None:
     """Prediction and answer side by side; the metric is a mean of matches, so over one sample it is that match."""
     assert aggregation is not None, "these metrics are in lmms-eval's lists"
@@ -86,17 +61,27 @@ def aggregate_of_one(value: Any, aggregation: Aggregation) -> float | None:
     return float(score) if isinstance(score, numbers.Real) else None
 
 
-@extractor("gpt_eval")
 def worldqa(value: Any, aggregation: Aggregation) -> float | None:
     """WorldQA: the judge's words, or an answer that its aggregation reads or asks the judge about. Others: a number."""
     of_worldqa = isinstance(value, Mapping) and "question_idx" in value
     return aggregate_of_one(value, aggregation) if of_worldqa else plain_value(value)
 
 
-@extractor("seed_all", "seed_image", "seed_video")
-def prediction_is_answer(value: Any, aggregation: Aggregation) -> float | None:
-    """Letters, compared as SEED-Bench's aggregation does (which also writes a file, so it is not called here)."""
-    return float(value["pred"].strip().lower() == value["answer"].strip().lower())
+# Metrics whose values need a function of their own: it gets a sample's value and the aggregation.
+EXTRACTORS: dict[str, Extractor] = {
+    # HR-Bench: 1 for the right letter. Its aggregate is the mean over cyclic orders of the choices of their means.
+    **dict.fromkeys(("single", "cross", "average"), lambda value, aggregation: float(value["gpt_score"])),
+    "WUPS": lambda value, aggregation: float(
+        value["0"]
+    ),  # NExT-QA, open-ended: at threshold 0, the one that is aggregated
+    **dict.fromkeys(("mmmu_acc", "muirbench_score_overall", "mirb_score", "lvb_acc"), aggregate_of_one),
+    "gpt_eval": worldqa,
+    # Letters, compared as SEED-Bench's aggregation does (which also writes a file, so it is not called here).
+    **dict.fromkeys(
+        ("seed_all", "seed_image", "seed_video"),
+        lambda value, aggregation: float(value["pred"].strip().lower() == value["answer"].strip().lower()),
+    ),
+}
 
 
 def base_metric(name: str) -> str:
@@ -114,10 +99,6 @@ UNREAD: dict[str, Callable[[Any], bool]] = {
     "videomme_perception_score": lambda value: value["pred_answer"] == "",
     "muirbench_score_overall": lambda value: not re.fullmatch(r"[A-Za-z]", value["pred"].strip()),
 }
-
-# Metric -> the column of the right choice and its possible keys, where a value tells only whether it was met: an answer
-# that is right under no key was not read. HR-Bench's `average`, whose values have a cycle_category.
-KEYED = {"average": ("answer", "ABCD")}
 
 
 def seed(identity: str) -> None:
@@ -175,26 +156,20 @@ def unread(metrics: Mapping[str, Any]) -> bool:
     return any(UNREAD[name](value) for name, value in metrics.items() if name in UNREAD)
 
 
-def right_under_no_key(metrics: Mapping[str, Any], again: Callable[[dict[str, str]], Mapping[str, Any]]) -> bool:
-    """True where an answer would be wrong whichever choice were right, for metrics that tell no more.
-
-    again: scores the same answer once more, with columns of the document replaced.
-    """
-    for name in filter(lambda name: _keyed(metrics, name), KEYED):
-        column, keys = KEYED[name]
-        if not metrics[name]["gpt_score"] and not any(again({column: key})[name]["gpt_score"] for key in keys):
-            return True
-    return False
-
-
-def _keyed(metrics: Mapping[str, Any], name: str) -> bool:
-    value = metrics.get(name)
+def tells_right_only(metrics: Mapping[str, Any]) -> bool:
+    """True for HR-Bench, whose values (with a cycle_category) tell only whether the right choice was met."""
+    value = metrics.get("average")
     return isinstance(value, Mapping) and "cycle_category" in value
 
 
-def tells_right_only(metrics: Mapping[str, Any]) -> bool:
-    """True where a metric of `KEYED` is among a sample's."""
-    return any(_keyed(metrics, name) for name in KEYED)
+def right_under_no_key(metrics: Mapping[str, Any], again: Callable[[dict[str, str]], Mapping[str, Any]]) -> bool:
+    """True where an answer would be wrong whichever choice were right: it was not read. For `tells_right_only`.
+
+    again: scores the same answer once more, with columns of the document replaced.
+    """
+    if metrics["average"]["gpt_score"]:
+        return False
+    return not any(again({"answer": key})["average"]["gpt_score"] for key in "ABCD")
 
 
 def reads_choices(metrics: Mapping[str, Any]) -> bool:
@@ -233,7 +208,8 @@ def addresses(scorer: Callable[..., Any]) -> set[str]:
             value = function.__globals__.get(name)
             if name in ADDRESSES:
                 urls.update(_urls([value]))
-            if _of_judge(value):
+            module = getattr(value, "__module__", None) or getattr(type(value), "__module__", "")
+            if str(module).startswith(JUDGE_MODULES):
                 urls.update(_urls(str(getattr(value, each, "")) for each in CLIENTS))
             if _same_module(value, function) or isinstance(value, type):
                 yield value
@@ -289,8 +265,3 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _global_names(constant)
-
-
-def _of_judge(value: Any) -> bool:
-    module = getattr(value, "__module__", None) or getattr(type(value), "__module__", "")
-    return str(module).startswith(JUDGE_MODULES)

@@ -13,6 +13,7 @@ from mmkv_bench import file_state
 from mmkv_bench.datasets.messages import Conversation
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.evaluation import fingerprints, generating
+from mmkv_bench.evaluation.documents import paths_without_bytes
 from mmkv_bench.evaluation.fingerprints import rows_hold_media
 from mmkv_bench.evaluation.generating import prompt_hashes
 from mmkv_bench.evaluation.task_code import OpenedFiles, opened
@@ -109,9 +110,9 @@ def test_pictures_by_path_and_pictures_in_rows_are_told_apart(tmp_path):
     kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     held, named, none = {"bytes": b"x", "path": "a"}, {"bytes": None, "path": "a"}, {"bytes": None, "path": None}
     for rows, expected in (([held, none], False), ([held, None], False), ([held, named], True)):
-        assert fingerprints._names_files(pa.chunked_array([pa.array(rows, kind)])) == expected
+        assert bool(paths_without_bytes(pa.chunked_array([pa.array(rows, kind)]))) == expected
         lists = pa.chunked_array([pa.array([rows, [held], None], pa.list_(kind))])
-        assert fingerprints._names_files(lists) == expected
+        assert bool(paths_without_bytes(lists)) == expected
     assert rows_hold_media(pages())
 
 
