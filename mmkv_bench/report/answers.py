@@ -82,14 +82,14 @@ def audit_sentences(counts: Mapping[str, Any] | None) -> list[str]:
     if counts is None:
         return ["No answers of this cell are stored."]
     sentences = [f"{counts['answers']} answers: {endings(counts['ended'])}."]
-    asked, resident = counts["entries_asked"], counts["entries_resident"]
+    asked, resident, tokens, compressed = (counts[name] and _ends(counts[name]) for name in COUNTED)
     if resident:
-        budget = "no budget" if asked is None else f"{_ends(asked)} asked"
-        sentences.append(f"Entries over all layers and KV heads: {_ends(resident)} kept, {budget}.")
-        over = counts["over"]
-        sentences.append(f"{over} answers keep more than was asked." if over else "No answer is over the budget.")
-    if counts["tokens_from_compressed"]:
-        tokens, compressed = _ends(counts["n_tokens"]), _ends(counts["tokens_from_compressed"])
+        budget = f"{asked} asked" if asked else "no budget"
+        over = (
+            f"{counts['over']} answers keep more than was asked." if counts["over"] else "No answer is over the budget."
+        )
+        sentences += [f"Entries over all layers and KV heads: {resident} kept, {budget}.", over]
+    if compressed:
         sentences.append(f"Tokens of an answer: {tokens}; of these from the compressed cache: {compressed}.")
     return sentences
 

@@ -68,7 +68,7 @@ def build_report(roots: Sequence[Path], out: Path, samples: int) -> Report:
     about = f"{cells:,} cells, {answers:,} answers, {len(views.views)} tables, of {', '.join(stores)}."
     _write_tables(folder, views, stores, about, left_out)
     parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in sorted(folder.bytes.items()) if size)
-    size = f"{folder.size / 1e6:.1f} MB in {folder.files:,} files ({parts})"
+    size = f"{sum(folder.bytes.values()) / 1e6:.1f} MB in {folder.files:,} files ({parts})"
     folder.finish()
     return Report(folder.root / "index.html", about, size, tuple(left_out))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mmkv_bench.report.fields import byte_words, number, rank_words
 from mmkv_bench.report.scores import FamilyRanks, ScoreLine, ScoreView, cost_value
+from mmkv_bench.tables.text import axis_words
 
 # Okabe and Ito's colours, told apart with every common colour vision; shapes and dashes repeat the distinction.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#a07a1f", "#8a63c9")
@@ -88,7 +89,7 @@ def against_budget(view: ScoreView, numbers: Mapping[str, int]) -> Figure:
     budgeted = [line for line in scored if line["budget"]]
     traces = _method_traces(view, budgeted, (float(line["budget"]) for line in budgeted), numbers)
     words = [view.budget_words(budget).removesuffix(" entries") for budget in view.budgets]
-    axis = AXIS | {"type": "log", "title": {"text": view.axis_words}, "tickvals": budgets, "ticktext": words}
+    axis = AXIS | {"type": "log", "title": {"text": axis_words(view.axis)}, "tickvals": budgets, "ticktext": words}
     return _figure([*level, *traces], height=520, xaxis=axis, yaxis=AXIS | {"title": {"text": view.metric}})
 
 

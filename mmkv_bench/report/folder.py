@@ -104,10 +104,6 @@ class Folder:
             self.figure(name, by_head(layers, heads, words, kinds, digits))
         return name
 
-    def json(self, name: str, value: Any) -> None:
-        """Write a value as a file that a browser shows."""
-        self.write(name, json.dumps(value, ensure_ascii=False, indent=1).encode())
-
     def write(self, name: str, data: bytes) -> None:
         """Write a file. Raises StoreError where the disk refuses."""
         assert _SAFE.fullmatch(name), f"{name!r} is no name of a file"
@@ -141,11 +137,6 @@ class Folder:
             for file in each.files or ():
                 if file.parent.name == "licenses":
                     self.write(f"lib/LICENSE-{each.name}.txt", Path(str(each.locate_file(file))).read_bytes())
-
-    @property
-    def size(self) -> int:
-        """Bytes of everything written so far."""
-        return sum(self.bytes.values())
 
 
 def check(root: Path) -> None:

@@ -68,28 +68,20 @@ class Prompts:
     """
 
     def __init__(self, folder: Folder | None, stored: Mapping[str, Mapping[str, Any]]) -> None:
-        self._folder, self._stored, self._known = folder, stored, dict[tuple[str, str], Prompt]()
+        self._folder, self._stored, self._prompts = folder, stored, dict[tuple[str, str], Prompt]()
 
     def of(self, sample_id: str, prompt_hash: str | None) -> Prompt:
+        """A sample's prompt; of an embedded page what is drawn now, if it is the one that was answered."""
         key = sample_id, prompt_hash or ""
-        if key not in self._known:
-            self._known[key] = self._found(sample_id, prompt_hash or "")
-        return self._known[key]
+        if key not in self._prompts:
+            page, row = _PAGE.fullmatch(sample_id), self._stored.get(key[1])
+            prompt = Prompt(missing=NO_TABLE) if page is None else self._page(page, key[1])
+            self._prompts[key] = self._of_row(row) if row is not None and prompt.missing else prompt
+        return self._prompts[key]
 
     def visual(self, prompt_hash: str | None) -> list[float] | None:
         """The places of the prompt's visual tokens, as the table `prompts` has them; None where it has none."""
         return self._stored.get(prompt_hash or "", {}).get("visual")
-
-    def _found(self, sample_id: str, prompt_hash: str) -> Prompt:
-        page = _PAGE.fullmatch(sample_id)
-        row = self._stored.get(prompt_hash)
-        if page is not None:
-            drawn = self._page(page, prompt_hash)
-            if row is None or not drawn.missing:
-                return drawn
-        if row is None:
-            return Prompt(missing=NO_TABLE)
-        return self._of_row(row)
 
     def _page(self, page: re.Match[str], prompt_hash: str) -> Prompt:
         from mmkv_bench.datasets.page_data import to_row
@@ -106,22 +98,16 @@ class Prompts:
 
     def _of_row(self, row: Mapping[str, Any]) -> Prompt:
         images: list[Image.Image] = []
-        gone = []
-        for path in row["images"] or ():
+        unreadable, paths = [], row["images"] or ()
+        for path in paths:
             try:
                 images += pictures_of(path)
             except (OSError, ValueError, DataError):
-                gone.append(Path(path).name)
-        missing = []
-        if gone:
-            missing.append(f"Images or videos that cannot be read now: {', '.join(gone)}.")
-        lacking = row["media"] - len(row["images"] or ())
-        if lacking > 0:
-            missing.append(
-                f"{lacking} of its {row['media']} images or videos lie in the dataset itself, in no file of their own."
-            )
-        paths, ratios = self._images(row["prompt_hash"], images)
-        return Prompt(row["question"], row["reference"], paths, ratios, " ".join(missing))
+                unreadable.append(Path(path).name)
+        missing = [f"Images or videos that cannot be read now: {', '.join(unreadable)}."] if unreadable else []
+        if (lacking := row["media"] - len(paths)) > 0:
+            missing.append(f"{lacking} of its {row['media']} images or videos lie in the dataset itself, in no file.")
+        return Prompt(row["question"], row["reference"], *self._images(row["prompt_hash"], images), " ".join(missing))
 
     def _images(self, name: str, images: Sequence[Image.Image]) -> tuple[list[str], list[float]]:
         """Write images, as small as the report shows them: their addresses, and width over height of each."""

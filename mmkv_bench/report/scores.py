@@ -19,7 +19,7 @@ from mmkv_bench.tables.notes import predicts_nothing, score_notes
 from mmkv_bench.tables.rows import CONTEXT
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
 from mmkv_bench.tables.score_text import SHORT, record
-from mmkv_bench.tables.text import axis_words, caption, context_words, line_label
+from mmkv_bench.tables.text import caption, context_words, line_label
 
 COSTS = (KNOWN["bytes_held"], KNOWN["bytes_device"], KNOWN["tpot_s"])
 FILTERED = ("model", "dataset", "protocol", "reading", "method", "budget", "metric", "rows")
@@ -51,11 +51,6 @@ class ScoreView:
     caption: str
     notes: list[str]
     lines: list[ScoreLine]
-
-    @property
-    def axis_words(self) -> str:
-        """The unit of its budgets, in words."""
-        return axis_words(self.axis)
 
     def budget_words(self, budget: str) -> str:
         """A budget as pages show it."""
@@ -209,10 +204,6 @@ class ScoreViews:
         return f"All lines: {words}." if words else "", datatable("cells", shown, FILTERED)
 
 
-def _number(value: float | None, words: str | None = None) -> Field:
-    return score(value) if words is None else words, value
-
-
 def _cell_links(line: ScoreLine) -> Field:
     link = Markup('<a href="cells/{}.html">{}</a>')
     links = Markup(" ").join(link.format(name, name.partition("-")[2][:SHORT]) for name in line["pages"])
@@ -221,7 +212,7 @@ def _cell_links(line: ScoreLine) -> Field:
 
 def _token_ms(line: ScoreLine) -> Field:
     seconds = cost_value(line, "token")
-    return _number(seconds, "-" if seconds is None else f"{1000 * seconds:#.3g}".removesuffix("."))
+    return "-" if seconds is None else f"{1000 * seconds:#.3g}".removesuffix("."), seconds
 
 
 def _text(key: str) -> Callable[[ScoreLine], Field]:
@@ -235,15 +226,18 @@ _COLUMNS: dict[str, Callable[[ScoreLine], Field]] = {
         budget_words(line["axis"], line["budget"]) or "no budget",
         (line["axis"], float(line["budget"] or "inf")),
     ),
-    "score": lambda line: _number(line["value"]),
-    "95 % interval": lambda line: _number(line["low"], interval(line["low"], line["high"])),
+    "score": lambda line: (score(line["value"]), line["value"]),
+    "95 % interval": lambda line: (interval(line["low"], line["high"]), line["low"]),
     "n": lambda line: (
         str(line["n"]) if line["n_ok"] == line["n"] else f"{line['n_ok']}/{line['n']}",
         (line["n"], line["n_ok"]),
     ),
     "rank": lambda line: (rank_words(line["rank"]) if line["rank"] else "", line["rank"]),
     **{name: _text(name) for name in ("dataset", "metric", "protocol", "reading", "model")},
-    "bytes, of full": lambda line: _number(None if line["bytes"] is None else line["bytes"].ratio),
+    "bytes, of full": lambda line: (
+        score(line["bytes"] and line["bytes"].ratio),
+        line["bytes"] and line["bytes"].ratio,
+    ),
     "ms/token": _token_ms,
     "remarks": lambda line: text_field(
         "; ".join(filter(None, ("over budget" * bool(line["over_budget"]), line["fallbacks"])))
@@ -321,19 +315,16 @@ def audit_words(audit: Audit) -> str:
     """Summary of the counted entries of a cell's answers."""
     if not audit.n:
         return "no counted answers"
-    words = [f"all {audit.n} answers within the budget"]
-    if audit.over:
-        mean, worst = audit.excess_mean, audit.excess_worst
-        words = [f"{audit.over} of {audit.n} answers over the budget, by {mean:.1%} on average and {worst:.1%} at most"]
-    if audit.from_prefill:
-        words.append(f"{audit.from_prefill} answers wholly from the full prefill")
-    if audit.text_before_cut:
-        words.append(f"{audit.text_before_cut} with question text before the cut")
-    if audit.packed:
-        words.append(f"packed entries: {audit.device:.2f} of full's bytes on the device")
-    if audit.retrievable:
-        words.append(f"entries come back from the host: {audit.host:.2f} of full's bytes there")
-    return "; ".join(words)
+    over = f"{audit.over} of {audit.n} answers over the budget, by {audit.excess_mean:.1%} on average and "
+    parts = {
+        f"all {audit.n} answers within the budget": not audit.over,
+        f"{over}{audit.excess_worst:.1%} at most": audit.over,
+        f"{audit.from_prefill} answers wholly from the full prefill": audit.from_prefill,
+        f"{audit.text_before_cut} with question text before the cut": audit.text_before_cut,
+        f"packed entries: {audit.device:.2f} of full's bytes on the device": audit.packed,
+        f"entries come back from the host: {audit.host:.2f} of full's bytes there": audit.retrievable,
+    }
+    return "; ".join(words for words, true in parts.items() if true)
 
 
 def _key(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -202,7 +203,8 @@ class StorePages:
         for text in dict.fromkeys(self.cells["config"]):
             place, content = len(configs), parsed(text)
             configs[text] = (1_000_000 * self.number + place, f"{self.number}-{place}", content)
-            folder.json(f"configs/{self.number}-{place}.json", content)
+            data = json.dumps(content, ensure_ascii=False, indent=1).encode()
+            folder.write(f"configs/{self.number}-{place}.json", data)
         return configs
 
     def _groups(self) -> Iterator[CellGroup]:

@@ -220,6 +220,13 @@ def test_no_page_is_wider_than_a_telephone(opened, page: str) -> None:
     tab = go(page, viewport={"width": 320, "height": 800})
     tab.wait_for_selector("#cells a" if page == "table.html" else "body[data-ready]")
     assert tab.evaluate("document.documentElement.scrollWidth") == 320 and wrong == []
+    buttons = [button.bounding_box() for button in tab.locator(".updatemenu-button").all()]
+    assert all(box["x"] + box["width"] <= 320 for box in buttons) and bool(buttons) == page.startswith("cells")
+    tab.set_viewport_size({"width": 900, "height": 800})
+    tab.wait_for_timeout(500)  # plotly waits before it resizes
+    heights = "[...document.querySelectorAll('.chart .main-svg:first-child')].map((node) => "
+    heights += "node.closest('.chart').clientHeight - node.getBoundingClientRect().height)"
+    assert all(rest >= 0 for rest in tab.evaluate(heights)), "no chart lies over what follows it"
 
 
 def test_a_report_that_was_not_copied_whole_says_so(opened, tmp_path: Path) -> None:

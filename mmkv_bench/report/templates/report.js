@@ -36,6 +36,7 @@ async function draw() {
     const { figure, numbers } = await load(node.dataset.figure);
     const values = node.textContent && JSON.parse(node.textContent);  // of this page, for a heat map that many share
     const data = figure?.data.map((trace, k) => (values ? { ...trace, z: values[k] } : trace));
+    if (figure) node.style.height = `${figure.layout.height}px`;  // stays when a window's new size makes plotly forget it
     if (figure) await Plotly.newPlot(node, data, structuredClone(figure.layout), CONFIG);
     if (numbers) node.insertAdjacentHTML("afterend", numbers);
   }
