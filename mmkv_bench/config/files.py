@@ -172,11 +172,11 @@ def _filled(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
     table = str(gate[PRINTED])
     what = {key: gate[key] for key in ("group", "dataset", "metric") if key in gate}
     printed = _full_cache(reference_dir(), table)
-    named = gate.get("as")
+    named, ours = gate.get("as"), _yaml(reference_dir(), "names")["models"]
     numbers = [
         number
         for name, column, number in printed
-        if column == what and (name == named if named else _ours(name) == model)
+        if column == what and (name == named if named else ours.get(name) == model)
     ]
     if len(numbers) != 1:
         raise ConfigError(
@@ -191,11 +191,6 @@ def _filled(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
         "scale": margin["scale"],
         "source": f"{_TITLES[paper]} Table {int(number)}",
     }
-
-
-def _ours(name: str) -> str | None:
-    found: str | None = _yaml(reference_dir(), "names")["models"].get(name)
-    return found
 
 
 @cache
@@ -221,5 +216,5 @@ def _full_cache(folder: Path, table: str) -> list[tuple[str, dict[str, Any], flo
 def _yaml(folder: Path, name: str) -> dict[str, Any]:
     import yaml
 
-    told: dict[str, Any] = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
-    return told
+    document: dict[str, Any] = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    return document
