@@ -18,6 +18,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.evaluation.documents import sample_refs
 from mmkv_bench.evaluation.fingerprints import rows_hold_media
 from mmkv_bench.evaluation.generating import prompt_hashes
+from mmkv_bench.store.schema import IDENTITY
 
 if TYPE_CHECKING:
     from mmkv_bench.plan.plan import DatasetShare, Plan
@@ -123,22 +124,7 @@ def _counted(rows: pa.Table) -> str:
 
 
 # ---------------------------------------------------------------------- other versions
-_ASKED = (
-    "model",
-    "dataset",
-    "method",
-    "base",
-    "reading",
-    "protocol",
-    "budget_kind",
-    "budget_entries",
-    "budget_fraction",
-    "seed",
-    "parameters",
-    "dtype",
-    "attention",
-    "generation",
-)
+_ASKED = (*IDENTITY, "budget_entries", "budget_fraction", "parameters", "generation")
 _VERSIONS = ("torch", "transformers", "numerics_version", "method_version")
 
 

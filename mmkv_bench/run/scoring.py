@@ -42,7 +42,7 @@ def unscored(
     rows: those of the cells, where some were read already. specs: dataset -> its task, of those whose scorers are looked at.
     undigested: cells whose scores are older than digests, too.
     """
-    from mmkv_bench.tables.agreement import Sums
+    from mmkv_bench.tables.agreement import cells_beside, sums_of
 
     names = [cell.cell for cell in cells]
     metrics = (store.metrics(names) if rows is None else rows.metrics).to_pylist()
@@ -53,9 +53,10 @@ def unscored(
     found: set[str] = set()
     for answered, scored in _standing(store, names, rows):
         changed |= _changed(answered, scored.select(answered.column_names))
-        sums, among = Sums(scored), set(answered["cell"].unique().to_pylist())
+        sums, among = sums_of(scored), set(answered["cell"].unique().to_pylist())
         ours = [row for row in metrics if row["cell"] in among]
-        changed |= sums.cells_beside(ours) | {row["cell"] for row in ours if sums.contradicts(row)}
+        totals = [(row, sums.get((row["cell"], row["metric"]))) for row in ours]
+        changed |= cells_beside(sums, ours) | {row["cell"] for row, total in totals if total and total.contradicts(row)}
         found |= among
     return [
         name

@@ -23,6 +23,9 @@ change of one method's numbers raises the version of its part instead (`Scorer.m
 
 FAILURES = STATUSES[1:]
 
+IDENTITY = ("model", "dataset", "method", "base", "reading", "protocol", "budget_kind", "seed", "dtype", "attention")
+"""Columns of `cells` by which a stored cell is recognised, whatever its budget and versions."""
+
 FALLBACKS = {
     "prompt_within_budget": "the prompt fits into the budget: nothing was evicted, and the answer is that of full",
     "window_reduced": "the observation window is shorter than configured: min(window, C // 2), or the prompt, allows no more; "

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.statistics.metric_kinds import CAPS, aggregate_of
 from mmkv_bench.tables.scores import capped
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
 
     from mmkv_bench.store.store import Store
@@ -44,18 +46,20 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
             f"{store.root} holds scores of {sum(lost.values())} answers in {len(lost)} cells (first {min(lost)[:8]}) without the "
             "answers: restore its folder responses/, or run the same command again, which makes and scores them anew"
         )
-    sums = Sums(samples)
-    stale = sums.with_scores() - {row["cell"] for row in rows}
-    stale |= sums.cells_beside(rows)
+    sums = sums_of(samples)
+    scored = {cell for cell, _ in sums}
+    stale = (scored - {row["cell"] for row in rows}) | cells_beside(sums, rows)
     for row in rows:
-        if row["cell"] not in sums.cells:
+        if row["cell"] not in scored:
             continue
         n, digest = digests[row["cell"]]
         if row["answers_digest"] is not None and n == row["n"] and digest != row["answers_digest"]:
             stale.add(row["cell"])
-        elif (wrong := sums.contradicts(row, clusters[row["cell"]] if n == row["n"] else None)) and row[
-            "cell"
-        ] not in stale:
+        elif (
+            row["cell"] not in stale
+            and (total := sums.get((row["cell"], row["metric"]))) is not None
+            and (wrong := total.contradicts(row, clusters[row["cell"]] if n == row["n"] else None))
+        ):
             raise StoreError(
                 f"{store.root}: {row['metric']} of cell {row['cell'][:8]} is {wrong}: samples or metrics were changed after "
                 "scoring; restore both folders from a copy, or move both away and run the same command with stage=score, which "
@@ -63,113 +67,95 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
             )
     if not stale:
         return samples
-    return samples.filter(is_in(samples["cell"], pa.array(sorted(sums.with_scores() - stale), pa.string())))
+    return samples.filter(is_in(samples["cell"], pa.array(sorted(scored - stale), pa.string())))
 
 
-class Sums:
-    """Counts of a cell's scores of a metric, of the ok and known ones, and the sums of their values or of their parts; of
-    samples with their clusters, where these are read, too."""
+@dataclass
+class Sum:
+    """Counts of a cell's scores of a metric, of the ok and known ones, and the sums of their values (capped, and as they are),
+    parts and clusters (None where these are not read)."""
 
-    def __init__(self, samples: pa.Table) -> None:
-        import numpy as np
-        import pyarrow.compute as pc
-
-        from mmkv_bench.store.tally import clusters_of
-
-        table = samples.select(["cell", "metric", "status", "value", "parts"]).unify_dictionaries()
-        self.cells, self._metrics = (_codes(table, name) for name in ("cell", "metric"))
-        size = len(self.cells) * len(self._metrics)
-        self._n, self._ok, self._values = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size)
-        self._parts: dict[int, np.ndarray] = {}
-        self._clusters = np.zeros(size, np.uint64) if "cluster" in samples.column_names else None
-        if self._clusters is not None:  # their dictionaries may differ from chunk to chunk
-            for name in ("sample_id", "cluster"):
-                table = table.append_column(name, samples[name])
-        is_pooled = np.array([aggregate_of(name) is not None for name in self._metrics], bool)
-        self._uncapped = np.zeros(size)
-        for batch in table.to_batches(max_chunksize=AT_ONCE):
-            of_cell, of_metric = (batch[name].indices.to_numpy().astype(np.int64) for name in ("cell", "metric"))
-            key = of_cell * len(self._metrics) + of_metric
-            self._n += np.bincount(key, minlength=size)
-            if self._clusters is not None:
-                np.add.at(self._clusters, key, clusters_of(batch["sample_id"], batch["cluster"]))  # modulo 2^64
-            ok = pc.and_(pc.equal(batch["status"].cast("string"), "ok"), batch["value"].is_valid())
-            self._ok += np.bincount(key[ok.to_numpy(zero_copy_only=False)], minlength=size)
-            values = batch["value"].fill_null(0).to_numpy(zero_copy_only=False)
-            self._values += np.bincount(key, capped(values, self._metrics, of_metric), minlength=size)
-            self._uncapped += np.bincount(key, values, minlength=size)
-            rows = np.flatnonzero(is_pooled[of_metric]) if is_pooled.any() else ()
-            for number in np.unique(key[rows]) if len(rows) else ():
-                self._add_parts(int(number), batch["parts"].take(np.flatnonzero(key == number)))
-
-    def _add_parts(self, number: int, parts: pa.ListArray) -> None:
-        lists = parts.drop_null()
-        if len(lists):
-            total = lists.flatten().to_numpy().reshape(len(lists), -1).sum(axis=0)
-            self._parts[number] = total + self._parts.get(number, 0.0)
-
-    def with_scores(self) -> set[str]:
-        """The cells that have any."""
-        import numpy as np
-
-        names = list(self.cells)
-        return {names[number] for number in np.unique(np.flatnonzero(self._n) // len(self._metrics))}
-
-    def cells_beside(self, metrics: Sequence[Mapping[str, Any]]) -> set[str]:
-        """Cells that have as many scores of some metric as no row of metrics says. Metrics that nothing was read of are not
-        looked at."""
-        import numpy as np
-
-        n = self._n.reshape(len(self.cells), len(self._metrics))
-        stated, read = np.zeros_like(n), np.asarray(n.any(axis=0))
-        beside = set()
-        for row in metrics:
-            metric = self._metrics.get(row["metric"])
-            if metric is None or not read[metric]:
-                continue
-            if row["cell"] in self.cells:
-                stated[self.cells[row["cell"]], metric] = row["n"]
-            elif row["n"]:
-                beside.add(row["cell"])
-        names = list(self.cells)
-        differ = np.not_equal(n, stated)[:, read].any(axis=1)
-        return beside | {names[number] for number in np.flatnonzero(differ)}
+    n: int = 0
+    ok: int = 0
+    value: float = 0.0
+    uncapped: float = 0.0
+    clusters: int | None = None
+    parts: np.ndarray | None = None
 
     def contradicts(self, row: Mapping[str, Any], clusters: int | None = None) -> str:
         """The contradiction between a row of metrics and its scores, or between their clusters and those of the answers
         (`Tally.clusters`); empty where neither does."""
-        number = self._number(row)
-        if number is None or not self._n[number]:
-            return ""
-        if self._ok[number] != row["n_ok"]:
-            return f"of {row['n_ok']} samples in metrics/ and of {self._ok[number]} in samples/"
-        if clusters is not None and self._clusters is not None and int(self._clusters[number]) != clusters:
+        if self.ok != row["n_ok"]:
+            return f"of {row['n_ok']} samples in metrics/ and of {self.ok} in samples/"
+        if clusters is not None and self.clusters is not None and self.clusters != clusters:
             return "of samples in samples/ whose clusters are others than their answers have"
         stated = row["value"] if row["value"] is not None else row["value_failures_zero"]
-        made = self._aggregate(row, number)
+        pooled = aggregate_of(row["metric"])
+        made = (
+            self.value / self.n
+            if pooled is None
+            else None
+            if self.parts is None
+            else float(pooled.function(self.parts))
+        )
         if stated is None or made is None or _close(made, stated):
             return ""
-        if row["metric"] in CAPS and _close(float(self._uncapped[number] / row["n"]), stated):
+        if row["metric"] in CAPS and _close(self.uncapped / self.n, stated):
             return ""  # metrics that were written before there were caps
         return f"{stated:.6g} in metrics/ and {made:.6g} by the scores in samples/"
 
-    def _number(self, row: Mapping[str, Any]) -> int | None:
-        if row["cell"] not in self.cells or row["metric"] not in self._metrics:
-            return None
-        return self.cells[row["cell"]] * len(self._metrics) + self._metrics[row["metric"]]
 
-    def _aggregate(self, row: Mapping[str, Any], number: int) -> float | None:
-        aggregate = aggregate_of(row["metric"])
-        if aggregate is None:
-            return float(self._values[number] / row["n"]) if row["n"] else None
-        return float(aggregate.function(self._parts[number])) if number in self._parts else None
+Sums = dict[tuple[str, str], Sum]
+"""(cell, metric) -> its sum, of those that have any score."""
+
+
+def sums_of(samples: pa.Table) -> Sums:
+    """The sums of scores, block by block."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from mmkv_bench.store.tally import clusters_of
+
+    table = samples.select(["cell", "metric", "status", "value", "parts"]).unify_dictionaries()
+    with_clusters = "cluster" in samples.column_names
+    for name in ("sample_id", "cluster") if with_clusters else ():  # their dictionaries may differ from chunk to chunk
+        table = table.append_column(name, samples[name])
+    sums: Sums = {}
+    for batch in table.to_batches(max_chunksize=AT_ONCE):
+        cells, metrics = (batch[name].dictionary.to_pylist() for name in ("cell", "metric"))
+        of_cell, of_metric = (batch[name].indices.to_numpy().astype(np.int64) for name in ("cell", "metric"))
+        values = batch["value"].fill_null(0).to_numpy(zero_copy_only=False)
+        key = of_cell * len(metrics) + of_metric
+        columns = {
+            "key": key,
+            "ok": pc.and_(pc.equal(batch["status"].cast("string"), "ok"), batch["value"].is_valid()),
+            "value": capped(values, metrics, of_metric),
+            "uncapped": values,
+            "clusters": clusters_of(batch["sample_id"], batch["cluster"]) if with_clusters else key,
+        }
+        wanted = [([], "count_all"), *((name, "sum") for name in [*columns][1:])]
+        for row in pa.table(columns).group_by("key").aggregate(wanted).to_pylist():
+            cell, metric = divmod(row["key"], len(metrics))
+            total = sums.setdefault((cells[cell], metrics[metric]), Sum())
+            total.n, total.ok = total.n + row["count_all"], total.ok + row["ok_sum"]
+            total.value, total.uncapped = total.value + row["value_sum"], total.uncapped + row["uncapped_sum"]
+            if with_clusters:
+                total.clusters = ((total.clusters or 0) + row["clusters_sum"]) % 2**64
+            if aggregate_of(metrics[metric]) is not None:
+                lists = batch["parts"].take(np.flatnonzero(key == row["key"])).drop_null()
+                if len(lists):
+                    parts = lists.flatten().to_numpy().reshape(len(lists), -1).sum(axis=0)
+                    total.parts = parts if total.parts is None else total.parts + parts
+    return sums
+
+
+def cells_beside(sums: Sums, metrics: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Cells that have as many scores of some metric as no row of metrics says. Metrics that nothing was read of are not
+    looked at."""
+    read = {metric for _, metric in sums}
+    stated = {(row["cell"], row["metric"]): row["n"] for row in metrics if row["metric"] in read}
+    return {key[0] for key in {*sums, *stated} if (sums[key].n if key in sums else 0) != stated.get(key, 0)}
 
 
 def _close(a: float, b: float) -> bool:
     return abs(a - b) <= CLOSE * max(1.0, abs(a), abs(b))
-
-
-def _codes(table: pa.Table, name: str) -> dict[str, int]:
-    """Text of a coded column -> its code."""
-    column = table[name]
-    return {text: code for code, text in enumerate(column.chunk(0).dictionary.to_pylist())} if column.num_chunks else {}

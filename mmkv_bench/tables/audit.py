@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mmkv_bench.protocols import protocol
-from mmkv_bench.tables.scores import Sheet, is_text, numbers, placed
+from mmkv_bench.tables.scores import Sheet, is_text, lists_of, numbers, placed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -191,8 +191,7 @@ def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.nd
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    lists = pa.array(block["fallback"], type=pa.list_(pa.string()), from_pandas=True)
-    lists = (lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists).take(pa.array(order))
+    lists = lists_of(block["fallback"], pa.string(), order)
     coded = lists.flatten().dictionary_encode()
     rows = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
     return coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False), rows

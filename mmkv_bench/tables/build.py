@@ -47,7 +47,10 @@ def build(
     if rows.samples.empty:
         raise ConfigError("There are no scored rows to make a table of: run the same command again with stage=score.")
     check(rows.cells, rows.samples)
-    rows = replace(rows, cells=with_limits(_of_trained(rows.cells)))
+    trained = rows.cells[rows.cells["weights"] != "random"] if "weights" in rows.cells else rows.cells
+    if trained.empty:
+        raise ConfigError(RANDOM)
+    rows = replace(rows, cells=with_limits(trained))
     keep = choose_cells(rows.cells, datasets, protocols, readings)
     choose(pd.Series(list(rows.names), dtype=object), metrics, "metric")
     parts = _Parts(rows)
@@ -58,19 +61,6 @@ def build(
         wanted = [metric for metric in scored_metrics if (metric in metrics if metrics else metric not in FIDELITY)]
         tables += [_table(sweep, metric, parts) for metric in wanted]
     return tables
-
-
-def _of_trained(cells: pd.DataFrame) -> pd.DataFrame:
-    """Without the cells of random weights, whose scores mean nothing.
-
-    Raises ConfigError when no other cell is there.
-    """
-    if "weights" not in cells:
-        return cells
-    random = cells["weights"] == "random"
-    if random.all():
-        raise ConfigError(RANDOM)
-    return cells[~random]
 
 
 _METRICS = ("cell", "metric", "lmms_eval", "judge", "judge_prompts", "judge_temperature")

@@ -53,7 +53,8 @@ def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
     figure, grid = canvas(n_rows, n_columns, (max(5.2 * n_columns, 7.6), 4.3 * n_rows + 0.8), len(panels))
     for axes, group in zip(grid, panels.values(), strict=False):
         _draw_lengths(axes, group, cost, scale, styles)
-        axes.set_title(_length_title(group[0], every), fontsize=11)
+        kind = f", {group[0].shape['dataset']}" * (len({table.shape["dataset"] for table in every}) > 1)
+        axes.set_title(f"{group[0].context['model']}{kind}, batch {group[0].shape['batch']}", fontsize=11)
     legend_below(figure, grid[: len(panels)])
     words = context_words(every[0].context, every[0].readings, [table.context for table in every])[1:]
     words += [f"device={name}" for name in dict.fromkeys(table.context["device"] for table in every)]
@@ -88,10 +89,13 @@ def _draw_lengths(
         name = line_label(method) + (f", {key[1]}" if key[1] else "")
         axes.plot([tokens for tokens, _, _ in points], y, markersize=7, linewidth=1.8, label=name, **style)
         _intervals(axes, points, size, colour, place, len(lines))
-        if cost.key == TIMED:
-            _roofline(axes, [(tokens, t) for tokens, _, t in points], key, colour, size)
+        limits = [(tokens, t.limits.least[key] / size) for tokens, _, t in points if t.limits and key in t.limits.least]
+        if cost.key == TIMED and limits:
+            label = "roofline, in the line's colour" if key[0] == BASELINE else "_"
+            axes.plot(*zip(*limits, strict=True), color=colour, linestyle=(0, (1, 1.5)), linewidth=1.2, label=label)
     ticks = sorted({int(table.shape["prompt_tokens"]) for table in tables})
-    log2_axis(axes, ticks, [_length(tokens) for tokens in ticks], "prompt tokens")
+    names = [f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens) for tokens in ticks]
+    log2_axis(axes, ticks, names, "prompt tokens")
     axes.set_ylim(bottom=0)
     per = "ms/token" if cost.key == TIMED and unit == "ms" else f"{cost.name} [{unit}]" if unit else cost.name
     axes.set_ylabel(per, fontsize=10.5)
@@ -108,29 +112,6 @@ def _intervals(
         at, low, high = zip(*ends, strict=True)
         beside = 2 ** (_BESIDE * (number - (lines - 1) / 2))
         axes.vlines([tokens * beside for tokens in at], low, high, color=colour, alpha=0.55, linewidth=1.3)
-
-
-def _roofline(
-    axes: Axes, points: Sequence[tuple[int, CostTable]], key: tuple[str, str], colour: str, size: float
-) -> None:
-    limits = [
-        (tokens, table.limits.least[key] / size)
-        for tokens, table in points
-        if table.limits and key in table.limits.least
-    ]
-    if limits:
-        label = "roofline, in the line's colour" if key[0] == BASELINE else "_"
-        axes.plot(*zip(*limits, strict=True), color=colour, linestyle=(0, (1, 1.5)), linewidth=1.2, label=label)
-
-
-def _length(tokens: int) -> str:
-    return f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens)
-
-
-def _length_title(table: CostTable, every: Sequence[CostTable]) -> str:
-    several = len({other.shape["dataset"] for other in every}) > 1
-    kind = f", {table.shape['dataset']}" if several else ""
-    return f"{table.context['model']}{kind}, batch {table.shape['batch']}"
 
 
 def _failures(tables: Sequence[CostTable], cost: Cost) -> list[str]:
@@ -247,16 +228,14 @@ def _key(context: Mapping[str, str], method: Line, axis: str, budget: str) -> Ke
 
 def _joined(table: ScoreTable, cost: Cost, entries: Mapping[Key, CostEntry], source: str) -> Front:
     points, alone = [], []
-    for method in table.methods:
-        for budget in ("", *table.budgets):
-            score = table.entries.get((method.label, budget))
-            if score is None or score.value is None:
-                continue
-            took = entries.get(_key(table.context, method, table.axis, budget))
-            if took is None or took.value is None:
-                alone.append(cell_words(line_label(method), budget))
-                continue
-            points.append(Point(method, budget, took.value, took.low, took.high, score.value, score.low, score.high))
+    for method, budget, score in table.cells:
+        if score.value is None:
+            continue
+        took = entries.get(_key(table.context, method, table.axis, budget))
+        if took is None or took.value is None:
+            alone.append(cell_words(line_label(method), budget))
+            continue
+        points.append(Point(method, budget, took.value, took.low, took.high, score.value, score.low, score.high))
     return Front(table, cost, source, _marked(points, lower_is_better(table.metric), cost), tuple(alone))
 
 

@@ -16,7 +16,7 @@ from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.store.packing import OF_GROUPS
 from mmkv_bench.store.schema import COLUMNS, FLOAT, INT, PHASES, STATUSES
 from mmkv_bench.tables.rows import frame
-from mmkv_bench.tables.scores import coded, is_text, numbers, placed
+from mmkv_bench.tables.scores import coded, is_text, lists_of, numbers, placed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,11 +71,6 @@ KNOWN = _all_costs()
 """All of them by their own names."""
 
 
-def is_cost(name: str) -> bool:
-    """True for the full or the short name of a cost."""
-    return _key(name) in KNOWN
-
-
 def _key(name: str) -> str:
     """`prefill` is prefill_s; `peak` and the other short names are what they stand for."""
     name = _OTHER_NAMES.get(name, name)
@@ -85,7 +80,7 @@ def _key(name: str) -> str:
 def divided(metrics: Sequence[str]) -> tuple[list[str], list[Cost]]:
     """(the other names, costs) among what was asked for, in its order."""
     names = dict.fromkeys(metrics)
-    costs_by_name = {name: KNOWN[_key(name)] for name in names if is_cost(name)}
+    costs_by_name = {name: KNOWN[_key(name)] for name in names if _key(name) in KNOWN}
     costs = [Cost(name, known.key, known.unit, known.columns) for name, known in costs_by_name.items()]
     return [name for name in names if name not in costs_by_name], costs
 
@@ -172,6 +167,8 @@ def _rows(
     per_pass: bool = False,
 ) -> CostRows:
     import pandas as pd
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
     place, status = placed(table["cell"], cells), placed(table["status"], STATUSES)
     columns = {"place": place, "status": status, **made}
@@ -180,18 +177,10 @@ def _rows(
     order = np.argsort(place, kind="stable")
     order = order[place[order] >= 0]
     rows = pd.DataFrame(columns, index=table.index).iloc[order].reset_index(drop=True)
-    return CostRows(rows, shapes, _fallbacks(table["fallback"], rows, order), per_pass)
-
-
-def _fallbacks(lists: pd.Series, rows: pd.DataFrame, order: np.ndarray) -> pd.DataFrame:
-    """Place, shape and reason of each fallback."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    reasons = pa.array(lists, type=pa.list_(pa.string()), from_pandas=True)
-    reasons = (reasons.combine_chunks() if isinstance(reasons, pa.ChunkedArray) else reasons).take(pa.array(order))
-    at = pc.list_parent_indices(reasons).to_numpy(zero_copy_only=False)
-    return rows[["place", "shape"]].iloc[at].assign(reason=reasons.flatten().dictionary_encode().to_pandas().to_numpy())
+    reasons = lists_of(table["fallback"], pa.string(), order)
+    fallbacks = rows[["place", "shape"]].iloc[pc.list_parent_indices(reasons).to_numpy(zero_copy_only=False)]
+    fallbacks = fallbacks.assign(reason=reasons.flatten().dictionary_encode().to_pandas().to_numpy())
+    return CostRows(rows, shapes, fallbacks, per_pass)
 
 
 def passes(rows: pa.Table) -> pd.DataFrame:

@@ -13,8 +13,6 @@ from mmkv_bench.tables.score_table import Line
 from mmkv_bench.tables.table import Grid, GridCell, Table
 from mmkv_bench.tables.text import axis_words, context_words, line_label, number, number_span, unit_of
 
-_TIMED = ("seconds", "tokens/s")
-
 
 def tables_of_costs(tables: Sequence[CostTable], *, intervals: bool = True) -> list[Table]:
     """Every table with caption and notes: a row per method and budget, a column per cost and its ratio to full."""
@@ -84,13 +82,11 @@ def _caption(table: CostTable, tables: Sequence[CostTable], intervals: bool) -> 
     parts = [axis_words(table.axis), *context_words(table.context, table.readings, contexts)]
     device = f"device={table.context['device']}"
     parts += [device] * (device not in parts)
-    units = {cost.key: cost.unit for cost in table.costs}
+    timed = {cost.key for cost in table.costs if cost.unit in ("seconds", "tokens/s")}
     entries = [(key, entry) for row in table.entries.values() for key, entry in row.items() if entry.value is not None]
     every = [entry for _, entry in entries]
-    timed = [
-        entry for key, entry in entries if units[key] in _TIMED
-    ]  # bytes are counted in a pass that is not timed, too
-    sizes = sorted({entry.n for entry in timed or every})
+    # bytes are counted in a pass that is not timed, too
+    sizes = sorted({entry.n for entry in [entry for key, entry in entries if key in timed] or every})
     of = "repeats" if table.per_pass else "samples"
     parts.append(f"medians of {_ends([str(size) for size in sizes])} {of}" if sizes else "medians")
     levels = sorted({entry.level for entry in every if entry.level is not None and entry.low != entry.high})

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -28,11 +28,6 @@ from mmkv_bench.tables.sweep import Sweep, sweeps
 if TYPE_CHECKING:
     import pandas as pd
 
-
-SHARED_RUN = (
-    "{names} of these rows {is_are} of runs that share prefills: the times and peaks of a group of cells that were decoded "
-    "together, of no method by itself; run with sharing=off or scenario=efficiency for a method's own, or leave {it} out"
-)
 
 TIMED = "tpot_s"
 LIMIT = "limit"
@@ -156,22 +151,17 @@ def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known)
     know one of the costs."""
     for table in tables:
         if table.per_pass and any(cost.key == TIMED for cost in table.costs):
-            table.limits = _limits(table, known(table.context))
+            limit, batch = known(table.context), int(table.shape["batch"])
+            useful = {key: own[USEFUL].value for key, own in table.entries.items() if USEFUL in own}
+            if limit is not None:
+                least = {key: limit.step_s(value, batch) for key, value in useful.items() if value is not None}
+                table.limits = StepLimits(least, limit.bandwidth, limit.device)
         table.costs = tuple(cost for cost in table.costs if cost in costs)
         shown = {cost.key for cost in table.costs}
         table.entries = {
             line: {key: entry for key, entry in own.items() if key in shown} for line, own in table.entries.items()
         }
     return [table for table in tables if table.costs]
-
-
-def _limits(table: CostTable, limit: Limit | None) -> StepLimits | None:
-    if limit is None:
-        return None
-    batch = int(table.shape["batch"])
-    useful = {key: own[USEFUL].value for key, own in table.entries.items() if USEFUL in own}
-    least = {key: limit.step_s(value, batch) for key, value in useful.items() if value is not None}
-    return StepLimits(least, limit.bandwidth, limit.device)
 
 
 _Part = tuple[CostRows, "pd.DataFrame", tuple[Cost, ...]]
@@ -211,7 +201,9 @@ def _refuse_unknown(parts: Sequence[_Part], costs: Sequence[Cost]) -> None:
     if shared:
         one = len(shared) == 1
         raise ConfigError(
-            SHARED_RUN.format(names=" and ".join(shared), is_are="is" if one else "are", it="it" if one else "them")
+            f"{' and '.join(shared)} of these rows {'is' if one else 'are'} of runs that share prefills: the times and peaks of "
+            "a group of cells that were decoded together, of no method by itself; run with sharing=off or scenario=efficiency "
+            f"for a method's own, or leave {'it' if one else 'them'} out"
         )
     first = unknown[0]
     name = first.name if first.name == first.key else f"{first.name} ({first.key})"
@@ -318,17 +310,11 @@ def _paired(line: np.ndarray, unit: np.ndarray, values: np.ndarray, width: int, 
 
 def _entry(own: Medians, paired: Medians, number: int, n: int, failed: int) -> CostEntry:
     known = int(own.n[number])
-    complete = n > 0 and known == n
-    numbers: dict[str, Any] = dict.fromkeys(("value", "low", "high", "level", "ratio", "ratio_low", "ratio_high"))
-    if complete:
-        every = (own.median, own.low, own.high, own.level, paired.median, paired.low, paired.high)
-        numbers = {name: _plain(each[number]) for name, each in zip(numbers, every, strict=True)}
+    arrays = (own.median, own.low, own.high, own.level, paired.median, paired.low, paired.high)
+    values = (float(array[number]) if n == known > 0 else np.nan for array in arrays)
+    value, low, high, level, ratio, below, above = (None if np.isnan(end) else end for end in values)
     status = STATUSES[failed] if failed < len(STATUSES) else None
-    return CostEntry(**numbers, n=n, known=known, paired=int(paired.n[number]), failed=status)
-
-
-def _plain(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+    return CostEntry(value, low, high, level, ratio, below, above, n, known, int(paired.n[number]), status)
 
 
 def _disturbed(rows: pd.DataFrame) -> tuple[str, ...]:

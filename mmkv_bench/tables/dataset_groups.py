@@ -271,9 +271,6 @@ def _cell(mean: Mean | None, number: Callable[[float], str], intervals: bool) ->
     return GridCell(number(mean.value), mean.value, interval_text(mean.low, mean.high) if intervals else "")
 
 
-OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")
-
-
 @dataclass(frozen=True)
 class TaskRanks:
     """Ranks of the methods that compete on every one of the tasks at a budget.
@@ -302,10 +299,9 @@ def task_ranks(tables: Sequence[ScoreTable]) -> list[TaskRanks]:
 
 def families(tables: Sequence[ScoreTable]) -> list[list[ScoreTable]]:
     """Tables that belong together: of tasks that differ in nothing but the dataset."""
-    groups: dict[tuple[str, ...], list[ScoreTable]] = {}
+    groups: dict[tuple[object, ...], list[ScoreTable]] = {}
     for table in tables:
-        key = (table.axis, *(table.context[name] for name in CONTEXT if name not in OF_ONE_DATASET))
-        groups.setdefault(key, []).append(table)
+        groups.setdefault((table.axis, *_context(table)), []).append(table)
     return list(groups.values())
 
 

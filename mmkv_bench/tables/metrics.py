@@ -52,7 +52,13 @@ def metrics_rows(
         metrics_of.setdefault(cell, []).append(metric)
     described = cells.to_dict("records")
     differences = _differences(described, scores)
-    numbers = _headlines(described, scores)
+    dataset_of = {row["cell"]: row["dataset"] for row in described}
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}  # all cells of a dataset and metric at once
+    for cell, metric in scores:
+        groups.setdefault((dataset_of[cell], metric), []).append((cell, metric))
+    numbers: dict[tuple[str, str], dict[str, Any]] = {}
+    for (dataset, metric), keys in groups.items():
+        numbers |= dict(zip(keys, headlines([scores[key] for key in keys], dataset, metric), strict=True))
     rows = []
     for cell in described:
         for metric in metrics_of.get(cell["cell"], ()):
@@ -78,30 +84,6 @@ def metrics_rows(
     return rows
 
 
-def _full_of(cells: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...], str]:
-    """Context -> its cell of `full`."""
-    full: dict[tuple[str, ...], str] = {}
-    for row in cells:
-        if row["base"] == BASELINE and full.setdefault(context_key(row), row["cell"]) != row["cell"]:
-            other = full[context_key(row)]
-            raise StoreError(f"Cells {other} and {row['cell']} are both `full` of the same context: one must go.")
-    return full
-
-
-def _headlines(
-    cells: Sequence[Mapping[str, Any]], scores: Mapping[tuple[str, str], Scores]
-) -> dict[tuple[str, str], dict[str, Any]]:
-    """(cell, metric) -> its headline; all cells of a dataset and metric at once."""
-    dataset_of = {row["cell"]: row["dataset"] for row in cells}
-    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for cell, metric in scores:
-        groups.setdefault((dataset_of[cell], metric), []).append((cell, metric))
-    numbers: dict[tuple[str, str], dict[str, Any]] = {}
-    for (dataset, metric), keys in groups.items():
-        numbers |= dict(zip(keys, headlines([scores[key] for key in keys], dataset, metric), strict=True))
-    return numbers
-
-
 def headlines(scores: Sequence[Scores], dataset: str, metric: str) -> list[dict[str, Any]]:
     """n, n_ok, value and interval of each of a table's cells (null unless every sample is ok), and the score with failures as 0.
 
@@ -110,7 +92,12 @@ def headlines(scores: Sequence[Scores], dataset: str, metric: str) -> list[dict[
     """
     aggregator = aggregate_of(metric)
     for cell in scores:
-        _require_parts(cell, dataset, aggregator)
+        # failed samples may lack parts, as when no sample of a cell reached the scorer
+        if aggregator and cell.n_ok and (cell.parts is None or np.isnan(cell.parts[cell.ok]).any()):
+            raise StoreError(
+                f"{dataset}: a metric that is no mean over samples has rows without the parts it is aggregated from; score the "
+                "answers again with stage=score"
+            )
     complete = [(_aggregated(cell, aggregator), cell.clusters) for cell in scores if cell.complete]
     ends = iter(intervals(complete, dataset, aggregator, is_share(metric)))
     return [_headline(cell, aggregator, metric, next(ends) if cell.complete else NO_INTERVAL) for cell in scores]
@@ -153,22 +140,15 @@ def _with_failures(scores: Scores, aggregator: Pooled | None, metric: str) -> fl
     return aggregate(replace(scores, values=np.nan_to_num(scores.values, nan=0.0)), aggregator)
 
 
-def _require_parts(scores: Scores, dataset: str, aggregator: Pooled | None) -> None:
-    """Samples that are ok need parts; failed ones may lack them, as when no sample of a cell reached the scorer."""
-    if aggregator is None or not scores.n_ok:
-        return
-    if scores.parts is None or np.isnan(scores.parts[scores.ok]).any():
-        raise StoreError(
-            f"{dataset}: a metric that is no mean over samples has rows without the parts it is aggregated from; score the "
-            "answers again with stage=score"
-        )
-
-
 def _differences(
     cells: Sequence[Mapping[str, Any]], scores: Mapping[tuple[str, str], Scores]
 ) -> dict[tuple[str, str], Difference]:
     """(cell, metric) -> the cell minus `full` of its context; all cells that have the same `full` at once."""
-    full_of = _full_of(cells)
+    full_of: dict[tuple[str, ...], str] = {}
+    for row in cells:
+        if row["base"] == BASELINE and full_of.setdefault(context_key(row), row["cell"]) != row["cell"]:
+            other = full_of[context_key(row)]
+            raise StoreError(f"Cells {other} and {row['cell']} are both `full` of the same context: one must go.")
     full = {cell["cell"]: full_of.get(context_key(cell)) for cell in cells}
     groups: dict[tuple[str, str], list[str]] = {}
     for cell, metric in scores:

@@ -79,8 +79,7 @@ def score_notes(table: ScoreTable) -> list[Note]:
 
 def _cells(table: ScoreTable) -> list[tuple[str, Line, Entry]]:
     """Every cell of the table once, as (words, method, entry), line by line."""
-    places = [(method, (method.label, budget)) for method in table.methods for budget in ("", *table.budgets)]
-    return [(cell_words(*key), method, table.entries[key]) for method, key in places if key in table.entries]
+    return [(cell_words(method.label, budget), method, entry) for method, budget, entry in table.cells]
 
 
 def _mostly_prefill(method: Line, entry: Entry) -> bool:
@@ -317,30 +316,37 @@ def _free_notes(table: ScoreTable) -> list[Note]:
 
 
 def _line_notes(table: ScoreTable) -> list[Note]:
-    notes = []
+    notes: list[Note] = []
     for method in table.methods:
         entries = [e for (label, _), e in table.entries.items() if label == method.label]
         seeds = sorted({seed for entry in entries for seed in entry.seeds})
-        if len(seeds) > 1:
-            uneven = any(entry.uneven_seeds for entry in entries)
-            text = f"{method.label}: mean over seeds {', '.join(map(str, seeds))} within each sample"
-            text += "; not every sample has every seed" * uneven
-            notes.append(Note(f"{text}.", Rank.READING if uneven else Rank.DETAIL))
-        if method.renamed:
-            text = f"{method.label}: the method {method.base} with its default parameters, under another name."
-            notes.append(Note(text, Rank.DETAIL))
-        if method.resamples:
-            text = (
+        uneven = any(entry.uneven_seeds for entry in entries)
+        mean = f"mean over seeds {', '.join(map(str, seeds))} within each sample"
+        values = ", ".join(f"{key}={value}" for key, value in sorted(json.loads(method.parameters).items()))
+        notes += _notes(
+            (
+                len(seeds) > 1,
+                Rank.READING if uneven else Rank.DETAIL,
+                f"{method.label}: {mean}{'; not every sample has every seed' * uneven}.",
+            ),
+            (
+                method.renamed,
+                Rank.DETAIL,
+                f"{method.label}: the method {method.base} with its default parameters, under another name.",
+            ),
+            (
+                method.resamples,
+                Rank.READING,
                 f"{method.label}: a control that evicts nothing and shows smaller pictures or fewer frames. Its entries are the "
-                "most that do not exceed the budget."
-            )
-            notes.append(Note(text))
-        if method.cheats:
-            text = f"{method.label} (ceiling): knows the full cache's own answer, so it is not compared."
-            notes.append(Note(text))
-        if method.tuned:
-            values = ", ".join(f"{key}={value}" for key, value in sorted(json.loads(method.parameters).items()))
-            notes.append(Note(f"{method.label} (tuned): {values}.", Rank.DETAIL))
+                "most that do not exceed the budget.",
+            ),
+            (
+                method.cheats,
+                Rank.READING,
+                f"{method.label} (ceiling): knows the full cache's own answer, so it is not compared.",
+            ),
+            (method.tuned, Rank.DETAIL, f"{method.label} (tuned): {values}."),
+        )
     return notes
 
 

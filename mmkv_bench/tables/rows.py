@@ -284,21 +284,16 @@ def missing(value: object) -> bool:
 
 def with_limits(cells: pd.DataFrame) -> pd.DataFrame:
     """Cells with what the context reads from longer columns: `limits`, as `frames=32 max_pixels=100352`, from their
-    configuration (where images stand in a prompt is among them), `processor` and `lmms_eval`."""
-    cells = _with_machine(cells)
-    keys = list(zip(cells["config"], cells["dataset"], strict=True))
-    limits = {key: _limits(config_of(key[0]), key[1]) for key in set(keys)}  # the cells of a run have one configuration
-    return cells.assign(limits=[limits[key] for key in keys])
-
-
-def _with_machine(cells: pd.DataFrame) -> pd.DataFrame:
-    """Cells with `device`, `processor` (the kind of CPU where answers hang on it) and `lmms_eval`'s version; "" where rows do
-    not tell."""
+    configuration (where images stand in a prompt is among them); `device`, `processor` (the kind of CPU where answers hang on
+    it) and `lmms_eval`'s version, "" where rows do not tell."""
     empty = [""] * len(cells)
     device, cpu, versions = (list(cells.get(name, empty)) for name in ("device", "cpu", "versions"))
     versions_of = {text: {} if missing(text) or not text else json.loads(text) for text in set(versions)}
     kinds = zip(device, cpu, cells["dtype"], strict=True)
+    keys = list(zip(cells["config"], cells["dataset"], strict=True))
+    limits = {key: _limits(config_of(key[0]), key[1]) for key in set(keys)}  # the cells of a run have one configuration
     return cells.assign(
+        limits=[limits[key] for key in keys],
         device=["" if missing(name) else name for name in device],
         processor=[processor(name, None if missing(kind) else kind, dtype) for name, kind, dtype in kinds],
         lmms_eval=[versions_of[text].get("lmms_eval") or "" for text in versions],

@@ -108,7 +108,8 @@ def family(methods: Sequence[Line]) -> ComparisonFamily:
     for name, group in groups.items():
         if len(group) > 1 and len(group) >= _NEARLY_ALL * len(lines):
             return ComparisonFamily(tuple(lines), {}, str(name[0]))
-        declared = _declared(group)
+        plain = [line for line in group if not line.tuned and line.name == line.base and line.base not in PRESETS]
+        declared = [line for line in plain if line.reading == "paper"] or plain
         if declared:
             presets |= {line.label: declared[0].label for line in group if line not in declared}
     return ComparisonFamily(tuple(line for line in lines if line.label not in presets), presets)
@@ -120,11 +121,6 @@ def _method(line: Line) -> tuple[Hashable, ...]:
     keys = _LOADED.get(line.base, ())
     parameters = json.loads(line.parameters) if keys else {}
     return PRESETS.get(line.base, line.base), *(json.dumps(parameters.get(key)) for key in keys)
-
-
-def _declared(lines: Sequence[Line]) -> list[Line]:
-    plain = [line for line in lines if not line.tuned and line.name == line.base and line.base not in PRESETS]
-    return [line for line in plain if line.reading == "paper"] or plain
 
 
 def calibrations(parameters: str) -> dict[str, str]:
@@ -251,6 +247,12 @@ class ScoreTable:
     def entry(self, label: str, budget: str) -> Entry | None:
         """The cell in that column; what takes no budget stands in every column."""
         return self.entries.get((label, budget)) or self.entries.get((label, ""))
+
+    @property
+    def cells(self) -> list[tuple[Line, str, Entry]]:
+        """Every cell once, line by line: method, budget, entry."""
+        places = [(method, budget) for method in self.methods for budget in ("", *self.budgets)]
+        return [(line, at, self.entries[line.label, at]) for line, at in places if (line.label, at) in self.entries]
 
     @property
     def readings(self) -> tuple[str, ...]:

@@ -75,7 +75,12 @@ def _table(
     notes = score_notes(table)
     if pairs:
         grids += [Grid(_PAIR_HEADER, found, PAIRS, labels=3)] if (found := _pairs(table)) else []
-        notes.insert(0, Note(_pair_summary(table), Rank.WARNING))
+        counts = [
+            f"{int(column.separated.sum())} of {len(column.p)}{budget and f' at {budget}'}"
+            for budget, column in table.columns.items()
+        ]
+        text = f"Separated pairs of the compared methods: {', '.join(counts) or 'none'}."
+        notes.insert(0, Note(text, Rank.WARNING))
     if compared is not None:
         grids += [Grid(_COMPARED_HEADER, _compared(table, compared), "Comparisons", labels=3)] if compared else []
         notes = [*_comparison_notes(table, compared), *notes]
@@ -131,22 +136,9 @@ def _pairs(table: ScoreTable) -> list[list[str]]:
     rows = []
     for pair in separated_pairs(table):
         ahead = pair if pair.better == pair.a else pair.turned
-        numbers = (
-            signed(ahead.difference),
-            interval_text(ahead.low, ahead.high),
-            p_value(pair.adjusted or 0.0),
-            str(pair.n),
-        )
-        rows.append([pair.budget or "all", *pair.order, *numbers])
+        numbers = signed(ahead.difference), interval_text(ahead.low, ahead.high), p_value(pair.adjusted or 0.0)
+        rows.append([pair.budget or "all", *pair.order, *numbers, str(pair.n)])
     return rows
-
-
-def _pair_summary(table: ScoreTable) -> str:
-    counts = [
-        f"{int(column.separated.sum())} of {len(column.p)}{budget and f' at {budget}'}"
-        for budget, column in table.columns.items()
-    ]
-    return f"Separated pairs of the compared methods: {', '.join(counts) or 'none'}."
 
 
 def _compared(table: ScoreTable, compared: Sequence[Pair]) -> list[list[str]]:
@@ -194,12 +186,7 @@ def _name(table: ScoreTable, tables: Sequence[ScoreTable]) -> str:
 
 def _records(table: ScoreTable) -> list[dict[str, Any]]:
     """One record per table cell; `full` has one per table, without a budget."""
-    return [
-        record(table, method, budget, table.entries[method.label, budget])
-        for method in table.methods
-        for budget in ("", *table.budgets)
-        if (method.label, budget) in table.entries
-    ]
+    return [record(table, *cell) for cell in table.cells]
 
 
 def record(table: ScoreTable, method: Line, budget: str, entry: Entry) -> dict[str, Any]:
@@ -243,6 +230,9 @@ def record(table: ScoreTable, method: Line, budget: str, entry: Entry) -> dict[s
     }
 
 
+_PAIR_FIELDS = ("a", "b", "n", "difference", "low", "high", "p", "test", "compete")
+
+
 def _pair_records(table: ScoreTable) -> list[dict[str, Any]]:
     """One record per two lines of a table at a budget. Of two that are compared `low` and `high` are at Holm's level, of others,
     to which `holm_level` and the columns beside it do not apply, at 95 %."""
@@ -253,15 +243,7 @@ def _pair_records(table: ScoreTable) -> list[dict[str, Any]]:
             "metric": table.metric,
             "budget_kind": table.axis,
             "budget": pair.budget,
-            "a": pair.a,
-            "b": pair.b,
-            "n": pair.n,
-            "difference": pair.difference,
-            "low": pair.low,
-            "high": pair.high,
-            "p": pair.p,
-            "test": pair.test,
-            "compete": pair.compete,
+            **{name: getattr(pair, name) for name in _PAIR_FIELDS},
             "holm_level": pair.level,
             "p_holm": pair.adjusted,
             "separated": pair.better is not None if pair.compete else None,

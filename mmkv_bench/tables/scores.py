@@ -267,8 +267,16 @@ def is_text(column: pd.Series, text: str) -> np.ndarray:
 def _lists(samples: pd.DataFrame, order: np.ndarray) -> pa.Array | None:
     import pyarrow as pa
 
-    if "parts" not in samples or samples["parts"].isna().all():
-        return None
-    lists = pa.array(samples["parts"], type=pa.list_(pa.float64()), from_pandas=True)
-    lists = lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists
-    return lists.take(pa.array(order))
+    return (
+        None
+        if "parts" not in samples or samples["parts"].isna().all()
+        else lists_of(samples["parts"], pa.float64(), order)
+    )
+
+
+def lists_of(column: pd.Series, kind: pa.DataType, order: np.ndarray) -> pa.ListArray:
+    """The lists of a column, in that order of rows."""
+    import pyarrow as pa
+
+    lists = pa.array(column, type=pa.list_(kind), from_pandas=True)
+    return (lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists).take(pa.array(order))

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.protocols import DEFAULT
@@ -125,7 +126,11 @@ def status(store: Store) -> Status:
     scored[places(pa.chunked_array([texts_of(other)]), names)] = 0  # of answers that were made again since
     dataset = np.asarray(cells["dataset"].to_pylist(), object)
     stated = _stated(cells)
-    waiting = _waiting(store.root, names)
+    waiting: dict[str, list[int]] = {}  # samples of each cell that jobs are to answer and that none of them has begun
+    begun = set(names.to_pylist()) if (planned := planned_cells(store.root)) else set()
+    for cell, (name, samples) in planned.items():
+        if cell not in begun:
+            waiting.setdefault(name, []).append(samples)
     datasets = []
     for name in sorted({*dataset, *waiting}):
         of_dataset, later = dataset == name, waiting.get(name, [])
@@ -150,16 +155,6 @@ def status(store: Store) -> Status:
     return Status(store.root, tuple(datasets), failures, ended, len(counted.running), counted.writers, rate, last)
 
 
-def _waiting(root: Path, names: pa.Array) -> dict[str, list[int]]:
-    """Dataset -> samples of each cell that jobs are to answer and that none of them has begun."""
-    begun = set(names.to_pylist()) if (planned := planned_cells(root)) else set()
-    samples_of: dict[str, list[int]] = {}
-    for cell, (dataset, samples) in planned.items():
-        if cell not in begun:
-            samples_of.setdefault(dataset, []).append(samples)
-    return samples_of
-
-
 def _seen(found: Tally, own: np.ndarray) -> int:
     """Samples of some rows of the counts."""
     digests = found.counts["samples"].take(column_of(np.flatnonzero(own))).unique().to_pylist()
@@ -180,7 +175,7 @@ def _pace(n: np.ndarray, first: np.ndarray, last: np.ndarray, now: float) -> tup
 def failed_rows(store: Store) -> list[dict[str, Any]]:
     """The rows that are failures: dataset, sample_id, cell's name, status and message, by dataset and sample."""
     rows = store.responses(None, ("cell", "sample_id", "status", "error"), coded=True)
-    rows = rows.filter(pa.array(_failed(rows))).to_pylist()
+    rows = rows.filter(pc.not_equal(rows["status"].cast(pa.string()), STATUSES[0])).to_pylist()
     cells = {row["cell"]: row for row in store.cells({row["cell"] for row in rows}, _CELL[:-1]).to_pylist()}
     failures = [
         {"dataset": cells[row["cell"]]["dataset"], "sample_id": row["sample_id"], "label": label(cells[row["cell"]])}
@@ -228,8 +223,3 @@ def _failures(counts: pa.Table, datasets: np.ndarray) -> dict[tuple[str, str, st
     for dataset, status, error, n in zip(datasets.tolist(), *columns, strict=True):
         counted[dataset, status, error or ""] = counted.get((dataset, status, error or ""), 0) + n
     return dict(sorted(counted.items(), key=lambda item: -item[1]))
-
-
-def _failed(rows: pa.Table) -> np.ndarray:
-    """bool [rows]."""
-    return places(rows["status"], texts_of(list(STATUSES[:1]))) < 0

@@ -50,14 +50,8 @@ def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
         return None
     values = config_of(config)
     gate_node = _asked(values)
-    printed = next(
-        (
-            entry
-            for entry in (values.get("model") or {}).get("gates") or []
-            if (entry.get("dataset"), entry.get("metric")) == (dataset, metric)
-        ),
-        None,
-    )
+    gates = (values.get("model") or {}).get("gates") or []
+    printed = next((gate for gate in gates if (gate.get("dataset"), gate.get("metric")) == (dataset, metric)), None)
     if gate_node.get("expected") is not None and (dataset, metric) == _of_expected(values):
         tolerance = gate_node.get("tolerance")
         if tolerance is None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.statistics.metric_kinds import MEASURES, PARSE_FAILED
+from mmkv_bench.store.schema import IDENTITY
 from mmkv_bench.tables.cost_rows import KNOWN, answer_costs, pass_costs
 from mmkv_bench.tables.rows import config_of, latest, missing, with_limits
 
@@ -18,19 +19,6 @@ COSTS = {"ttft_s": "ttft_s", "tpot_s": "tpot_s", "peak_bytes": "peak_total"}
 """Key of a line -> the cost that it holds (`cost_names`)."""
 GROUP_COSTS = {"group_prefill_s": "prefill_s", "group_decode_s": "decode_s", "group_peak_bytes": "peak_total"}
 """Keys and costs of runs that shared prefills, whose times and peak are a group's."""
-_IDENTITY = (
-    "model",
-    "dataset",
-    "method",
-    "base",
-    "reading",
-    "protocol",
-    "budget_kind",
-    "seed",
-    "dtype",
-    "attention",
-    "device",
-)
 
 
 def tracked_rows(store: Store) -> list[dict[str, Any]]:
@@ -54,7 +42,11 @@ def tracked_rows(store: Store) -> list[dict[str, Any]]:
         scores.setdefault(row["cell"], []).append(row)
     lines = []
     for place, row in enumerate(cells.to_dict("records")):
-        identity = {"cell": row["cell"], **{name: _plain(row[name]) for name in _IDENTITY}, "budget": _budget(row)}
+        identity = {
+            "cell": row["cell"],
+            **{name: _plain(row[name]) for name in (*IDENTITY, "device")},
+            "budget": _budget(row),
+        }
         if place in by_cell:
             totals = _totals(by_cell[place])
             shape: dict[str, Any] = {"prompt_tokens": None, "batch": None}
@@ -79,16 +71,7 @@ def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[st
     shown = [
         row for row in rows if (row["metric"] in wanted if wanted else row["metric"] not in {*MEASURES, PARSE_FAILED})
     ]
-    return [
-        {
-            "metric": row["metric"],
-            "score": row["value"],
-            "low": row["low"],
-            "high": row["high"],
-            "difference": row["difference"],
-        }
-        for row in shown
-    ] or [_NO_SCORE]
+    return [{name: row["value" if name == "score" else name] for name in _NO_SCORE} for row in shown] or [_NO_SCORE]
 
 
 def _totals(rows: pd.DataFrame) -> dict[str, Any]:
