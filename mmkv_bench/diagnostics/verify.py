@@ -147,10 +147,10 @@ def draw(roots: Sequence[Path], k: int, seed: int) -> list[StoredAnswer]:
             continue
         chosen = rows.take(np.sort(generator.choice(places, min(share, len(places)), replace=False))).to_pylist()
         cells = {row["cell"]: row for row in store.cells({row["cell"] for row in chosen}).to_pylist()}
-        whole = store.responses(cells, _COLUMNS)
+        answers = store.responses(cells, _COLUMNS)
         keys_drawn = {(row["cell"], row["sample_id"]) for row in chosen}
-        keys = zip(whole["cell"].to_pylist(), whole["sample_id"].to_pylist(), strict=True)
-        rows = whole.take([place for place, key in enumerate(keys) if key in keys_drawn]).to_pylist()
+        keys = zip(answers["cell"].to_pylist(), answers["sample_id"].to_pylist(), strict=True)
+        rows = answers.take([place for place, key in enumerate(keys) if key in keys_drawn]).to_pylist()
         drawn += [StoredAnswer(root, row, cells[row["cell"]]) for row in rows]
     return drawn
 

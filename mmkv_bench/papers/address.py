@@ -30,6 +30,7 @@ STAND_IN = "tiny"
 MEAN = "mean"
 """Metric of an address that is a mean over several others."""
 _SIZES = ("small", "large")
+_options, _file = cache(options), cache(read)
 _CONDITIONS = ("max_new_tokens", "cut_prompt", "frames", "samples", "length", "new_tokens", "batch")
 KEYS = (
     *("model", "dataset", "group", "metric", "method", "with", "calibration", "minus", "reading", "protocol", "budget"),
@@ -48,29 +49,29 @@ class MethodSettings:
 
     Attributes:
         name: of its file in conf/method.
-        given: settings that differ from its defaults, as sorted JSON.
+        settings: those that differ from its defaults, as sorted JSON.
         calibration: source of its calibration, as sorted JSON of `CALIBRATED`; empty: the model's own, found by `auto`.
     """
 
     name: str
-    given: str = "{}"
+    settings: str = "{}"
     calibration: str = ""
 
     @classmethod
-    def of(cls, name: str, given: Mapping[str, Any] | None = None, calibration: Any = None) -> MethodSettings:
+    def of(cls, name: str, settings: Mapping[str, Any] | None = None, calibration: Any = None) -> MethodSettings:
         """Describe a method by its settings; a setting at its default counts as not set.
 
         Raises:
             ConfigError: no such method, or a parameter that it does not have.
         """
-        defaults, given = flat_parameters(_file(name)), dict(given or {})
+        defaults, settings = flat_parameters(_file(name)), dict(settings or {})
         if calibration == "auto" and defaults.get("calibration") != "auto":
-            given["calibration"] = "auto"
-        for key in given:
+            settings["calibration"] = "auto"
+        for key in settings:
             if key not in defaults:
                 raise ConfigError(f"method {name} has no parameter {key!r}; {nearest(key, defaults)}")
-        given = {key: float(value) if isinstance(defaults[key], float) else value for key, value in given.items()}
-        changed = {key: value for key, value in given.items() if value != defaults[key]}
+        typed = {key: float(value) if isinstance(defaults[key], float) else value for key, value in settings.items()}
+        changed = {key: value for key, value in typed.items() if value != defaults[key]}
         source = calibration if isinstance(calibration, Mapping) else {}
         complete = not source or {"samples", "data"} <= {*source} <= {*CALIBRATED}
         if not complete or not isinstance(calibration, Mapping | str | None):
@@ -83,7 +84,7 @@ class MethodSettings:
     @property
     def changed(self) -> dict[str, Any]:
         """Settings that differ from the defaults."""
-        return dict(json.loads(self.given))
+        return dict(json.loads(self.settings))
 
     def setting(self, key: str) -> Any:
         """Value of one parameter."""
@@ -275,16 +276,6 @@ def _groups() -> dict[str, list[tuple[str, str]]]:
             for group in sizes:
                 groups.setdefault(f"{benchmark} {group}", []).append((name, node["metrics"][0]))
     return groups
-
-
-@cache
-def _options(group: str) -> frozenset[str]:
-    return frozenset(options(group))
-
-
-@cache
-def _file(name: str) -> Mapping[str, Any]:
-    return read(name)
 
 
 @cache

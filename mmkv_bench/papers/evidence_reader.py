@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -303,24 +303,24 @@ class StoreTables:
             return None
         return self._sheet, [self._sheet.cells.index(cell) for cell in cells]
 
-    def _read(self, read: Callable[[Store, list[str]], T]) -> list[T]:
+    def _read(self, read: Callable[[Store, list[str]], T]) -> Iterator[T]:
+        """Read one store after the other, when its table is needed."""
         from mmkv_bench.store.store import Store
 
-        return [read(Store(root), cells) for root, cells in self._cells.items()]
+        yield from (read(Store(root), cells) for root, cells in self._cells.items())
 
     def _first(self, read: Callable[[Store, list[str]], Mapping[Any, T]]) -> dict[Any, T]:
-        return {cell: value for table in reversed(self._read(read)) for cell, value in table.items()}
+        return {cell: value for table in reversed([*self._read(read)]) for cell, value in table.items()}
 
     @cached_property
     def _samples(self) -> pd.DataFrame:
         """Scores of complete cells; a StoreError where scores, metrics and answers contradict each other."""
         import pandas as pd
 
-        tables = self._read(
-            lambda store, cells: frame(
-                agreeing(store, store.samples(cells, SAMPLE_COLUMNS, coded=True), store.metrics(cells))
-            )
-        )
+        def read(store: Store, cells: list[str]) -> pd.DataFrame:
+            return frame(agreeing(store, store.samples(cells, SAMPLE_COLUMNS, coded=True), store.metrics(cells)))
+
+        tables = [*self._read(read)]
         for name in tables[0].select_dtypes("category") if len(tables) > 1 else ():
             names = pd.Index(pd.unique(np.concatenate([table[name].cat.categories for table in tables])))
             tables = [table.assign(**{name: table[name].cat.set_categories(names)}) for table in tables]
@@ -344,11 +344,14 @@ class StoreTables:
     @cached_property
     def prompts(self) -> Mapping[str, np.ndarray]:
         """Digests of a cell's samples with their prompts, one an answer."""
+        from pandas.util import hash_pandas_object
+
         columns = ["cell", "sample_id", "prompt_hash"]
         prompts: dict[str, np.ndarray] = defaultdict(lambda: np.array([], dtype=np.uint64))
-        for table in self._read(lambda store, cells: _digests(frame(store.responses(cells, columns, coded=True)))):
-            for cell, digests in table.items():
-                prompts[cell] = np.union1d(prompts[cell], digests)
+        for answers in self._read(lambda store, cells: frame(store.responses(cells, columns, coded=True))):
+            digests = hash_pandas_object(answers[columns[1:]], index=False).to_numpy()
+            for cell, places in answers.groupby("cell", observed=True).indices.items():
+                prompts[str(cell)] = np.union1d(prompts[str(cell)], digests[places])
         return prompts
 
     @cached_property
@@ -406,11 +409,3 @@ def _counts(answers: pa.Table) -> dict[str, Counter[str]]:
     for one in fallbacks.aggregate([([], "count_all")]).to_pylist():
         counts[one["cell"]][f"fallback {one['reason']}"] = one["count_all"]
     return counts
-
-
-def _digests(answers: pd.DataFrame) -> dict[str, np.ndarray]:
-    """Return cell -> a digest of each sample with its prompt, uint64 [n]."""
-    from pandas.util import hash_pandas_object
-
-    digests = hash_pandas_object(answers[["sample_id", "prompt_hash"]], index=False).to_numpy()
-    return {str(cell): digests[places] for cell, places in answers.groupby("cell", observed=True).indices.items()}

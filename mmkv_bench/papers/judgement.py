@@ -109,8 +109,8 @@ class PrintedFull(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _BesideFull:
-    """The measured full cache beside a number; why: reason why the two cannot be compared; gate: verdict on full itself."""
+class _PairedFull:
+    """The measured full cache paired with a number; why: reason why the two cannot be compared; gate: verdict on full itself."""
 
     full: FilledCell
     why: str = ""
@@ -137,14 +137,14 @@ def fulls_of(layout: TableLayout, printed: Mapping[tuple[str, ...], Printed]) ->
     return fulls
 
 
-def full_of(cell: TableCell, own: Mapping[PublishLocation, PrintedFull], paper: str) -> PrintedFull | None:
+def full_of(cell: TableCell, fulls: Mapping[PublishLocation, PrintedFull], paper: str) -> PrintedFull | None:
     """Return the full cache beside a cell; None for full itself, and where the paper prints none.
 
-    own: `fulls_of` its table; paper: empty where no other table counts.
+    fulls: `fulls_of` its table; paper: empty where no other table counts.
     """
     if is_full(cell):
         return None
-    return own.get(_place(cell)) or (_fulls_of_paper(paper).get(_place(cell)) if paper else None)
+    return fulls.get(_place(cell)) or (_fulls_of_paper(paper).get(_place(cell)) if paper else None)
 
 
 def _place(cell: TableCell) -> PublishLocation:
@@ -181,22 +181,22 @@ def judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) ->
         shown = one.measured.value is not None
         return replace(one, verdict=Verdict(NOT_COMPARABLE, why=one.printed.status) if shown else None)
     numbers = {"": one.measured, **one.readings}
-    beside = {} if full is None else {name: _beside(number, full, reader) for name, number in numbers.items()}
+    pairs = {} if full is None else {name: _paired_full(number, full, reader) for name, number in numbers.items()}
     words = {name: verdict for name, number in numbers.items() if (verdict := _level(one, number)) is not None}
     if full is not None:
-        words = {name: _gated(verdict, beside[name]) for name, verdict in words.items()}
+        words = {name: _gated(verdict, pairs[name]) for name, verdict in words.items()}
     one = replace(one, verdict=words.pop("", None), words=words)
     if full is None or one.measured.state == PLANNED:
         return one
     if one.known.status == RATIOS:
-        return _ratio(one, beside[""])
-    gate = beside[""].gate
-    absolute = one.cell.address.minus is None and not beside[""].why
+        return _ratio(one, pairs[""])
+    gate = pairs[""].gate
+    absolute = one.cell.address.minus is None and not pairs[""].why
     agrees = gate is not None and gate.word == AGREES
-    return replace(one, drop=_drop(one, beside[""]) if absolute else None, counted=agrees)
+    return replace(one, drop=_drop(one, pairs[""]) if absolute else None, counted=agrees)
 
 
-def _beside(number: Measurement, full: PrintedFull, reader: EvidenceReader) -> _BesideFull:
+def _paired_full(number: Measurement, full: PrintedFull, reader: EvidenceReader) -> _PairedFull:
     """Find the full cache in rows that share the facts of a number."""
     at, parts = full.cell.address, full.cell.parts
     measured, why = reader.measured(at, parts, number.shared), ""
@@ -207,17 +207,17 @@ def _beside(number: Measurement, full: PrintedFull, reader: EvidenceReader) -> _
         apart = incomparable(number, measured)
         why = f"full has {apart}" if apart else ""
     one = FilledCell(full.cell, full.printed, measured, tolerance=tolerance(full.layout, full.cell, full.printed))
-    return _BesideFull(one, why, _level(one, measured))
+    return _PairedFull(one, why, _level(one, measured))
 
 
-def _gated(verdict: Verdict, beside: _BesideFull) -> Verdict:
+def _gated(verdict: Verdict, pair: _PairedFull) -> Verdict:
     """Withdraw the verdict on a method whose full cache is not the paper's."""
-    gate = beside.gate
-    passed = gate is not None and gate.word in (AGREES, UNINFORMATIVE) and not beside.why
+    gate = pair.gate
+    passed = gate is not None and gate.word in (AGREES, UNINFORMATIVE) and not pair.why
     if passed or verdict.word in (NOT_COMPARABLE, UNINFORMATIVE):
         return verdict
-    if beside.why or gate is None:
-        return Verdict(NOT_COMPARABLE, why=beside.why or _NOT_RUN)
+    if pair.why or gate is None:
+        return Verdict(NOT_COMPARABLE, why=pair.why or _NOT_RUN)
     if gate.word == DIFFERS:
         return Verdict(NOT_COMPARABLE, why="full differs from what is printed for it")
     return Verdict(gate.word, why=f"so is full{f', {gate.why}' if gate.why else ''}")
@@ -237,15 +237,15 @@ def _level(one: FilledCell, measured: Measurement) -> Verdict | None:
     return level(measured.value, one.printed.number, one.tolerance, seeds)
 
 
-def _drop(one: FilledCell, beside: _BesideFull) -> Verdict | None:
+def _drop(one: FilledCell, pair: _PairedFull) -> Verdict | None:
     """Judge the difference to `full`."""
-    full, pair = beside.full, (one.measured, beside.full.measured)
-    states = {each.state for each in pair}
+    full, numbers = pair.full, (one.measured, pair.full.measured)
+    states = {each.state for each in numbers}
     if one.shown is None or full.shown is None or one.tolerance is None or full.tolerance is None:
         return None
     if {one.known.status, full.known.status} - {*DROPS} or states - {MEASURED, PART}:
         return None
-    if any(each.mismatches for each in pair):
+    if any(each.mismatches for each in numbers):
         return None
     if PART in states:
         return Verdict(UNDECIDED)
@@ -254,16 +254,16 @@ def _drop(one: FilledCell, beside: _BesideFull) -> Verdict | None:
     return drop(ours, printed, both, of_seeds(one.measured.seeds, both.relative))
 
 
-def _ratio(one: FilledCell, beside: _BesideFull) -> FilledCell:
+def _ratio(one: FilledCell, pair: _PairedFull) -> FilledCell:
     """Judge the ratio to `full` of times and peaks of another device."""
-    method, full = one.shown, beside.full.shown
-    if one.measured.value is not None and (beside.why or full is None):
-        return replace(one, verdict=Verdict(NOT_COMPARABLE, why=beside.why or _NOT_RUN))
-    if method is None or full is None or not all((*method, *full)) or beside.full.measured.state == PLANNED:
+    method, full = one.shown, pair.full.shown
+    if one.measured.value is not None and (pair.why or full is None):
+        return replace(one, verdict=Verdict(NOT_COMPARABLE, why=pair.why or _NOT_RUN))
+    if method is None or full is None or not all((*method, *full)) or pair.full.measured.state == PLANNED:
         return one
-    limit = ratio_tolerance(one.cell, one.known, beside.full.known)
+    limit = ratio_tolerance(one.cell, one.known, pair.full.known)
     ratio = method[0] / full[0], method[1] / full[1]
-    mismatches = joined(one.measured.mismatches, beside.full.measured.mismatches)
+    mismatches = joined(one.measured.mismatches, pair.full.measured.mismatches)
     verdict = Verdict(NOT_COMPARABLE, why="; ".join(mismatches)) if mismatches else level(*ratio, limit)
     return replace(one, tolerance=limit, ratio=ratio, verdict=verdict)
 
@@ -275,8 +275,8 @@ COSTS = ("ttft_s", "total_s", "tpot_ms", "peak_gb", "selection_ms")
 class Lead:
     """A printed lead of the paper's method over its strongest baseline, with our difference and the verdict."""
 
-    own: TableCell
-    over: TableCell
+    proposed: TableCell
+    baseline: TableCell
     printed: float
     verdict: Verdict
     ours: Mean | None = None
@@ -304,13 +304,13 @@ class FilledTable:
         """Number of cells in each state."""
         return Counter(one.measured.state for one in self.cells)
 
-    def verdicts(self, own: bool) -> Counter[str]:
+    def verdicts(self, proposed: bool) -> Counter[str]:
         """Count verdicts on levels, of the paper's own method or of all others.
 
         Computed numbers count as neither: they follow from the same lengths and shapes as the printed ones.
         """
-        cells = [one for one in self.cells if self.layout.own(one.cell) == own and one.measured.state != COMPUTED]
-        return Counter(one.verdict.word for one in cells if one.verdict)
+        cells = [one for one in self.cells if self.layout.proposes(one.cell) == proposed and one.verdict]
+        return Counter(one.verdict.word for one in cells if one.verdict and one.measured.state != COMPUTED)
 
 
 def fill(
@@ -328,8 +328,10 @@ def fill(
         printed = {} if layout.stands_for else of_table(layout.id)
     if printed and any(cell.address.model == STAND_IN for cell in layout.cells):
         raise ConfigError(f"{layout.id} is filled by the embedded model: no printed number stands beside it")
-    own = fulls_of(layout, printed)
-    fulls = [full_of(cell, own, layout.paper) if cell.address.printed in printed else None for cell in layout.cells]
+    printed_fulls = fulls_of(layout, printed)
+    fulls = [
+        full_of(cell, printed_fulls, layout.paper) if cell.address.printed in printed else None for cell in layout.cells
+    ]
     needed = [at for full in fulls if full is not None for at in full.cell.needed]
     reader = EvidenceReader(evidence, [*layout.needed, *needed])
     cells = [filled(layout, cell, printed.get(cell.address.printed), reader) for cell in layout.cells]
@@ -346,17 +348,17 @@ def _order(
     """Judge the printed leads over the strongest baseline, and count the signs of all other pairs."""
     leads, same, other = [], 0, 0
     for group in _columns(cells):
-        own = [one for one in group if layout.own(one.cell)]
-        rest = [one for one in group if not layout.own(one.cell)]
+        proposed = [one for one in group if layout.proposes(one.cell)]
+        baselines = [one for one in group if not layout.proposes(one.cell)]
         sign = -1 if lower_is_better(group[0].cell.address.metric) else 1
         claimed: list[FilledCell] = []
-        if len(own) == 1 and rest:
-            best = max(rest, key=lambda one: sign * one.printed_number)
-            printed = sign * (own[0].printed_number - best.printed_number)
+        if len(proposed) == 1 and baselines:
+            best = max(baselines, key=lambda one: sign * one.printed_number)
+            printed = sign * (proposed[0].printed_number - best.printed_number)
             if printed > 0:
-                claimed, ours = [own[0], best], _paired(reader, own[0], best, sign)
+                claimed, ours = [proposed[0], best], _paired(reader, proposed[0], best, sign)
                 verdict = lead(*((None, None) if ours is None else (ours.low, ours.high)))
-                leads.append(Lead(own[0].cell, best.cell, printed, verdict, ours))
+                leads.append(Lead(proposed[0].cell, best.cell, printed, verdict, ours))
         for a, b in combinations(group, 2):
             if claimed and {id(a), id(b)} == {*map(id, claimed)}:
                 continue

@@ -115,8 +115,8 @@ class TableLayout:
         """`MM-ShiftKV Table 1`."""
         return "Stand-in" if self.stands_for else f"{PAPERS[self.paper]} {self.number}"
 
-    def own(self, cell: TableCell) -> bool:
-        """Tell whether a cell holds the paper's own method, not a baseline; a stand-in has no such method."""
+    def proposes(self, cell: TableCell) -> bool:
+        """Tell whether a cell holds the paper's proposed method, not a baseline; a stand-in has no such method."""
         name = cell.address.method.name
         return not self.stands_for and (name == self.paper or name.startswith(f"{self.paper}_"))
 

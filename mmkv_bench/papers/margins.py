@@ -161,10 +161,10 @@ def _rival(layout: TableLayout, cell: TableCell, number: float, relative: bool) 
     proposed, baselines = (methods.get(_column(at), {}) for methods in _columns(layout.paper)[:2])
     unchanged = {name: value for name, value in proposed.items() if "(" not in name}
     # ablations only where the method itself is not printed
-    rivals = baselines if layout.own(cell) else unchanged or proposed
+    rivals = baselines if layout.proposes(cell) else unchanged or proposed
     if not rivals:
         return "", None
-    if layout.own(cell):
+    if layout.proposes(cell):
         name = (min if lower_is_better(at.metric) else max)(rivals, key=rivals.__getitem__)
     else:
         name = min(rivals, key=lambda one: abs(rivals[one] - number))
@@ -197,7 +197,7 @@ def _columns(paper: str) -> tuple[_Methods, _Methods, Mapping[tuple[str, ...], f
             if at.method.base == "full":
                 full.setdefault(_column(at, False), printed.number)
             else:
-                methods = proposed if layout.own(cell) else baselines
+                methods = proposed if layout.proposes(cell) else baselines
                 methods.setdefault(_column(at), {}).setdefault(str(at.method), printed.number)
     return proposed, baselines, full
 

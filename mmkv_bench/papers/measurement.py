@@ -90,13 +90,11 @@ def average(parts: Sequence[Measurement]) -> Measurement:
         if complete and state == NOT_RUN:
             return replace(joint, state=PART, why=f"{complete} of {len(parts)} parts")
         return replace(joint, state=state, why=next(part.why for part in parts if part.state == state))
-    whole = _wider(mean([Mean(part.number, part.low, part.high) for part in parts]), parts)
+    total = _wider(mean([Mean(part.number, part.low, part.high) for part in parts]), parts)
     n = sum(part.n for part in parts)
     return replace(
         joint,
-        value=whole.value,
-        low=whole.low,
-        high=whole.high,
+        **{name: getattr(total, name) for name in ("value", "low", "high")},
         n=n,
         of=n,
         seeds=_by_seed(parts, lambda values: sum(values) / len(values)),

@@ -27,7 +27,6 @@ from mmkv_bench.papers.address import (
     NONE,
     SYNTHETIC,
     Address,
-    MethodSettings,
     file_of,
     is_group,
     members,
@@ -98,7 +97,7 @@ def commands(addresses: Iterable[Address]) -> list[str]:
         key: tuple[object, ...] = (command(one),)
         if one.runs and one.metric in DIAGNOSTICS:
             conditions = (one.reading, one.frames, one.samples, one.max_new_tokens)
-            key = (one.metric, one.model, one.dataset, *conditions, one.method.given)
+            key = (one.metric, one.model, one.dataset, *conditions, one.method.settings)
         groups.setdefault(key, []).append(one)
     lines = (_diagnose(group) if len(key) > 1 else str(*key) for key, group in groups.items())
     return list(dict.fromkeys(filter(None, lines)))
@@ -288,14 +287,10 @@ def _cells(at: Address) -> list[Address]:
     for method in filter(None, (at.method, at.minus)):
         reading = "paper" if method.base == "full" else at.reading
         one = replace(at, metric="", method=method, minus=None, samples=None, reading=reading)
-        cells += [replace(one, seeds=(seed,)) for seed in (at.seeds if _is_drawn(method) else (0,))]
+        scorer = str(content("method", method.name).get("scorer"))
+        seeds = at.seeds if any(name in scorer for name in _DRAWN) else (0,)
+        cells += [replace(one, seeds=(seed,)) for seed in seeds]
     return cells
-
-
-@cache
-def _is_drawn(method: MethodSettings) -> bool:
-    scorer = content("method", method.name).get("scorer")
-    return any(name in str(scorer) for name in _DRAWN)
 
 
 def _planned(cells: Sequence[Address], device: PlanDevice) -> PlannedPrefills:

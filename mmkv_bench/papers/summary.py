@@ -132,29 +132,21 @@ def _row(paper: str, tables: Sequence[FilledTable]) -> list[str]:
     comparable = int(values["status"].isin([printed.COMPARABLE, printed.OPEN]).sum())
     cells = [(table.layout.id, one) for table in tables for one in table.cells]
     states = sum((table.states for table in tables), Counter[str]())
-    counts = [len(values), comparable, sum(_is_blind(one) for _, one in cells), states[MEASURED], states[COMPUTED]]
-    words = [sum((table.verdicts(own) for table in tables), Counter[str]()) for own in (True, False)]
+    limits = [one.tolerance for _, one in cells if one.printed and one.printed.status in (COMPARABLE, OPEN)]
+    blind = sum(limit is not None and not limit.informative for limit in limits)
+    counts = [len(values), comparable, blind, states[MEASURED], states[COMPUTED]]
+    words = [sum((table.verdicts(proposed) for table in tables), Counter[str]()) for proposed in (True, False)]
     levels = [", ".join(str(count[word]) for word in (AGREES, DIFFERS, UNDECIDED)) for count in words]
     drops = [one.drop.word for _, one in cells if one.drop is not None and one.counted]
     leads = [lead.verdict.word for table in tables for lead in table.leads]
     gates = _gates(paper)
-    passed = sum(_passes(table, one, gates) for table, one in cells)
+    agreeing = [(table, one.cell.address) for table, one in cells if one.verdict and one.verdict.word == AGREES]
+    fulls = [(at.model, table, at.dataset, at.metric) for table, at in agreeing if at.method.base == "full"]
+    passed = sum(full in gates for full in fulls)
     shares = [
         f"{drops.count(AGREES)} of {len(drops)}", f"{leads.count(CONFIRMED)} of {len(leads)}", f"{passed} of {len(gates)}"
     ]  # fmt: skip
     return [PAPERS[paper], *map(str, counts), *levels, *shares]
-
-
-def _is_blind(one: FilledCell) -> bool:
-    """Tell whether the tolerance of a cell, of those that are judged, allows no verdict."""
-    judged = one.printed is not None and one.printed.status in (printed.COMPARABLE, printed.OPEN)
-    return judged and one.tolerance is not None and not one.tolerance.informative
-
-
-def _passes(table: str, one: FilledCell, gates: Sequence[tuple[str, ...]]) -> bool:
-    at = one.cell.address
-    agrees = one.verdict is not None and one.verdict.word == AGREES and at.method.base == "full"
-    return agrees and (at.model, table, at.dataset, at.metric) in gates
 
 
 @cache

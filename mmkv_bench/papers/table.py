@@ -120,13 +120,7 @@ def cells_of(filled: FilledTable, one: FilledCell, reasons: Reasons) -> list[Gri
             printed += ", ratio {:.3g} / {:.3g}".format(*one.ratio)
         elif one.shown:
             printed += f", {one.shown[0] - one.shown[1]:+.{_digits(one.known.half)}f}"
-        state = (
-            ""
-            if ours.state == MEASURED
-            else f"{ours.state} ({ours.why}): "
-            if ours.state == PART
-            else f"{ours.state}: "
-        )
+        state = {MEASURED: "", PART: f"{PART} ({ours.why}): "}.get(ours.state, f"{ours.state}: ")
         judged = _judged(cells[0], ours, one.verdict, reasons)
         cells[0] = replace(judged, text=f"{state}{cells[0].text}{printed}")
     cells[0] = replace(cells[0], details=details(filled, one))
@@ -292,8 +286,10 @@ def _missing(filled: FilledTable) -> str:
 
 def _verdicts(filled: FilledTable) -> list[str]:
     """Count the verdicts on levels, drops, leads and pairs."""
-    owners = {f"{filled.layout.paper}'s own method": True, "all others": False}
-    levels = [f"{who}: {words}" for who, own in owners.items() if (words := _counts(filled.verdicts(own), WORDS))]
+    groups = {f"{filled.layout.paper}'s own method": True, "all others": False}
+    levels = [
+        f"{who}: {words}" for who, proposed in groups.items() if (words := _counts(filled.verdicts(proposed), WORDS))
+    ]
     now = versions()[-1]
     notes = [f"levels by version {now.version} of the margins ({now.fixed}), {'; '.join(levels)}."] if levels else []
     for counted, remark in ((True, ""), (False, ", not counted since full does not agree")):

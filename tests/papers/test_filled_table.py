@@ -107,7 +107,7 @@ def test_rows_meet_cells_by_parameters_whatever_they_are_called(tmp_path):
     ]
     found = page(root, stored(tmp_path, *every, name="readings"))
     one = cell(found, "cutoff_gamma=0.3")
-    assert one.verdict.word == "differs" and found.verdicts(own=True) == {"agrees": 1, "differs": 1}
+    assert one.verdict.word == "differs" and found.verdicts(proposed=True) == {"agrees": 1, "differs": 1}
     assert text(one).endswith(" differs †; per head 62.5 differs; unrotated keys 25.0 agrees"), (
         "a word for each number shown"
     )
@@ -184,7 +184,7 @@ def test_what_needs_no_weights_is_computed_and_what_needs_them_says_so():
         sorted(one.verdict.word for one in sizes)
         == ["agrees"] * 7 + ["not comparable", "undecided"] + ["uninformative"] * 3
     )
-    assert not found.verdicts(own=True) and not found.verdicts(own=False), (
+    assert not found.verdicts(proposed=True) and not found.verdicts(proposed=False), (
         "what is computed proves nothing and is not counted"
     )
     full = cell(found, "64K", "kv_gib", across="FullKV")

@@ -86,7 +86,7 @@ def test_rows_columns_and_across_add_up_to_cells():
     other, parts = meda[-1].readings["released"]
     assert other.reading == "released" and {part.reading for part in parts} == {"released"}
     assert not any(cell.readings for cell in made.cells if cell.row == 2)
-    assert made.own(meda[0]) and not made.own(mean)
+    assert made.proposes(meda[0]) and not made.proposes(mean)
 
 
 @each(

@@ -116,7 +116,7 @@ def test_no_baseline_and_no_effect_agrees_in_the_place_of_a_papers_own_number():
             at, printed = cell.address, values.get(cell.address.printed)
             if printed is None or printed.number is None or not has_numbers(at.metric):
                 continue
-            if printed.status not in (COMPARABLE, OPEN) or not (spec.own(cell) or at.minus):
+            if printed.status not in (COMPARABLE, OPEN) or not (spec.proposes(cell) or at.minus):
                 continue
             held = tolerance(spec, cell, printed)
             _, gap = _rival(spec, cell, printed.number, held.relative)
