@@ -1,8 +1,8 @@
 """Keeps keys and passwords out of rows, logs and trackers.
 
-A secret is known by where it stands (under a name such as `api_key`, in an address) or by its value (an environment variable
-of such a name, wherever an interpolation or an error message put it); a value is found in the encodings in which servers and
-libraries echo it, too.
+A secret is recognised in two ways. By the name that it stands under, such as `api_key`, or its place in an address. By its
+value, where an environment variable of such a name has it: values are recognised wherever an interpolation or an error message
+put them, also in the encodings that servers and libraries echo.
 """
 
 from __future__ import annotations

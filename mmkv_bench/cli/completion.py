@@ -87,7 +87,7 @@ def _offered(before: list[str], last: str) -> list[str]:
 
 
 def _settings(before: Sequence[str], last: str) -> list[str]:
-    """Settings that begin with `last`; in a list, `method=[full,sn`, the element that is being written."""
+    """Complete `last`. Inside a list, such as `method=[full,sn`, only the unfinished element is completed."""
     from mmkv_bench.config.compose import completions
 
     opened = re.fullmatch(r"(?P<key>[\w.]+=)\[(?P<done>(.*,)?)(?P<part>\w*)", last)

@@ -37,7 +37,7 @@ class Context:
 
     @property
     def candidate_types(self) -> Tensor | None:
-        """int ``[n]``."""
+        """Token type of each candidate, int ``[n]``; None where no types are known."""
         return None if self.types is None else self.types[: self.candidates]
 
 

@@ -72,7 +72,7 @@ def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def taken_by(node: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return, for each parameter of an expanded node, (class, argument) of the first part that refers to it."""
+    """Map each parameter of an expanded node to (class, argument) of the first part that uses it."""
     takers: dict[str, tuple[str, str]] = {}
     for part in FOLDERS:
         for depth, target, argument, value in _arguments(node.get(part), 1):

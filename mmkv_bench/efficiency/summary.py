@@ -143,7 +143,10 @@ def _memory(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
-    """The limit of each number: MBU and MFU, the roofline's time of a step, and what of a longer prompt's bytes a step shows."""
+    """Set limits next to the numbers: MBU, MFU, and the roofline time of a step.
+
+    `kv_bandwidth` is the rate at which the extra bytes of a longer prompt lengthen a step.
+    """
     import pandas as pd
 
     nothing = pd.Series(float("nan"), lines.index)

@@ -177,7 +177,7 @@ class Evidence:
         return -len(key.mismatches), key.version, sum(answers.values()), newest
 
     def cell(self, row: int) -> tuple[int, str]:
-        """Return the store's number and the hash of a cell."""
+        """Return the index of a cell's store, and the cell's hash."""
         return int(self.cells["store"].iloc[row]), str(self.cells["cell"].iloc[row])
 
     def source(self, row: int) -> str:

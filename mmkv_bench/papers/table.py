@@ -58,7 +58,7 @@ def frame(filled: Sequence[FilledTable]) -> pd.DataFrame:
 
 
 def paper_table(filled: FilledTable) -> Table:
-    """Build the table of a filled table."""
+    """Lay out a `FilledTable` for print."""
     layout, reasons = filled.layout, Reasons()
     order = "measured [95%]" if layout.stands_for else "measured / printed, difference [95% of measured] verdict"
     grids = [_grid(filled, block, reasons) for block in range(len(layout.blocks))]

@@ -73,7 +73,7 @@ _OF_NOTEBOOKS = ("dt_url", "connected", "display_logo_when_loading")
 
 
 def text_field(text: str | None, markup: str | None = None) -> Field:
-    """A field that sorts as people do: `m2` before `m10`. markup: shown in the text's place."""
+    """A field that sorts in natural order: `m2` before `m10`. markup: displayed instead of the text."""
     return (text or "") if markup is None else markup, _order(text or "")
 
 

@@ -136,8 +136,8 @@ class Store(StoreFolder):
     def write_cells(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Store cells that are new; a stored cell keeps its first row.
 
-        Secrets in `config`, `model`, `parameters` and `generation` are redacted; the cell's hash, which the caller made,
-        covers what they are. Raises StoreError when a stored cell of the same hash differs in a column
+        Secrets in `config`, `model`, `parameters` and `generation` are redacted. The caller computes the cell's hash from the
+        values before that. Raises StoreError when a stored cell of the same hash differs in a column
         that the hash covers.
         """
         stamps = {"schema_version": SCHEMA_VERSION, "created_at": datetime.now(UTC)}

@@ -130,10 +130,10 @@ class Sweep:
     """Common part of the tables of one context and kind of budget, whatever the metric.
 
     groups: (label, budget) -> cells, method by method, budgets as texts in their own order.
-    config: that of one of the cells that knows of gates, preferably full's; None where none does.
+    config: configuration of a cell that records admission checks, of `full` if it does; None where no cell does.
     full: names of the cells of `full`. calibrations: what the artefacts of each calibrated line were made of, by label.
-    versions: label -> budget -> versions of the method's numbers, the shown one first; of lines with more than one.
-    cpus: kind of CPU -> cells that were made beside it; empty where rows do not tell.
+    versions: label -> budget -> versions of the method, the shown one first; only for lines with several versions.
+    cpus: kind of CPU -> cells made on it; empty where rows do not record it.
     random_weights: some of the cells were made with random weights.
     """
 

@@ -90,7 +90,7 @@ class DecodePolicy(ABC):
         """The layer that takes the place of the full one."""
 
     def method_version(self, method: Composed) -> int:
-        """Version of this part's numbers, from 1; see ``Scorer.method_version``."""
+        """Version of the results that this part produces, from 1; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, entries: int) -> tuple[str, ...]:
