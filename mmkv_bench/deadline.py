@@ -28,11 +28,11 @@ def time_limit(seconds: float | None, what: str) -> Iterator[None]:
     if seconds is None:
         yield
         return
-    start, late = time.monotonic(), GenerationTimeout(f"{what} ran past timeout_s")
-    with _alarm(seconds, late):
+    start, timeout_error = time.monotonic(), GenerationTimeout(f"{what} ran past timeout_s")
+    with _alarm(seconds, timeout_error):
         yield
     if time.monotonic() - start > seconds:
-        raise late
+        raise timeout_error
 
 
 @contextmanager

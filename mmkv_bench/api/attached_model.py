@@ -147,11 +147,11 @@ class SessionReport:
             return f"failed: {self.entries_resident} entries are stored where {self.entries_planned} were selected"
         if self.entries_asked is None:
             return "passed: no budget"
-        over = self.entries_resident - self.entries_asked
-        if over > 0:
+        excess = self.entries_resident - self.entries_asked
+        if excess > 0:
             why = f"as {self.method} says of itself" if self.allowed_over else "which nothing allows"
-            return f"{'passed' if self.allowed_over else 'failed'}: {over} entries over the budget, {why}"
-        return "passed: exactly the budget" if not over else f"passed: {-over} entries below the budget"
+            return f"{'passed' if self.allowed_over else 'failed'}: {excess} entries over the budget, {why}"
+        return "passed: exactly the budget" if not excess else f"passed: {-excess} entries below the budget"
 
     def __str__(self) -> str:
         name = self.method if self.budget is None else f"{self.method}@{self.budget}"

@@ -127,11 +127,11 @@ def head_scores(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[s
         )
     layers, heads = family.num_layers, family.num_query_heads
     wanted = {f"{layer}-{head}" for layer in range(layers) for head in range(heads)}
-    strange = [key for key in heads_of_file if not _HEAD.fullmatch(key) or key not in wanted]
-    if strange or len(heads_of_file) != len(wanted):
+    unknown_keys = [key for key in heads_of_file if not _HEAD.fullmatch(key) or key not in wanted]
+    if unknown_keys or len(heads_of_file) != len(wanted):
         raise CalibrationError(
             f"{name} has scores of {len(heads_of_file)} heads"
-            + (f", {strange[0][:20]!r} among them" if strange else "")
+            + (f", {unknown_keys[0][:20]!r} among them" if unknown_keys else "")
             + f", and the model has {layers} layers of {heads} heads, 0-0 to {layers - 1}-{heads - 1}"
         )
     samples = {key: _numbers(values, name, f"head {key}") for key, values in heads_of_file.items()}

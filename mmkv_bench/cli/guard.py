@@ -101,12 +101,12 @@ class SanitizingStream:
 def _harmless_output() -> Iterator[None]:
     """Standard output as a `SanitizingStream`, while a verb works."""
     before = sys.stdout
-    mine: Any = before if before is None or isinstance(before, SanitizingStream) else SanitizingStream(before)
-    sys.stdout = mine
+    sanitized: Any = before if before is None or isinstance(before, SanitizingStream) else SanitizingStream(before)
+    sys.stdout = sanitized
     try:
         yield
     finally:
-        if sys.stdout is mine:
+        if sys.stdout is sanitized:
             sys.stdout = before
 
 

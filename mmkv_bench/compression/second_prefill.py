@@ -74,9 +74,9 @@ def prefilled_again(
     entries = []
     for layer, index in zip(layers, kept, strict=True):
         index = index.to(layer.device)
-        wide = index.clamp_min(0).unsqueeze(-1)
+        gather_index = index.clamp_min(0).unsqueeze(-1)
         keys, values = (
-            stored.gather(2, wide.expand(-1, -1, -1, stored.shape[-1])).masked_fill(index[..., None] < 0, 0)
+            stored.gather(2, gather_index.expand(-1, -1, -1, stored.shape[-1])).masked_fill(index[..., None] < 0, 0)
             for stored in (layer.keys, layer.values)
         )
         entries.append((keys, values))

@@ -342,8 +342,8 @@ class Session:
         future = last + offsets.to(last)
         if future.ndim == 2 and getattr(self.text.rotary_emb, "mrope_section", None) is not None:
             future = future.expand(3, *future.shape)
-        like = torch.zeros(1, dtype=torch.float32, device=last.device)
-        cos, sin = self.text.rotary_emb(like, future)
+        dtype_probe = torch.zeros(1, dtype=torch.float32, device=last.device)
+        cos, sin = self.text.rotary_emb(dtype_probe, future)
         return cos[0], sin[0]
 
     @property

@@ -135,18 +135,18 @@ class VarlenLayer(CompressedLayer):
         the others where they stand."""
         if not self.folded:
             return super().update(key_states, value_states, *args, **kwargs)
-        new = key_states.shape[2]
-        if self._appended + new > self._slack:
+        n_new = key_states.shape[2]
+        if self._appended + n_new > self._slack:
             self._unfold()
-            self._make_room(new)
+            self._make_room(n_new)
             self._fold()
-        counted = torch.arange(new, device=self._ends.device)
-        slots = (self._ends[:, None] + counted).flatten()
+        offsets = torch.arange(n_new, device=self._ends.device)
+        slots = (self._ends[:, None] + offsets).flatten()
         assert self._position_storage is not None
         self._key_storage.index_copy_(0, slots, key_states.flatten(0, 2))
         self._value_storage.index_copy_(0, slots, value_states.flatten(0, 2))
-        self._position_storage.index_copy_(0, slots, (self.seen + counted).int().repeat(len(self._lengths)))
-        self._move_on(new)
+        self._position_storage.index_copy_(0, slots, (self.seen + offsets).int().repeat(len(self._lengths)))
+        self._move_on(n_new)
         return key_states, value_states
 
     def _move_on(self, count: int) -> None:
@@ -281,7 +281,7 @@ def attend(module: Any, query: Tensor, layer: Any, scaling: float, **_: Any) -> 
     from torch.nn.attention.varlen import varlen_attn
 
     read: Sequences = layer.sequences()
-    (batch, heads), new = read.heads, query.shape[2]
+    (batch, heads), n_queries = read.heads, query.shape[2]
     queries = query.unflatten(1, (heads, -1)).transpose(2, 3).flatten(0, 1).flatten(0, 1)  # [N n, Hq / Hkv, D]
     # Flash, whose kernel begins each sequence where it is told and reads no further than it is filled.
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -289,14 +289,14 @@ def attend(module: Any, query: Tensor, layer: Any, scaling: float, **_: Any) -> 
             queries,
             read.keys[:, None],
             read.values[:, None],
-            torch.arange(0, batch * heads * new + 1, new, dtype=torch.int32, device=query.device),
+            torch.arange(0, batch * heads * n_queries + 1, n_queries, dtype=torch.int32, device=query.device),
             read.starts,
-            new,
+            n_queries,
             read.longest,
             scale=scaling,
-            window_size=(-1, 0) if new > 1 else (-1, -1),
+            window_size=(-1, 0) if n_queries > 1 else (-1, -1),
             enable_gqa=True,
             seqused_k=read.used,
         )
     assert isinstance(output, Tensor), "nothing else was asked for"
-    return output.unflatten(0, (batch, heads, new)).transpose(1, 2).flatten(2, 3), None
+    return output.unflatten(0, (batch, heads, n_queries)).transpose(1, 2).flatten(2, 3), None

@@ -109,9 +109,9 @@ def check_choice(override: Override, extra: tuple[str, ...]) -> None:
         raise ConfigError(f"{text}: {group} takes one name, not a list; allowed: {', '.join(options(group, extra))}")
     for name in names:
         check_option(group, str(name), extra)
-    twice = {str(n) for n in names if names.count(n) > 1}
-    if twice:
-        raise ConfigError(f"{text} names {', '.join(sorted(twice))} more than once; name each {group} once")
+    duplicates = {str(n) for n in names if names.count(n) > 1}
+    if duplicates:
+        raise ConfigError(f"{text} names {', '.join(sorted(duplicates))} more than once; name each {group} once")
 
 
 def check_option(group: str, name: str, extra: tuple[str, ...]) -> None:

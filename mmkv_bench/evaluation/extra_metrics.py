@@ -59,9 +59,9 @@ class RaggedArray:
 
         lists = column.combine_chunks()
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-        there = pc.is_valid(lists).to_numpy(zero_copy_only=False)
+        is_valid = pc.is_valid(lists).to_numpy(zero_copy_only=False)
         flat = lists.flatten().to_numpy(zero_copy_only=False)  # without those of null rows
-        return cls(flat, np.cumsum(lengths) - lengths, lengths, there)
+        return cls(flat, np.cumsum(lengths) - lengths, lengths, is_valid)
 
     def after(self, skipped: np.ndarray) -> RaggedArray:
         """Without the first `skipped`, int [rows], of each row's numbers."""

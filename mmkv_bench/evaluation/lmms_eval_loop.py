@@ -362,14 +362,14 @@ def run_loop(task: ConfigurableMessagesTask, respondent: Respondent, limit: int)
     task.set_config("num_fewshot", task.config.num_fewshot or 0)
     task.set_fewshot_seed(seed=0)
     respondent.task_dict[name] = task.dataset
-    options = argparse.Namespace(output_path=".", process_with_media=False, reasoning_tags=None)
+    cli_args = argparse.Namespace(output_path=".", process_with_media=False, reasoning_tags=None)
     results = evaluator.evaluate(
         lm=respondent,
         task_dict={name: task},
         limit=limit,
         bootstrap_iters=0,
         log_samples=False,
-        cli_args=options,
+        cli_args=cli_args,
         process_docs_parallel=1,
     )
     return results["results"].get(name, {})

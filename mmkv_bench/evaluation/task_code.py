@@ -121,14 +121,14 @@ def _reached(folder: Path) -> dict[str, Path]:
     """Name -> file of the code beside a YAML, of packages below that it imports, and of modules elsewhere that are no installed
     packages; of these as far as this process finds them, as it does once the task was imported."""
     files = {file.name: file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and file.is_file()}
-    below = {part.name for part in folder.iterdir() if part.is_dir() and part.name[0] != "."}
-    waiting, visited = list(files.values()), {file.partition(".")[0] for file in files} - below | {ANY}
+    subfolders = {part.name for part in folder.iterdir() if part.is_dir() and part.name[0] != "."}
+    waiting, visited = list(files.values()), {file.partition(".")[0] for file in files} - subfolders | {ANY}
     while waiting:
         reading = _reading(waiting.pop().read_bytes())
-        names = (reading.imports | (below if ANY in reading.imports else set())) - visited
+        names = (reading.imports | (subfolders if ANY in reading.imports else set())) - visited
         visited |= names
         for name in names:
-            new = _modules(name, folder / name) if name in below else _elsewhere(name)
+            new = _modules(name, folder / name) if name in subfolders else _elsewhere(name)
             files |= new
             waiting += new.values()
     return files

@@ -128,10 +128,10 @@ def token_boxes(
 def check_smaller(one: Family) -> None:
     """Refuse families whose pictures have as many tokens at every size. Raises UnsupportedError."""
     if one.smaller_by is None:
-        able = ", ".join(sorted(kind for kind, other in families().items() if other.smaller_by))
+        supported_families = ", ".join(sorted(kind for kind, other in families().items() if other.smaller_by))
         raise UnsupportedError(
             f"method pixels shows smaller pictures, and {one.name} makes as many tokens of a picture of any size; allowed: "
-            f"{able}, whose tokens follow the resolution; leave pixels out"
+            f"{supported_families}, whose tokens follow the resolution; leave pixels out"
         )
 
 
@@ -179,5 +179,5 @@ def _set_limits(processor: Any, part_name: str, key: str, low: int | None, high:
 
 def _check_takes(model_type: str, kind: str) -> None:
     if kind not in family(model_type).media:
-        able = ", ".join(name for name, one in families().items() if kind in one.media)
-        raise UnsupportedError(f"a {model_type} model takes no {kind}s; models that do: {able}")
+        supported_families = ", ".join(name for name, one in families().items() if kind in one.media)
+        raise UnsupportedError(f"a {model_type} model takes no {kind}s; models that do: {supported_families}")

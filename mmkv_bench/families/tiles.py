@@ -80,8 +80,8 @@ def anyres(
         most_tiles: tiles' worth of tokens beyond which rows and columns are blended; None: any number.
     """
     width, height = size
-    tall, wide = _best_resolution(resolutions, size)
-    rows, columns = per_tile * (tall // edge), per_tile * (wide // edge)
+    tiled_height, tiled_width = _best_resolution(resolutions, size)
+    rows, columns = per_tile * (tiled_height // edge), per_tile * (tiled_width // edge)
     # The model cuts padding off by the aspect of patches, the processor put it there by that of pixels: not quite the same.
     if width / height > columns / rows:
         cut = (rows - int(round(height * (columns / width), 7))) // 2, 0
@@ -92,7 +92,7 @@ def anyres(
         excess = math.sqrt(rows * columns / (most_tiles * per_tile**2))
         if excess > 1.1:
             rows, columns = int(rows // excess), int(columns // excess)
-    return Tiling((wide, tall), cut, (rows, columns))
+    return Tiling((tiled_width, tiled_height), cut, (rows, columns))
 
 
 def anyres_boxes(image: int, size: Size, tiling: Tiling, edge: int, patch: int) -> list[Box | None]:
@@ -101,11 +101,11 @@ def anyres_boxes(image: int, size: Size, tiling: Tiling, edge: int, patch: int) 
     scale = min(padded / side for padded, side in zip(tiling.padded, size, strict=True))
     spans = []
     for padded, side, cut, count in zip(tiling.padded, size, tiling.cut[::-1], tiling.shape[::-1], strict=True):
-        pixels = patches(edge, patch, padded // edge)
-        pixels = pixels[cut : len(pixels) - cut]
+        patch_spans = patches(edge, patch, padded // edge)
+        patch_spans = patch_spans[cut : len(patch_spans) - cut]
         filled = min(math.ceil(side * scale), padded)
-        pixels = pixels if len(pixels) == count else _blended(pixels, count)
-        spans.append(parts(pixels, (padded - filled) // 2, filled))
+        patch_spans = patch_spans if len(patch_spans) == count else _blended(patch_spans, count)
+        spans.append(parts(patch_spans, (padded - filled) // 2, filled))
     across, down = spans
     return grid(image, squashed, squashed) + grid(image, down, across, newline=True)
 

@@ -223,8 +223,8 @@ class Engine:
             measuring.forks(forks, None, gathered)
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
         # cells that keep everything are one and the same fork
-        lent = borrow(group.prefilled, name) if whole else contextlib.nullcontext(gathered())
-        with lent as cache:
+        borrowed_cache = borrow(group.prefilled, name) if whole else contextlib.nullcontext(gathered())
+        with borrowed_cache as cache:
             if deadline is not None and time.monotonic() > deadline:
                 raise GenerationTimeout("gathering the kept entries ran past timeout_s")
             audit(forks, cache.layers, group)

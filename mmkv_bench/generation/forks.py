@@ -88,8 +88,8 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
         context.asked,
     )
     with_answer = cell.compressor.answer_fallbacks(prefilled.answer_steps.get(cell.protocol, 0))
-    late = [*prefilled.fallbacks[key], *cell.compressor.outcome(context), *with_answer]
-    result.fallback = list(dict.fromkeys([*result.fallback, *late]))
+    fallbacks = [*prefilled.fallbacks[key], *cell.compressor.outcome(context), *with_answer]
+    result.fallback = list(dict.fromkeys([*result.fallback, *fallbacks]))
     seconds = prefilled.score_seconds[key] + (0.0 if summary is None else prefilled.score_seconds[summary])
     return Fork(cell, index, result, seconds + now() - start)
 

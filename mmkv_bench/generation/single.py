@@ -279,8 +279,8 @@ def fill_account(result: ForkResult, cell: CellSpec, lengths: Lengths, session: 
     fill_asked(result, cell, lengths, kept[0].shape[0] * len(kept), types)
     if cell.evicts(lengths.reduced):
         context = Context(cell.entries(lengths.reduced), lengths.reduced, lengths.refed, types, made.summaries[0])
-        late = [*made.observed[0], *compressor.outcome(context), *compressor.answer_fallbacks(made.answer_steps)]
-        result.fallback = list(dict.fromkeys([*result.fallback, *late]))
+        fallbacks = [*made.observed[0], *compressor.outcome(context), *compressor.answer_fallbacks(made.answer_steps)]
+        result.fallback = list(dict.fromkeys([*result.fallback, *fallbacks]))
     # Counted from the tensors right after the reduction; a token that is fed again will take one entry per head.
     counted = [made.accounts[layer][0] for layer in range(len(kept))]
     fill_stored(result, cell, lengths, kept, counted, made.slot_nbytes)

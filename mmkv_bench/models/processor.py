@@ -219,8 +219,10 @@ def _check(size: int, special_tokens: Mapping[str, int], settings: Mapping[str, 
     if size < BYTES + len(ids):
         raise ConfigError(f"a vocabulary of {size} has no room for 256 bytes and {len(ids)} special tokens; enlarge it")
     named = [settings.get(role) for role in ROLES] + list((settings.get("extra_special_tokens") or {}).values())
-    homeless = [text for text in named if text and text not in special_tokens]
-    if homeless:
-        raise ConfigError(f"tokens {homeless} of model.processor.tokenizer have no id; add them to special_tokens")
+    texts_without_token = [text for text in named if text and text not in special_tokens]
+    if texts_without_token:
+        raise ConfigError(
+            f"tokens {texts_without_token} of model.processor.tokenizer have no id; add them to special_tokens"
+        )
     if settings.get("add_bos_token") and not settings.get("bos_token"):
         raise ConfigError("model.processor.tokenizer.add_bos_token=true needs bos_token")

@@ -129,12 +129,12 @@ def column_of(address: Address) -> PublishLocation:
 
 def fulls_of(layout: TableLayout, printed: Mapping[tuple[str, ...], Printed]) -> dict[PublishLocation, PrintedFull]:
     """Return the full caches of a table by all that a method beside them shares, conditions and parts of means included."""
-    fulls: dict[PublishLocation, PrintedFull] = {}
+    full_cells: dict[PublishLocation, PrintedFull] = {}
     for cell in layout.cells:
         one = printed.get(cell.address.printed)
         if one is not None and one.number is not None and is_full(cell) and has_numbers(cell.address.metric):
-            fulls.setdefault(_place(cell), PrintedFull(layout, cell, one))
-    return fulls
+            full_cells.setdefault(_place(cell), PrintedFull(layout, cell, one))
+    return full_cells
 
 
 def full_of(cell: TableCell, fulls: Mapping[PublishLocation, PrintedFull], paper: str) -> PrintedFull | None:
@@ -159,9 +159,9 @@ def _place(cell: TableCell) -> PublishLocation:
 def _fulls_of_paper(paper: str) -> Mapping[PublishLocation, PrintedFull]:
     """Return those of all tables of a paper; where several print one, the first whose number is compared with ours."""
     layouts = [layout for layout in map(load, table_ids()) if layout.paper == paper]
-    fulls = [one for layout in layouts for one in fulls_of(layout, of_table(layout.id)).values()]
-    fulls.sort(key=lambda one: one.printed.status not in (COMPARABLE, OPEN, RATIOS))
-    return {_place(one.cell): one for one in reversed(fulls)}
+    full_cells = [one for layout in layouts for one in fulls_of(layout, of_table(layout.id)).values()]
+    full_cells.sort(key=lambda one: one.printed.status not in (COMPARABLE, OPEN, RATIOS))
+    return {_place(one.cell): one for one in reversed(full_cells)}
 
 
 def filled(layout: TableLayout, cell: TableCell, printed: Printed | None, reader: EvidenceReader) -> FilledCell:
@@ -329,13 +329,13 @@ def fill(
     if printed and any(cell.address.model == STAND_IN for cell in layout.cells):
         raise ConfigError(f"{layout.id} is filled by the embedded model: no printed number stands beside it")
     printed_fulls = fulls_of(layout, printed)
-    fulls = [
+    full_cells = [
         full_of(cell, printed_fulls, layout.paper) if cell.address.printed in printed else None for cell in layout.cells
     ]
-    needed = [at for full in fulls if full is not None for at in full.cell.needed]
+    needed = [at for full in full_cells if full is not None for at in full.cell.needed]
     reader = EvidenceReader(evidence, [*layout.needed, *needed])
     cells = [filled(layout, cell, printed.get(cell.address.printed), reader) for cell in layout.cells]
-    cells = [judged(one, full, reader) for one, full in zip(cells, fulls, strict=True)]
+    cells = [judged(one, full, reader) for one, full in zip(cells, full_cells, strict=True)]
     leads, pairs = _order(layout, cells, reader)
     rows = sorted({row for one in cells for row in one.measured.rows})
     sources = {row: evidence.source(row) for row in rows}

@@ -296,13 +296,13 @@ def _readings(
         timed = cell.address.dataset in SYNTHETIC
         if cell.address.method.unbudgeted or timed or not _has(keys, changed.pop("only", {})):
             continue
-        laid = {**keys, **changed, "with": {**(keys.get("with") or {}), **(changed.get("with") or {})}}
+        merged_keys = {**keys, **changed, "with": {**(keys.get("with") or {}), **(changed.get("with") or {})}}
         try:
-            at = address(laid)
+            at = address(merged_keys)
         except ConfigError as error:
             raise ConfigError(f"reading {name!r}: {error}") from None
         if at != cell.address:
-            readings[name] = (at, _parts(layout, laid, at, layout.columns[cell.column], row, name))
+            readings[name] = (at, _parts(layout, merged_keys, at, layout.columns[cell.column], row, name))
     return readings
 
 

@@ -171,8 +171,8 @@ def _claims(tables: Sequence[FilledTable]) -> tuple[str, str]:
         claim = one.claim
         quote = f"... {' '.join(claim.quote.replace('|', ' ').split())} ..."
         states = f"{claim.how} {claim.number:g}".removeprefix("ambiguous ")
-        ours = "-" if one.ours is None else f"{one.ours:.4g}"
-        lines.append([PAPERS[claim.paper], quote, states, ours, signed(one.word), claim.table])
+        ours_text = "-" if one.ours is None else f"{one.ours:.4g}"
+        lines.append([PAPERS[claim.paper], quote, states, ours_text, signed(one.word), claim.table])
         ambiguous += [f"- {quote}: {claim.why}."] if claim.why else []
     return aligned(["paper", "sentence", "states", "ours", "word", "table"], lines), "\n".join(ambiguous)
 

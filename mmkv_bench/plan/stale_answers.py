@@ -90,12 +90,12 @@ def _require_retry(plan: Plan, part: DatasetShare, changed: pa.Table) -> None:
     limit = plan.answering.selection.limit
     if again and (limit is None or pc.max(changed["doc_id"]).as_py() < limit):
         return
-    beyond = f" (limit={limit} leaves some of them out: leave it out too)" if again else ""
+    limit_hint = f" (limit={limit} leaves some of them out: leave it out too)" if again else ""
     raise ConfigError(
         f"{_counted(changed)} of {part.dataset} are for prompts that differ from those its data make now, because pictures, "
         "videos or other files that its rows name have changed; "
         f"retry=[{CHANGED}] answers these samples again in the cells of this "
-        f"run{beyond}, or restore the files, or give another folder (out=<folder>)"
+        f"run{limit_hint}, or restore the files, or give another folder (out=<folder>)"
     )
 
 

@@ -68,12 +68,16 @@ class ScoreView:
     def leaders(self, budget: str) -> Markup | str:
         """The methods of which none is proven better, with their best score; `-` for none, "" where nobody has this budget."""
         lines = [line for line in self.lines if line["budget"] == budget]
-        best = [line for line in lines if line["best"] and line["value"] is not None]
-        if not best:
+        best_lines = [line for line in lines if line["best"] and line["value"] is not None]
+        if not best_lines:
             return "-" if lines else ""
-        words = f"{len(best)} not told apart" if len(best) > 3 else ", ".join(line["label"] for line in best)
-        top = (min if lower_is_better(self.metric) else max)(line["value"] for line in best)
-        all_of_them = "\n".join(f"{line['label']} {_score_words(line)}" for line in best)
+        words = (
+            f"{len(best_lines)} not told apart"
+            if len(best_lines) > 3
+            else ", ".join(line["label"] for line in best_lines)
+        )
+        top = (min if lower_is_better(self.metric) else max)(line["value"] for line in best_lines)
+        all_of_them = "\n".join(f"{line['label']} {_score_words(line)}" for line in best_lines)
         return Markup('<span title="{}">{} <span class="quiet">{}</span></span>').format(all_of_them, words, score(top))
 
     def curve_numbers(self) -> tuple[list[str], list[list[str]]]:

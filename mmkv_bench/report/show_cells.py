@@ -262,8 +262,8 @@ def _scores(console: Console, cells: StoreCells, cell: str) -> None:
     rows.sort(key=lambda row: (first.index(row["metric"]) if row["metric"] in first else len(first), row["metric"]))
     lines = []
     for row in rows:
-        less = "" if row["difference"] is None else signed(row["difference"])
-        gap = " ".join(filter(None, (less, interval_text(row["difference_low"], row["difference_high"]))))
+        difference_text = "" if row["difference"] is None else signed(row["difference"])
+        gap = " ".join(filter(None, (difference_text, interval_text(row["difference_low"], row["difference_high"]))))
         ends = interval_text(row["low"], row["high"])
         lines.append([row["metric"], f"{row['n_ok']} of {row['n']}", score(row["value"]), ends, gap])
     table(console, ["metric", "ok", "value", "95% interval", "minus full"], lines, right=("ok", "value"))

@@ -26,12 +26,16 @@ def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str,
     """
     columns = ("device", "cpu", "dtype", "versions")
     for row in store.cells(cells, columns).select(columns).group_by(list(columns)).aggregate([]).to_pylist():
-        begun, here = ({"device": one["device"]} for one in (row, own))
-        for side, one in ((begun, row), (here, own)):
+        stored_settings, current_settings = ({"device": one["device"]} for one in (row, own))
+        for side, one in ((stored_settings, row), (current_settings, own)):
             side["cpu"] = processor(one["device"], one["cpu"], row["dtype"], times)
             side["lmms-eval"] = json.loads(one["versions"]).get("lmms_eval")
-        if begun != here:
-            told = ", ".join(f"{name} {begun[name]} (here {here[name]})" for name in begun if begun[name] != here[name])
+        if stored_settings != current_settings:
+            told = ", ".join(
+                f"{name} {stored_settings[name]} (here {current_settings[name]})"
+                for name in stored_settings
+                if stored_settings[name] != current_settings[name]
+            )
             raise StoreError(
                 f"cells of this run were begun under {store.root} with {told}, and a cell that mixes them tells nothing of "
                 "either: continue there, or give another folder (out=<folder>)"

@@ -82,8 +82,8 @@ def carry_out(plan: Plan) -> int:
     done = {part.dataset: coverage.count(part) for part in plan.parts}
     print(card(plan, done, prompts, loaded, beside, columns(sys.stdout)), flush=True)
     specs = {part.dataset: part.spec for part in plan.parts}
-    anew = plan.stage == "score"
-    stale = unscored(store, plan.cells, judge, rows, specs, undigested=anew) if scoring else []
+    rescores = plan.stage == "score"
+    stale = unscored(store, plan.cells, judge, rows, specs, undigested=rescores) if scoring else []
     if not generating:  # nothing to follow
         track = NoTracker()
     track.start(described(plan.resolved, plan.cells))

@@ -253,10 +253,10 @@ def lanes(sizes: Sequence[int], most: int) -> list[tuple[int, int | None]]:
     largest = [max(sizes[lane::count]) for lane in range(count)]
     shares = [1] * count
     for _ in range(most - count):
-        needy = [lane for lane in range(count) if shares[lane] < largest[lane]]
-        if not needy:
+        lanes_below_largest = [lane for lane in range(count) if shares[lane] < largest[lane]]
+        if not lanes_below_largest:
             break
-        shares[min(needy, key=lambda lane: shares[lane] / largest[lane])] += 1
+        shares[min(lanes_below_largest, key=lambda lane: shares[lane] / largest[lane])] += 1
     return [(shares[place % count], place - count if place >= count else None) for place in range(len(sizes))]
 
 

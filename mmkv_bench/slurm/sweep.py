@@ -229,5 +229,5 @@ def _last_words(log: Path) -> str:
         )
     lines = [line for line in lines if not _ENDED.match(line)]
     own = [line for line in lines if line.startswith(("mmkv_bench: ", "slurmstepd: ", "srun: "))]
-    said = (own or lines or ["it said nothing"])[-1].removeprefix("mmkv_bench: ")
-    return f"{said[:300]}; see {log}"
+    last_message = (own or lines or ["it said nothing"])[-1].removeprefix("mmkv_bench: ")
+    return f"{last_message[:300]}; see {log}"

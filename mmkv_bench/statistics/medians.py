@@ -45,15 +45,15 @@ def medians(values: np.ndarray, groups: np.ndarray, clusters: np.ndarray, count:
     some = n > 0
     made = {name: np.full(count, np.nan) for name in ("median", "low", "high", "level")}
     made["median"][some] = (values[(start + (n - 1) // 2)[some]] + values[(start + n // 2)[some]]) / 2
-    width = int(clusters.max(initial=0)) + 1
-    pairs, pair = np.unique(groups * width + clusters, return_inverse=True)
-    distinct = np.bincount(pairs // width, minlength=count)
+    n_cluster_ids = int(clusters.max(initial=0)) + 1
+    pairs, pair = np.unique(groups * n_cluster_ids + clusters, return_inverse=True)
+    distinct = np.bincount(pairs // n_cluster_ids, minlength=count)
     skip, made["level"] = _order_statistics(n)
     shared = distinct < n
     if shared.any():
         sides = np.sign(values - made["median"][groups]) / 2
         sums = np.bincount(pair.reshape(-1), weights=sides, minlength=len(pairs))
-        between = np.bincount(pairs // width, weights=sums**2, minlength=count)
+        between = np.bincount(pairs // n_cluster_ids, weights=sums**2, minlength=count)
         within = np.bincount(groups, weights=sides**2, minlength=count)
         skip[shared] = _clustered(n[shared], distinct[shared], between[shared], within[shared])
         made["level"][shared] = LEVEL

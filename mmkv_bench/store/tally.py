@@ -163,8 +163,8 @@ def counted(rows: pa.Table) -> pa.Table:
     of_status = numbers_of(statuses.indices)
     key = (run * len(statuses.dictionary) + of_status) * (len(heads) + 1) + of_error
     keys, places, group, n = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
-    lanes = (*answer_digests(rows).T, clusters_of(rows["sample_id"], rows["cluster"]))
-    low, high, clusters = (_sums(lane, group, len(keys)) for lane in lanes)
+    summed_columns = (*answer_digests(rows).T, clusters_of(rows["sample_id"], rows["cluster"]))
+    low, high, clusters = (_sums(lane, group, len(keys)) for lane in summed_columns)
     first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), np.iinfo(np.int64).min)
     np.minimum.at(first, group, when)
     np.maximum.at(last, group, when)

@@ -81,19 +81,19 @@ class Pair:
 
 def samples_of(scores: Sequence[Scores], metric: str) -> Samples:
     """The scores of several cells of one sheet as one array over all samples that any of them has."""
-    every, clusters = scores[0].samples, scores[0].clusters
-    same = all(np.array_equal(cell.samples, every) for cell in scores)
+    sample_ids, clusters = scores[0].samples, scores[0].clusters
+    same = all(np.array_equal(cell.samples, sample_ids) for cell in scores)
     if not same:
-        every, first = np.unique(np.concatenate([cell.samples for cell in scores]), return_index=True)
+        sample_ids, first = np.unique(np.concatenate([cell.samples for cell in scores]), return_index=True)
         clusters = np.concatenate([cell.clusters for cell in scores])[first]
     aggregator = aggregate_of(metric)
     pooled = aggregator is not None
     width = (max((cell.parts.shape[1] for cell in scores if cell.parts is not None), default=1),) if pooled else ()
-    values = np.full((len(scores), len(every), *width), np.nan)
+    values = np.full((len(scores), len(sample_ids), *width), np.nan)
     for i, cell in enumerate(scores):
         numbers = cell.parts if pooled else cell.values
         if numbers is not None:
-            values[i, cell.ok if same else np.searchsorted(every, cell.samples[cell.ok])] = numbers[cell.ok]
+            values[i, cell.ok if same else np.searchsorted(sample_ids, cell.samples[cell.ok])] = numbers[cell.ok]
     return Samples(values, clusters, aggregator, is_share(metric))
 
 
@@ -113,8 +113,10 @@ def columns(table: ScoreTable) -> dict[str, Column]:
 
 def separated_pairs(table: ScoreTable) -> list[Pair]:
     """The pairs that differ, budget by budget."""
-    every = [(budget, column, np.flatnonzero(column.separated)) for budget, column in table.columns.items()]
-    return [pair for budget, column, which in every for pair in _pairs(budget, column, which)]
+    separated_by_column = [
+        (budget, column, np.flatnonzero(column.separated)) for budget, column in table.columns.items()
+    ]
+    return [pair for budget, column, which in separated_by_column for pair in _pairs(budget, column, which)]
 
 
 def every_pair(table: ScoreTable) -> list[Pair]:

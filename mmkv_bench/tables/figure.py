@@ -217,9 +217,9 @@ def removal_figure(tables: Sequence[ScoreTable]) -> Figure:
         for method in (method for method in table.methods if method.base == FLASHCACHE):
             entries = [(1 - float(budget), table.entry(method.label, budget)) for budget in table.budgets]
             points = sorted((x, e.value, e.low, e.high) for x, e in entries if e is not None and e.value is not None)
-            start = [] if full is None else [(0.0, full)]
+            full_point = [] if full is None else [(0.0, full)]
             colour, shape = styles[method.label]
-            line = sorted([*start, *((x, y) for x, y, _, _ in points)])
+            line = sorted([*full_point, *((x, y) for x, y, _, _ in points)])
             axes.plot(*zip(*line, strict=True), color=colour, marker=shape, linewidth=1.8, label=line_label(method))
             band(axes, [(x, low, high) for x, _, low, high in points], colour)
         axes.set_xlim(-0.02, 1.0)

@@ -91,17 +91,19 @@ def _data_notes(table: ScoreTable) -> list[Note]:
     """Direction of the metric, data, the full-cache check, and judges."""
     entries = table.entries.values()
     judges = sorted({judge for entry in entries for judge in entry.judges})
-    without, answers = sum(entry.scores.unjudged for entry in entries), sum(entry.scores.n for entry in entries)
+    n_unjudged, n_answers = sum(entry.scores.unjudged for entry in entries), sum(entry.scores.n for entry in entries)
     missing = "Not judged: answers without a judge's score, of all answers. stage=score with a judge adds the scores."
     if table.metric in MEASURES:
-        missing = f"Not measured: {without} of {answers} answers. Run again with out=<another folder> to measure them."
+        missing = (
+            f"Not measured: {n_unjudged} of {n_answers} answers. Run again with out=<another folder> to measure them."
+        )
     return _notes(
         (lower_is_better(table.metric), Rank.MARK, "Smaller values are better."),
         (table.dataset.endswith(FIXTURE), Rank.WARNING, FIXTURE_DATA),
         (table.gate, _gate_rank(table.gate or ""), table.gate or ""),
         (len(judges) == 1, Rank.READING, f"Judged by {''.join(judges)}."),
         (len(judges) > 1, Rank.WARNING, f"Several judges, whose scores cannot be compared: {'; '.join(judges)}."),
-        (without, Rank.WARNING, missing),
+        (n_unjudged, Rank.WARNING, missing),
     )
 
 
@@ -117,7 +119,7 @@ def _failure_notes(table: ScoreTable) -> list[Note]:
     chosen = [(words, e.audit.chosen, e.audit.n) for words, _, e in cells if e.audit.chosen]
     unranked = table.unranked()
     at = "" if len(unranked) == len(table.columns) else f" at {', '.join(unranked)}"
-    waiting = ", ".join(f"{cell_words(*key)} ({count})" for key, count in table.waiting.items())
+    waiting_text = ", ".join(f"{cell_words(*key)} ({count})" for key, count in table.waiting.items())
     common = len(table.common_ids) if failed else 0
     return _notes(
         (
@@ -134,7 +136,7 @@ def _failure_notes(table: ScoreTable) -> list[Note]:
             f"{_listed(chosen)}. out=<another folder> keeps such answers apart.",
         ),
         (unranked, Rank.MARK, f"No bold{at}: the cells that are compared are not ok on the same samples."),
-        (waiting, Rank.WARNING, f"Answers without scores yet (stage=score adds them): {waiting}."),
+        (waiting_text, Rank.WARNING, f"Answers without scores yet (stage=score adds them): {waiting_text}."),
     )
 
 

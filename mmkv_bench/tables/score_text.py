@@ -163,9 +163,9 @@ def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]
         return [Note("No comparisons: fewer than two of these lines have scores.", Rank.WARNING)]
     most = {budget: len(column.p) for budget, column in table.columns.items()}
     budgets = dict.fromkeys(one.budget for one in compared)
-    counts = ", ".join(f"{most[budget]} at {budget or 'all'}" for budget in budgets if budget in most)
+    counts_text = ", ".join(f"{most[budget]} at {budget or 'all'}" for budget in budgets if budget in most)
     text = (
-        f"{len(compared)} comparisons here; the whole table has {counts or 'none'}. `Holm, asked` corrects for those here, "
+        f"{len(compared)} comparisons here; the whole table has {counts_text or 'none'}. `Holm, asked` corrects for those here, "
         "`Holm, whole` for all of the whole table: only the latter counts, because whoever picked these has seen them all. Bold "
         "and ranks are the whole table's."
     )

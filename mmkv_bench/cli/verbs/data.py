@@ -245,10 +245,10 @@ def _check_limits(model: Model, kind: str, processor: Mapping[str, Any], limits:
         raise ConfigError(
             f"{', '.join(limited)}: model={model.name} scales to fixed sizes; leave it out (only Qwen-VL has pixel limits)"
         )
-    idle = [key for key in limited if (key == "video_max_pixels") == (model.frames is None)]
-    if idle:
+    unused_limits = [key for key in limited if (key == "video_max_pixels") == (model.frames is None)]
+    if unused_limits:
         medium = "images" if model.frames is None else "videos"
-        raise ConfigError(f"{', '.join(idle)} has no effect on {medium}; leave it out")
+        raise ConfigError(f"{', '.join(unused_limits)} has no effect on {medium}; leave it out")
     if limited and model.frames is None:
         low, high = area(processor["image"])
         low, high = limits.min_pixels or low, limits.max_pixels or high

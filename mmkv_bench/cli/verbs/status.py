@@ -84,8 +84,8 @@ def _print(stores: Sequence[Store], given: argparse.Namespace) -> int:
         if isinstance(queue, str):
             print(queue, file=sys.stderr)
         elif queue or ended_jobs:
-            late = f"ended within a day: {_counts(ended_jobs)}" if ended_jobs else ""
-            print(f"Slurm: {'; '.join(filter(None, [_counts(queue or {}), late]))}")
+            ended_jobs_text = f"ended within a day: {_counts(ended_jobs)}" if ended_jobs else ""
+            print(f"Slurm: {'; '.join(filter(None, [_counts(queue or {}), ended_jobs_text]))}")
         sys.stdout.flush()
     return sum(one.missing for one, _ in states)
 

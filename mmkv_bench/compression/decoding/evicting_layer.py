@@ -70,10 +70,12 @@ class EvictingLayer(CompressedLayer):
         if all(due):
             self.drop(torch.tensor([slots]))
             return
-        gone = torch.tensor([[slot if is_due else -1 for slot, is_due in zip(slots, due, strict=True)]])
+        evicted_slots = torch.tensor([[slot if is_due else -1 for slot, is_due in zip(slots, due, strict=True)]])
         places = self.positions
         assert places is not None, "a layer made of rows has positions"
-        stays = (places >= 0) & (torch.arange(self.stored, device=self.device) != gone[..., None].to(self.device))
+        stays = (places >= 0) & (
+            torch.arange(self.stored, device=self.device) != evicted_slots[..., None].to(self.device)
+        )
         # Right-align what stays: a stable sort puts it last, in its old order.
         width = max(count - is_due for count, is_due in zip(counts, due, strict=True))
         index = stays.int().sort(dim=-1, stable=True).indices[..., self.stored - width :]

@@ -68,7 +68,7 @@ class Holding(DecodePolicy):
         cached = torch.arange(
             count, count + position_ids.shape[-1], device=position_ids.device, dtype=position_ids.dtype
         )
-        wrong = cached.expand_as(position_ids).clone()
+        cached_position_ids = cached.expand_as(position_ids).clone()
         if position_ids.ndim == 3 and position_ids.shape[0] == 4:
-            wrong[0] = position_ids[0]  # not rotated with: it tells packed sequences apart
-        return wrong
+            cached_position_ids[0] = position_ids[0]  # not rotated with: it tells packed sequences apart
+        return cached_position_ids

@@ -66,8 +66,8 @@ class LookMMerge(Reducer):
         return 2 if self.merges and not getattr(method.selector, "keeps_text", False) else 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        without = types is None or not bool((types > 0).any())
-        return ("nothing_merged",) if self.merges and without else ()
+        has_no_visual = types is None or not bool((types > 0).any())
+        return ("nothing_merged",) if self.merges and has_no_visual else ()
 
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
         kept = Evict().reduce(key, value, index)

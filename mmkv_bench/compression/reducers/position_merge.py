@@ -85,8 +85,9 @@ def cluster_means(entries: Tensor, index: Tensor, source: Tensor, target: Tensor
     """
     heads, slots = index.shape
     dim = entries.shape[-1]
-    kept = at_slots(entries, index.clamp_min(0))
-    sums = torch.cat([kept.float(), kept.new_zeros(heads, 1, dim, dtype=torch.float32)], 1)  # one more for "none"
+    kept_entries = at_slots(entries, index.clamp_min(0))
+    none = kept_entries.new_zeros(heads, 1, dim, dtype=torch.float32)
+    sums = torch.cat([kept_entries.float(), none], 1)
     count = torch.ones(heads, slots + 1, dtype=torch.float32, device=entries.device)
     count.scatter_add_(1, target, torch.ones_like(target, dtype=torch.float32))
     merged = at_slots(entries, source).float()

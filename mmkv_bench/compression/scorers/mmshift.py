@@ -248,10 +248,10 @@ class MMShiftScorer(Scorer):
             )
         if self.modality != "separate":
             return self._moments_of(obs, visual if self.modality == "vision" else ~visual)
-        even, odd = self._moments_of(obs, visual), self._moments_of(obs, ~visual)
+        visual_moments, text_moments = self._moments_of(obs, visual), self._moments_of(obs, ~visual)
         group = torch.arange(self.samples, device=obs.device) // (self.samples // self.groups)
         first = (group % 2 == 0).unsqueeze(-1)
-        mean, std = (torch.where(first, a, b) for a, b in zip(even, odd, strict=True))
+        mean, std = (torch.where(first, a, b) for a, b in zip(visual_moments, text_moments, strict=True))
         return mean, std
 
     def _moments_of(self, obs: Observation, chosen: Tensor | None) -> tuple[Tensor, Tensor]:

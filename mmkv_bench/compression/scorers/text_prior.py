@@ -46,15 +46,15 @@ class TextPriorScorer(Scorer):
         return with_text_prior(sums, types)
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        without = types is None or not bool((types > 0).any())
-        return ("no_visual_tokens",) if self.prior and without else ()
+        has_no_visual = types is None or not bool((types > 0).any())
+        return ("no_visual_tokens",) if self.prior and has_no_visual else ()
 
 
 def with_text_prior(sums: Tensor, types: Tensor) -> Tensor:
     """``[Hkv, n]``: the row's maximum added to its text tokens. sums: float32 ``[Hkv, n]``, 0 or more; types: int ``[n]``."""
     largest = sums.amax(-1, keepdim=True)
-    above = torch.nextafter(largest, torch.full_like(largest, torch.inf))
-    return torch.where(types.to(sums.device) == 0, torch.maximum(sums + largest, above), sums)
+    score_above_all = torch.nextafter(largest, torch.full_like(largest, torch.inf))
+    return torch.where(types.to(sums.device) == 0, torch.maximum(sums + largest, score_above_all), sums)
 
 
 def without_text_prior(scores: Tensor, types: Tensor) -> Tensor:
