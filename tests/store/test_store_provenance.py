@@ -50,7 +50,8 @@ def checkout(tmp_path) -> Path:
     root = tmp_path / "checkout"
     package = Path(mmkv_bench.__file__).parent
     (root / "mmkv_bench").mkdir(parents=True)
-    shutil.copy(package / "__init__.py", root / "mmkv_bench")
+    for module in package.glob("*.py"):
+        shutil.copy(module, root / "mmkv_bench")
     for room in ("devices", "store"):
         shutil.copytree(package / room, root / "mmkv_bench" / room, ignore=shutil.ignore_patterns("__pycache__"))
     (root / ".gitignore").write_text("__pycache__/\n")
