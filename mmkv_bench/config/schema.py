@@ -406,18 +406,17 @@ def words() -> dict[str, tuple[str, ...]]:
 _RANGE = re.compile(r"(?:a )?(?P<whole>whole )?numbers? (?P<sign>>=?) (?P<least>\d+)")
 
 
-def ranges() -> dict[str, tuple[type, float, bool]]:
-    """Key -> type of its numbers, the smallest one, and whether that itself is allowed; of all keys that take numbers alone."""
-    phrases = {
-        f"{group}.{name}".lstrip("."): keys(schema)[name][1]
-        for group, schema in SCHEMAS.items()
-        for name in keys(schema)
-    }
-    matches = {key: match for key, phrase in phrases.items() if (match := _RANGE.match(str(phrase)))}
-    return {
-        key: (int if match["whole"] else float, float(match["least"]), match["sign"] == ">=")
-        for key, match in matches.items()
-    }
+def ranges() -> dict[str, tuple[type, float, bool, bool]]:
+    """Key -> type of its numbers, the smallest one, whether that itself is allowed, and whether null is; of all keys that take
+    numbers alone."""
+    numbers: dict[str, tuple[type, float, bool, bool]] = {}
+    for group, schema in SCHEMAS.items():
+        for name, (_, phrase, *_) in keys(schema).items():
+            if match := _RANGE.match(str(phrase)):
+                kind, inclusive = int if match["whole"] else float, match["sign"] == ">="
+                optional = "None" in str(schema.__annotations__[name])
+                numbers[f"{group}.{name}".lstrip(".")] = kind, float(match["least"]), inclusive, optional
+    return numbers
 
 
 def allowed(key: str) -> str:

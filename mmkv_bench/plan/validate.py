@@ -155,9 +155,9 @@ def _check_values(config: RunConfig) -> None:
                 f"samples={named} are no names of samples; allowed: {allowed('samples')}; give some, or null"
             )
 
-    for key, (kind, least, inclusive) in schema.ranges().items():
+    for key, (kind, least, inclusive, optional) in schema.ranges().items():
         for number in _values(key, attrgetter(key)(config)):
-            if number is None or (key == "batch" and number == schema.MAX):
+            if (number is None and optional) or (key == "batch" and number == schema.MAX):
                 continue
             of_kind = not isinstance(number, bool) and isinstance(number, int if kind is int else (int, float))
             too_large = of_kind and kind is int and number > LARGEST

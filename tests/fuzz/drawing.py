@@ -81,7 +81,7 @@ def _variant(dice: random.Random) -> list[str]:
                 "variants.w8={base: snapkv, window: 8, reading: [paper]}",
                 "variants.half={base: adakv, alpha: 0.5, pool: 1}",
                 "variants.again={base: snapkv}",
-                "'variants.kivi={base: streamingllm, decoding: {_target_: mmkv_bench.compression.decoding.kivi.KIVI, "
+                "'variants.kivi4={base: streamingllm, decoding: {_target_: mmkv_bench.compression.decoding.kivi.KIVI, "
                 "bits: 4, group: 4, residual: 8}}'",
                 "variants.h={base: h2o, share: 0}",
                 "variants.far={base: pyramidkv, beta: 5}",

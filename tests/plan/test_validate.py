@@ -42,6 +42,8 @@ def check(*overrides: str) -> None:
         (["gate.expected=0.5", "dataset=docvqa", "data=fixture"], "data=fixture is made up"),
         (["gate.expected=0.5", "dataset=docvqa", "dataset.metrics=[]"], "datasets.docvqa.metrics is empty"),
         (["seed=-1"], "seed=-1 is out of range"),
+        (["seed=null"], "seed=None is out of range"),
+        (["batch=null"], "batch=None is out of range"),
         (["seed=1.5"], "seed=1.5 is out of range"),
         (["seed=[0,x]"], "seed=x is out of range"),
         (["protocol=strct"], "did you mean 'strict'"),
