@@ -131,6 +131,21 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     return [list(job) for job in product(*axes)]
 
 
+FORKED = ("method", "budget", "seed", "protocol")
+"""Keys whose values one run forks from the same prefill, given as a list."""
+
+
+def forked(overrides: Sequence[str]) -> list[str]:
+    """The overrides of a multirun with its comma lists of `FORKED` as lists of one run."""
+    lists = []
+    for override in map(parse, overrides):
+        key, swept = override.get_key_element(), override.is_sweep_override()
+        values = [*override.sweep_string_iterator()] if key in FORKED and swept else []
+        joins = values and not any(value.startswith("[") for value in values)
+        lists.append(f"{key}=[{','.join(values)}]" if joins else override.input_line)
+    return lists
+
+
 def for_hydra(overrides: Sequence[str]) -> list[str]:
     """Overrides as Hydra itself takes them: the user's own keys need `++` there, and datasets their names."""
     named = _named(spelled_out([parse(text) for text in overrides]))

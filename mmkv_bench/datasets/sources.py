@@ -168,6 +168,7 @@ def home(media_root: str | None) -> Path:
     return Path(media_root or os.environ.get("HF_HOME") or constants.HF_HOME).expanduser()
 
 
+DOWNLOAD = "`hf download --repo-type dataset {}` gets it into HF_HOME where there is a connection"
 TIMEOUT = 20.0  # seconds that the hub has for an answer
 
 
@@ -196,7 +197,10 @@ def refusal(repository: str, offline: bool) -> str | None:
     if snapshot(repository) is not None or converted(repository):
         return None
     if offline:
-        return f"{repository} is not in the hub cache, and connections are not allowed (offline=false allows them)"
+        return (
+            f"{repository} is not in the hub cache, and connections are not allowed (offline=false allows them); "
+            + DOWNLOAD.format(repository)
+        )
     return ask(repository, files=False).get("error")
 
 
@@ -219,7 +223,7 @@ def ask(repository: str, files: bool = True) -> dict[str, Any]:
     except RepositoryNotFoundError:
         return {"error": f"{repository} is not on the hub, or private; check the name, or log in with `hf auth login`"}
     except OfflineModeIsEnabled:
-        return {"error": "HF_HUB_OFFLINE is set, so the hub was not asked; unset it"}
+        return {"error": f"HF_HUB_OFFLINE is set, so the hub was not asked; {DOWNLOAD.format(repository)}"}
     except HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "an error")
         return {"error": f"the hub answered {status} for {repository}; try again later"}

@@ -172,19 +172,24 @@ def kept_entries(cell: Cell, tokens: int) -> int:
     return tokens if cell.budget is None else min(tokens, cell.budget.entries_for(tokens))
 
 
-def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int) -> Workload:
-    """One dataset's work, of which `samples` have answers to be made.
+def prefills(plan: Plan, coverage: Coverage) -> int:
+    """Number of prompts that a run prefills for the answers that are missing."""
+    return sum(coverage.missing(part) * _passes(plan, part) for part in plan.parts)
 
-    A sample is prefilled once for all cells of a protocol, and once more for each cell that prefills again. A step reads the
-    weights once for each batch of forks, and the entries of every cell.
-    """
-    rules = {cell.protocol: protocol(cell.protocol) for cell in part.cells}
-    passes = len({rule.cuts for rule in rules.values()}) + sum(
-        rules[cell.protocol].prefills_again and cell.budget is not None for cell in part.cells
-    )
-    forks = plan.answering.fork_batch
+
+def _passes(plan: Plan, part: DatasetShare) -> int:
+    """Prefills of a sample: one for all cells of a protocol, and one more for each cell that prefills again."""
     if not plan.answering.shares_prefill:
-        passes, forks = len(part.cells), 1
+        return len(part.cells)
+    rules = {cell.protocol: protocol(cell.protocol) for cell in part.cells}
+    again = sum(rules[cell.protocol].prefills_again and cell.budget is not None for cell in part.cells)
+    return len({rule.cuts for rule in rules.values()}) + again
+
+
+def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int) -> Workload:
+    """One dataset's work, of which `samples` have answers to be made. A step reads the weights once for each batch of forks,
+    and the entries of every cell."""
+    forks = plan.answering.fork_batch if plan.answering.shares_prefill else 1
     new = json.loads(part.cells[0].generation).get("max_new_tokens") or None
     entries = sum(kept_entries(cell, length.tokens) + (new or 0) / 2 for cell in part.cells)
     steps = None if new is None else samples * int(new)
@@ -193,7 +198,7 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
         length,
         new,
         part.cells,
-        {length.tokens: samples * passes},
+        {length.tokens: samples * _passes(plan, part)},
         None if steps is None else steps * -(-len(part.cells) // forks),
         None if steps is None else steps * entries,
     )

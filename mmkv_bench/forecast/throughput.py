@@ -53,8 +53,11 @@ def rates(plan: Plan, coverage: Coverage, store: Store) -> list[Rate]:
 
 
 def lines(rates: Sequence[Rate]) -> list[str]:
-    """A line for each dataset that has rows to make and a rate."""
-    return [f"measured   {_line(rate)}" for rate in rates if rate.missing and rate.hours is not None]
+    """A line for each dataset that has rows to make and a rate; one line where none has a rate."""
+    todo = [rate for rate in rates if rate.missing]
+    if todo and all(rate.hours is None for rate in todo):
+        return ["measured   no rate: no rows of this model are stored there, so how long a row takes is not known"]
+    return [f"measured   {_line(rate)}" for rate in todo if rate.hours is not None]
 
 
 def _line(rate: Rate) -> str:

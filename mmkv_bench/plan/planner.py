@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config.schema import EFFICIENCY, Data, Model, RunConfig, Selection
+from mmkv_bench.config.schema import EFFICIENCY, PACKAGE_SCHEME, Data, Model, RunConfig, Selection
 from mmkv_bench.errors import CalibrationError, ConfigError, MMKVError
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.models.load import quiet_libraries
@@ -43,6 +43,7 @@ def make_plan(config: RunConfig) -> Plan:
     config = config.labelled(specs).updated(limit=reaching(config.selection, specs).limit)
     identity, entries = identities.gather(config.model, specs), method_entries(config.method_config)
     cells, notes = expand(config.grid, identity, entries)
+    notes += _unchosen(names, config.model)
     family = model_facts(Source.of(config.model).described)
     validate_combinations(config.protocol, family, _compressors(cells))
     parts = [
@@ -72,7 +73,7 @@ def outline(config: RunConfig) -> Plan:
     except CalibrationError:
         lacking = uncalibrated(config.model.name, identity.model_fingerprint, entries)
         cells, notes = expand(config.grid, identity, entries, calibrated=False)
-    notes += lacking
+    notes += [*lacking, *_unchosen(names, config.model)]
     described = Source.of(config.model).outlined()[0]
     family = None if described is None else model_facts(described)
     if family is None:
@@ -85,6 +86,16 @@ def outline(config: RunConfig) -> Plan:
         parts.append(part)
         notes += unknown
     return Plan.of(config, entries, cells, parts=parts, notes=notes, family=family, uncalibrated=lacking)
+
+
+def _unchosen(datasets: Sequence[str], model: Model) -> list[str]:
+    """A sentence where the default dataset, which was drawn for the embedded model, is asked of another model."""
+    if list(datasets) != ["pages"] or str(model.path).startswith(PACKAGE_SCHEME):
+        return []
+    return [
+        f"the pages are drawn for the embedded model, and no dataset is chosen for {model.name}: add dataset=docvqa or "
+        "another that `mmkv-bench data list` names"
+    ]
 
 
 def _refuse_efficiency(scenario: str) -> None:

@@ -60,15 +60,17 @@ def check(scenario: str, stage: str, shard: str) -> None:
         raise ConfigError(f"shard={shard}: a sweep makes the shards itself; write shards=<how many>")
 
 
-def pieces(job: Sequence[str], plan: Plan, store: Store, split: SplitConfig) -> list[SweepJob]:
+def pieces(job: Sequence[str], plan: Plan, store: Store, split: SplitConfig, opened: bool = True) -> list[SweepJob]:
     """The jobs of one run of a sweep: those with a sample that some cell has no row for, and whole datasets that only wait
     for their scores are none of them. Rows decide, so any number of shards at any time ends at the same rows.
 
     Args:
         job: overrides of the run; plan: of it; store: of its rows; split: how its datasets are divided.
+        opened: data may be opened; else answers to prompts that changed count as done, and each shard has a job.
     """
-    changed, _ = changed_answers(plan, store)
-    plan, count = plan.with_changed(changed), split.shards
+    if opened:
+        plan = plan.with_changed(changed_answers(plan, store)[0])
+    count = split.shards
     coverage = plan.coverage(store)
     own = [text for text in job if not _is_ours(text)]
     # Scores are of whole datasets: where a job has only a part of one, the sweep scores at its end.
@@ -76,7 +78,7 @@ def pieces(job: Sequence[str], plan: Plan, store: Store, split: SplitConfig) -> 
     asked_for: list[tuple[DatasetShare, int]] = []
     for part in plan.parts:
         wanting = {part.samples[place] for place in np.flatnonzero(~coverage.answered(part).all(0)).tolist()}
-        asked_for += [(part, index) for index in sorted(_shards(part, wanting, plan, count))]
+        asked_for += [(part, index) for index in sorted(_shards(part, wanting, plan, count, opened))]
     made = []
     for index, parts in _together(asked_for, _hours(plan, coverage, store, split), split.job_hours):
         names, shard = [part.name for part in parts], f"{index}/{count}"
@@ -114,11 +116,12 @@ def _together(
     return jobs
 
 
-def _shards(part: DatasetShare, wanting: set[str], plan: Plan, count: int) -> set[int]:
+def _shards(part: DatasetShare, wanting: set[str], plan: Plan, count: int, opened: bool) -> set[int]:
     """The shards that have one of these samples; all, where only data would tell and were not opened."""
     from mmkv_bench.evaluation.documents import sample_refs
 
-    if not wanting or count == 1 or part.counted != "data":
+    opened = part.spec.is_pages or (opened and part.counted == "data")
+    if not wanting or count == 1 or not opened:
         return set(range(count)) if wanting else set()
     refs = sample_refs(part.spec, plan.limit)
     return {index_of(ref.cluster, count) for ref in refs if ref.sample_id in wanting}

@@ -125,7 +125,7 @@ def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]
     todo = [
         piece
         for (overrides, config), plan in zip(jobs, plans, strict=True)
-        for piece in pieces(overrides, plan, Store(plan.out), config.split)
+        for piece in pieces(overrides, plan, Store(plan.out), config.split, opened=False)
     ]
     slurm = jobs[0][1].slurm
     devices = _devices([config.model for _, config in jobs], slurm, launcher)

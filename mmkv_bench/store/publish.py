@@ -269,7 +269,7 @@ def _from_hub(place: re.Match[str], shown: str, name: str) -> Iterator[bytes]:
     from huggingface_hub.utils import build_hf_headers
 
     if constants.HF_HUB_OFFLINE:
-        raise StoreError(f"{shown} cannot be read: HF_HUB_OFFLINE is set; unset it, or give a folder")
+        raise StoreError(f"{shown} cannot be read: HF_HUB_OFFLINE is set; give a folder that holds a copy")
     file = f"{place['folder']}/{name}" if place["folder"] else name
     url = hf_hub_url(place["repository"], file, repo_type="dataset", revision=place["revision"] or "main")
     yield from _received(url, f"{shown}/{name}", build_hf_headers())

@@ -187,3 +187,19 @@ def test_a_folder_that_jobs_cannot_share_is_refused(tmp_path, monkeypatch):
         patch.setattr(checks, "_file_system", lambda _: "tmpfs")
         checks.check_folder(tmp_path)
     assert not any(path.name.startswith(".probe") for path in tmp_path.iterdir())
+
+
+def test_a_dry_sweep_opens_no_data_and_counts_the_prefills_of_comma_lists(tmp_path, monkeypatch, capsys):
+    """DocVQA is not on this machine: only `lacking` says so, with no advice to leave the site's offline mode."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    cells = ("method=snapkv,mmshift", "budget=64,128", "limit=5")
+    for where, jobs in (("launcher=slurm", 8), ("launcher=local", 4)):
+        shards = ["shards=2"] if where == "launcher=slurm" else []
+        assert main(["sweep", where, "dry=true", "model=qwen2_5_vl_7b", "dataset=docvqa", *cells, *shards]) == 0
+        said = capsys.readouterr().out
+        assert said.count("shard=") == (jobs if shards else 0) and said.count("measured   no rate") == 4
+        assert "lacking    data: " in said and "hf download --repo-type dataset lmms-lab" in said
+        assert "unset" not in said and "prefills   20 prompts in 4 runs\n           5 with lists" in said
+        assert "'method=[snapkv,mmshift]' 'budget=[64,128]'\n" in said
+    assert not any(tmp_path.iterdir())

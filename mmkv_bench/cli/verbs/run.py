@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from textwrap import indent, wrap
+from typing import Any
 
 from mmkv_bench import __version__
 from mmkv_bench.cli.grammar import Parser, configuration, count, overrides_of
@@ -133,19 +135,42 @@ def run_sweep(overrides: Sequence[str]) -> int:
     jobs = checked(overrides)
     words, config = jobs[0]
     launcher = launcher_of(words)
-    if not str(launcher["_target_"]).endswith("SlurmLauncher"):
-        refuse_keys_of_slurm(config.shards, config.dry, "add launcher=slurm")
-        return multirun(overrides, len(jobs))
-    from mmkv_bench.slurm import sweep as slurm
-
+    on_slurm = str(launcher["_target_"]).endswith("SlurmLauncher")
+    if not on_slurm:
+        refuse_keys_of_slurm(config.shards, False, "add launcher=slurm")
     if config.dry:
-        from mmkv_bench.cli.verbs.plan import print_plan
+        return _print_sweep(overrides, jobs, launcher if on_slurm else None)
+    if not on_slurm:
+        return multirun(overrides, len(jobs))
+    from mmkv_bench.slurm.sweep import sweep as submit
 
-        for plan in slurm.dry(jobs, launcher):
-            print()
-            print_plan(plan, launcher)
-        return 0
-    return slurm.sweep(jobs, launcher, SlurmJob)
+    return submit(jobs, launcher, SlurmJob)
+
+
+def _print_sweep(
+    overrides: Sequence[str], jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any] | None
+) -> int:
+    """Print the scripts of Slurm where it runs the jobs, the plan of each job, and the prefills of all; opens no data."""
+    from mmkv_bench.cli.verbs.plan import print_plan
+    from mmkv_bench.config.compose import compose, expand_sweep, forked
+    from mmkv_bench.forecast.forecast import prefills
+    from mmkv_bench.plan.planner import outline
+    from mmkv_bench.slurm.sweep import dry
+    from mmkv_bench.store.store import Store
+
+    plans = [outline(config) for _, config in jobs] if launcher is None else dry(jobs, launcher)
+    for plan in plans:
+        print()
+        print_plan(plan, launcher)
+    counts = [prefills(plan, plan.coverage(Store(plan.out))) for plan in plans]
+    print(f"\nprefills   {sum(counts):,} prompts in {len(jobs)} run{'s' * (len(jobs) > 1)}")
+    lists = forked(overrides)
+    if lists != list(overrides):
+        shared = [outline(compose(job)) for job in expand_sweep(lists)]
+        count = sum(prefills(plan, plan.coverage(Store(plan.out))) for plan in shared)
+        changed = " ".join(shlex.quote(text) for text in lists if text not in overrides)
+        print(f"           {count:,} with lists in place of comma lists, whose runs share them: {changed}")
+    return 0
 
 
 # ---------------------------------------------------------------------- launch, score
