@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.cost_rows import Cost
-from mmkv_bench.tables.costs import TIMED, CostEntry, CostTable, cost_tables
+from mmkv_bench.tables.costs import TIMED, CostEntry, CostTable, Key, cell_key, cost_tables
 from mmkv_bench.tables.figure import band, canvas, legend_below, log2_axis, looks, point_style, small_print
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.score_table import Line, ScoreTable
@@ -128,7 +128,6 @@ def _failures(tables: Sequence[CostTable], cost: Cost) -> list[str]:
 _FRONT = "#999999"
 _NAMED = 12  # points of a panel that all have their budget beside them; of more only those on the front
 _NAMES = {"tpot_s": "time per token", "ttft_s": "time to first token", "bytes_held": "bytes that the cache holds"}
-Key: TypeAlias = tuple[str, str, str, str, str, str]
 
 
 @dataclass(frozen=True)
@@ -206,7 +205,7 @@ def _front(table: ScoreTable, cost: Cost, answers: Sequence[CostTable], passes: 
     same_data = [other for other in answers if other.context["dataset"] == table.dataset]
     for source, tables in (("these answers", same_data), (f"passes of {'; '.join(sorted(shapes))}", passes)):
         entries = {
-            _key(other.context, method, other.axis, budget): entry
+            cell_key(other.context, method, other.axis, budget): entry
             for other in tables
             for method, budget in other.lines()
             if (entry := other.entries[method.label, budget].get(cost.key)) is not None and entry.value is not None
@@ -220,18 +219,12 @@ def _front(table: ScoreTable, cost: Cost, answers: Sequence[CostTable], passes: 
     )
 
 
-def _key(context: Mapping[str, str], method: Line, axis: str, budget: str) -> Key:
-    kind = axis if budget else "none"
-    names = context["model"], context["protocol"], method.base, method.reading or "", method.parameters
-    return *names, f"{kind} {budget}"
-
-
 def _joined(table: ScoreTable, cost: Cost, entries: Mapping[Key, CostEntry], source: str) -> Front:
     points, alone = [], []
     for method, budget, score in table.cells:
         if score.value is None:
             continue
-        took = entries.get(_key(table.context, method, table.axis, budget))
+        took = entries.get(cell_key(table.context, method, table.axis, budget))
         if took is None or took.value is None:
             alone.append(cell_words(line_label(method), budget))
             continue

@@ -119,6 +119,17 @@ class CostTable:
         return [(method, budget) for method in self.methods for budget in budgets.get(method.label, ())]
 
 
+Key = tuple[str, str, str, str, str, str]
+"""Model, protocol, family, reading, parameters and budget."""
+
+
+def cell_key(context: Mapping[str, str], method: Line, axis: str, budget: str) -> Key:
+    """What cells of two stores share that differ in their data alone."""
+    kind = axis if budget else "none"
+    names = context["model"], context["protocol"], method.base, method.reading or "", method.parameters
+    return *names, f"{kind} {budget}"
+
+
 def cost_tables(
     root: Path | str,
     costs: Sequence[Cost],

@@ -1,0 +1,317 @@
+"""The table from which a budget is chosen for a service: method, budget and batch -> ms/token, tokens/s, memory, the largest
+batch, and the score lost.
+
+Every number is an `Estimate`. Passes of `scenario=efficiency` measure it; a plan counts it in a dry run, or forecasts it as a
+bound. The score lost is full's score minus the method's over the same samples, of rows that answered a dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mmkv_bench.statistics.metric_kinds import lower_is_better
+from mmkv_bench.tables.compare import Difference, against
+from mmkv_bench.tables.cost_rows import KNOWN
+from mmkv_bench.tables.costs import CostEntry, CostTable, Key, cell_key, cost_tables
+from mmkv_bench.tables.notes import OVER
+from mmkv_bench.tables.rows import BASELINE
+from mmkv_bench.tables.score_table import Line, ScoreTable
+from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
+from mmkv_bench.tables.text import interval_text, line_label, number, number_span, score, unit_of
+
+GIB = 2**30
+MEASURED, COUNTED, LEAST, MOST = "measured", "dry run", "forecast, at least", "forecast, at most"
+SIGNS = {MEASURED: "", COUNTED: "~", LEAST: "≥ ", MOST: "≤ "}
+"""Source of an estimate -> the sign before its number."""
+_SOURCES = {
+    MEASURED: "no sign: measured, median with its interval",
+    COUNTED: "~: counted in a dry run of the same code",
+    LEAST: "≥ and ≤: forecast, bounds by arithmetic that no real device reaches",
+}
+_COSTS = ("tpot_s", "tokens_s", "peak_total")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number, where it comes from (one of `SIGNS`), and the interval of a measured one."""
+
+    value: float
+    source: str = MEASURED
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Option:
+    """One method at one budget and batch, at one length of the prompt.
+
+    Attributes:
+        key: what the same cell's scores share with it; method, budget: as printed; batch: sequences decoded together.
+        step_s: of a decode step, which gives each sequence a token; tokens_s: of all sequences; speed_up: over full at the same
+            batch; nbytes: peak of the device; largest: batch that fits. None: not known.
+    """
+
+    key: Key
+    method: str
+    budget: str
+    batch: int
+    step_s: Estimate | None = None
+    tokens_s: Estimate | None = None
+    speed_up: Estimate | None = None
+    nbytes: Estimate | None = None
+    largest: Estimate | None = None
+
+    @property
+    def known(self) -> dict[str, Estimate]:
+        """The estimates that there are, by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Estimate)}
+
+    def over(self, other: Option | None) -> Option:
+        """This option, with another's estimates where it has none."""
+        estimates: dict[str, Any] = {} if other is None else other.known | self.known
+        return replace(self, **estimates)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the options of one table share. prompts: `made_up_image` or a dataset; way: how a batch is prefilled."""
+
+    model: str
+    device: str
+    prompts: str
+    tokens: int
+    way: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measured options, full first at each batch; repeats: how many their medians are of; disturbed: what disturbed them."""
+
+    options: Sequence[Option]
+    repeats: tuple[int, ...]
+    disturbed: tuple[str, ...]
+
+    @property
+    def notes(self) -> list[Note]:
+        """Repeats and disturbance."""
+        few, most = (self.repeats[0], self.repeats[-1]) if self.repeats else (0, 0)
+        notes = [Note(f"Times are medians of {few}{f' to {most}' if most > few else ''} repeats.")] if most else []
+        words = f"Disturbed: {'; '.join(self.disturbed)}."
+        return notes + [Note(words, Rank.WARNING)] * bool(self.disturbed)
+
+
+@dataclass(frozen=True)
+class ScoreLoss:
+    """Score lost on one dataset: each cell's difference to full (`lost` is positive where full is better), and full's score.
+
+    tokens: median length of its prompts, None where rows do not tell; over: cells that hold more than their budget.
+    """
+
+    dataset: str
+    metric: str
+    full: float | None
+    tokens: int | None
+    lost: Mapping[Key, Difference]
+    over: frozenset[Key]
+
+    @property
+    def title(self) -> str:
+        """Dataset and metric."""
+        return f"{self.dataset} {self.metric.replace('_', ' ')}"
+
+
+# ---------------------------------------------------------------------- measured
+def measured_options(root: Path | str) -> dict[Setting, Measured]:
+    """Options that passes of `scenario=efficiency` in a rows folder measured, by setting; full first at each batch. Empty where
+    the folder holds no passes."""
+    options: dict[Setting, dict[tuple[Key, int], Option]] = {}
+    disturbed: dict[Setting, dict[str, None]] = {}
+    repeats: dict[Setting, set[int]] = {}
+    for table in cost_tables(root, (), beside=[KNOWN[key] for key in _COSTS]):
+        if table.per_pass:
+            shape, context = table.shape, table.context
+            setting = Setting(
+                *(context["model"], context["device"], str(shape["dataset"])),
+                *(int(shape["prompt_tokens"]), str(shape["batch_prefill"])),
+            )
+            disturbed.setdefault(setting, {}).update(dict.fromkeys(table.disturbed))
+            for method, budget in table.lines():
+                timed = table.entries[method.label, budget].get("tpot_s")
+                repeats.setdefault(setting, set()).update([timed.n] if timed is not None else [])
+                option = _measured(table, method, budget)
+                options.setdefault(setting, {}).setdefault((option.key, option.batch), option)
+    return {
+        setting: Measured(
+            sorted(found.values(), key=lambda option: option.batch),
+            tuple(sorted(repeats[setting])),
+            tuple(disturbed[setting]),
+        )
+        for setting, found in options.items()
+    }
+
+
+def _measured(table: CostTable, method: Line, budget: str) -> Option:
+    entries = {key: entry for key, entry in table.entries[method.label, budget].items() if entry.value is not None}
+    step, rate, peak = (_estimate(entries.get(key)) for key in _COSTS)
+    ratio = entries["tpot_s"].ratio if "tpot_s" in entries else None
+    return Option(
+        cell_key(table.context, method, table.axis, budget),
+        line_label(method),
+        budget or "all",
+        int(table.shape["batch"]),
+        step,
+        rate,
+        Estimate(1 / ratio) if ratio else None,
+        peak,
+    )
+
+
+def _estimate(entry: CostEntry | None) -> Estimate | None:
+    return None if entry is None or entry.value is None else Estimate(entry.value, MEASURED, entry.low, entry.high)
+
+
+# ---------------------------------------------------------------------- scores
+def score_losses(tables: Sequence[ScoreTable], root: Path | str) -> list[ScoreLoss]:
+    """The loss of every table that has full, datasets in order; of several metrics of a dataset the first. root: their rows."""
+    lengths = {
+        table.context["dataset"]: entry.value
+        for table in cost_tables(root, (), beside=[KNOWN["prompt_tokens"]])
+        if not table.per_pass and (entry := table.entries.get((BASELINE, ""), {}).get("prompt_tokens")) is not None
+    }
+    losses: dict[tuple[str, str], ScoreLoss] = {}
+    metrics: dict[str, str] = {}
+    for table in tables:
+        full = table.entries.get((BASELINE, ""))
+        if full is None or metrics.setdefault(table.dataset, table.metric) != table.metric:
+            continue
+        cells = [(cell_key(table.context, line, table.axis, budget), entry) for line, budget, entry in table.cells]
+        sign = 1 if lower_is_better(table.metric) else -1
+        differences = against([entry.scores for _, entry in cells], full.scores, table.metric)
+        lost = {key: _times(sign, one) for (key, _), one in zip(cells, differences, strict=True)}
+        over = frozenset(key for key, entry in cells if entry.audit.over)
+        tokens = lengths.get(table.dataset)
+        loss = ScoreLoss(table.dataset, table.metric, full.value, None if tokens is None else int(tokens), lost, over)
+        other = losses.get(
+            (table.dataset, table.context["model"])
+        )  # budgets in entries and in fractions are two tables
+        if other is not None:
+            loss = replace(loss, lost={**other.lost, **lost}, over=other.over | over)
+        losses[table.dataset, table.context["model"]] = loss
+    return list(losses.values())
+
+
+def _times(sign: int, one: Difference) -> Difference:
+    if sign > 0 or one.value is None:
+        return one
+    low, high = (None if end is None else -end for end in (one.high, one.low))
+    return Difference(one.n, -one.value, low, high)
+
+
+# ---------------------------------------------------------------------- the table
+def deployment_table(
+    setting: Setting,
+    options: Sequence[Option],
+    losses: Sequence[ScoreLoss] = (),
+    memory: float | None = None,
+    notes: Sequence[Note] = (),
+) -> Table:
+    """The table of one setting, a line per method, budget and batch. Methods with the same numbers share a line.
+
+    Args:
+        memory: bytes of the device that the largest batches are of; notes: further ones.
+    """
+    losses = [loss for loss in losses if any(option.key in loss.lost for option in options)]
+    on = "" if memory is None else f" on {memory / GIB:,.4g} GiB"
+    size, unit = unit_of("bytes", [option.nbytes.value for option in options if option.nbytes is not None])
+    columns: dict[str, list[GridCell]] = {
+        "ms/token": [_number(option.step_s, 1e-3) for option in options],
+        "tokens/s": [_number(option.tokens_s) for option in options],
+        "speed-up": [_number(option.speed_up) for option in options],
+        f"peak {unit}": [_number(option.nbytes, size) for option in options],
+        f"largest batch{on}": [_number(option.largest) for option in options],
+    }
+    columns |= {f"{loss.title} lost": [_lost(option, loss) for option in options] for loss in losses}
+    columns = {head: cells for head, cells in columns.items() if any(cell.value is not None for cell in cells)}
+    lines: dict[tuple[str | GridCell, ...], list[str]] = {}
+    for option, *cells in zip(options, *columns.values(), strict=True):
+        lines.setdefault((option.budget, str(option.batch), *cells), []).append(option.method)
+    rows = [[_names(methods), *cells] for cells, methods in lines.items()]
+    way = f"prefilled {setting.way}" if any(option.batch > 1 for option in options) else ""
+    facts = [f"model={setting.model}", setting.device and f"device={setting.device}", way]
+    return Table(
+        f"{setting.prompts.removeprefix('made_up_')} prompts of {setting.tokens:,} tokens",
+        "; ".join(filter(None, facts)),
+        [Grid(["method", "budget", "batch", *columns], rows, labels=3)],
+        [*notes, *_notes(setting, options, losses)],
+        records=partial(_records, setting, tuple(options)),
+    )
+
+
+def deployment_tables(root: Path | str, losses: Sequence[ScoreLoss] = ()) -> list[Table]:
+    """The tables of what passes in a rows folder measured, one per setting."""
+    return [
+        deployment_table(setting, measured.options, losses, notes=measured.notes)
+        for setting, measured in measured_options(root).items()
+    ]
+
+
+def _number(estimate: Estimate | None, size: float = 1.0) -> GridCell:
+    if estimate is None:
+        return GridCell("-")
+    value = estimate.value / size
+    interval = number_span(estimate.low, estimate.high, size)
+    return GridCell(f"{SIGNS[estimate.source]}{number(value)}", value, interval)
+
+
+def _lost(option: Option, loss: ScoreLoss) -> GridCell:
+    one = loss.lost.get(option.key)
+    if one is None or one.value is None:
+        return GridCell("-")
+    if option.key[2] == BASELINE:
+        return GridCell(f"of {score(loss.full)}", loss.full)
+    return GridCell(score(one.value), one.value, interval_text(one.low, one.high), (OVER,) * (option.key in loss.over))
+
+
+def _names(methods: Sequence[str]) -> str:
+    return ", ".join(methods[:3]) + (f" and {len(methods) - 3} more" if len(methods) > 3 else "")
+
+
+def _notes(setting: Setting, options: Sequence[Option], losses: Sequence[ScoreLoss]) -> list[Note]:
+    sources = {estimate.source for option in options for estimate in option.known.values()}
+    signs = [words for source, words in _SOURCES.items() if source in sources]
+    notes = [Note("; ".join(signs) + ".", Rank.MARK)] if signs else []
+    alike: dict[str, list[str]] = {}
+    for loss in losses:
+        entries = any(option.key in loss.lost and option.key[-1].startswith("entries") for option in options)
+        size = "" if loss.tokens is None else f", whose prompts have {loss.tokens:,} tokens (median)"
+        few = f"; a budget in entries is another share of them than of {setting.tokens:,}" if size and entries else ""
+        samples = max(one.n for one in loss.lost.values())
+        alike.setdefault(f"over the same {samples} samples [95 % interval]{size}{few}", []).append(loss.title)
+    for words, titles in alike.items():
+        notes.append(Note(f"lost: full's score minus the method's, {' and '.join(titles)} {words}.", Rank.MARK))
+    if any(option.key in loss.over for option in options for loss in losses):
+        notes.append(Note(f"{OVER} the rows hold more entries than the budget.", Rank.MARK))
+    return notes
+
+
+def _records(setting: Setting, options: Sequence[Option]) -> list[dict[str, Any]]:
+    """One record per number."""
+    return [
+        {
+            **vars(setting),
+            "method": option.method,
+            "budget": option.budget,
+            "batch": option.batch,
+            "name": name,
+            "value": estimate.value,
+            "low": estimate.low,
+            "high": estimate.high,
+            "source": estimate.source,
+        }
+        for option in options
+        for name, estimate in option.known.items()
+    ]
