@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import re
 import sys
 from collections.abc import Iterable
 
@@ -90,22 +91,43 @@ def check_output() -> None:
 
 
 SIMILAR = "did you mean"
-LISTED = 40  # more names than that are counted beside a near one, not listed
+LISTED = 20
+"""More names than these are counted in a message, not listed."""
+_NEAR, _ALIKE = 0.75, 0.05
+
+
+def folded(name: str) -> str:
+    """A name without case, separators and the `v` of a version: `LLaVA-v1.5-7B` -> `llava157b`."""
+    return re.sub(r"v(?=\d)", "", re.sub(r"[\W_]", "", name.lower()))
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """A 'did you mean' clause with the closest allowed names, whatever their case, or the full list when none is close."""
+    """A 'did you mean' clause where some allowed name is near, else the allowed names, or how many there are."""
     allowed = sorted(allowed)
     if not allowed:
         return "it takes none"
-    spelled: dict[str, list[str]] = {}
-    for one in allowed:
-        spelled.setdefault(one.lower(), []).append(one)
-    close = [one for key in difflib.get_close_matches(name.lower(), spelled, n=3, cutoff=0.5) for one in spelled[key]]
-    if not close:
-        return f"allowed: {', '.join(allowed)}"
-    others = f"allowed: {', '.join(allowed)}" if len(allowed) <= LISTED else f"one of {len(allowed)} names"
-    return f"{SIMILAR} {' or '.join(repr(c) for c in close)}? ({others})"
+    if close := near(name, allowed):
+        return f"{SIMILAR} {' or '.join(map(repr, close))}?"
+    return f"allowed: {', '.join(allowed)}" if len(allowed) <= LISTED else f"it is none of the {len(allowed)} names"
+
+
+def near(name: str, allowed: Iterable[str]) -> list[str]:
+    """The allowed names that a slip of the finger makes of this one, best first: they begin with it, or most letters are the
+    same and the first is. Nothing where none is near, for a wrong name leads away."""
+    word, names = folded(name), {one: folded(one) for one in allowed}
+    begun = [one for one, text in names.items() if len(word) > 2 and text.startswith(word)]
+    same = [one for one in begun if names[one] == word]
+    if begun:
+        return same or (begun if len(begun) <= 8 else [])
+    near = {
+        one: ratio
+        for one, text in names.items()
+        if (ratio := difflib.SequenceMatcher(None, text, word).ratio()) >= _NEAR
+        and (text[:1] == word[:1] or text in word or word in text)
+        and re.findall(r"\d+", text) == re.findall(r"\d+", word)
+    }
+    best = max(near.values(), default=0.0)
+    return sorted((one for one in near if near[one] >= best - _ALIKE), key=lambda one: -near[one])[:3]
 
 
 def first_line(error: BaseException) -> str:

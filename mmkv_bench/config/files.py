@@ -23,7 +23,7 @@ from typing import Any
 from mmkv_bench.config.method_parts import expanded
 from mmkv_bench.errors import ConfigError
 
-METHOD, MODEL = "method", "model"
+METHOD, MODEL, DATASET = "method", "model", "dataset"
 
 TABLES = "table"
 """Folder of `conf/` whose files are the papers' tables (`mmkv_bench/papers`) and nothing that a run chooses."""
@@ -98,6 +98,12 @@ _NOTHING = object()
 def members(group: Path) -> set[str]:
     """The members of all tables of a group's folder."""
     return {name for table in _tables(group) for name in table["rows"]}
+
+
+def benchmark_members() -> dict[str, tuple[str, ...]]:
+    """Benchmark of several datasets, which is a table of `conf/dataset` -> its datasets, in the table's order."""
+    folder = conf_dir() / DATASET / TABLE_FOLDER
+    return {file.stem: tuple(_table(file, file.stat().st_mtime_ns)["rows"]) for file in sorted(folder.glob("*.yaml"))}
 
 
 def _member(group: Path, name: str) -> dict[str, Any] | None:

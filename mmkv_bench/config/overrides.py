@@ -9,21 +9,26 @@ none), `methods.<method>.args.<argument>` of methods that run code from outside,
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import unavailable
+from mmkv_bench.config.field_words import NAME_ANSWERS
 from mmkv_bench.config.files import groups, options
 from mmkv_bench.config.schema import LIST_GROUPS, SCHEMAS, accepts, allowed
-from mmkv_bench.errors import SIMILAR, ConfigError, nearest
+from mmkv_bench.errors import SIMILAR, ConfigError, near, nearest
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 _OPTIONAL_GROUPS = ("experiment",)
 SEARCHPATH = "hydra.searchpath"
+_ELSE = {
+    "method": "`mmkv-bench run --help` lists them, and `mmkv-bench new mine.py` writes a file to start one of your own from",
+    "model": "any other checkpoint of a supported family is `model=<folder or org/name>`",
+}
+"""Group -> what to do where no name is near."""
 LONGEST = 4000
 """Values of a list in one override: Hydra's parser takes seconds for as many, and four times as long for twice as many."""
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
@@ -122,7 +127,19 @@ def check_option(group: str, name: str, extra: tuple[str, ...]) -> None:
     if name not in names:
         if group == "model" and (model := unavailable.find(name)) is not None:
             raise ConfigError(model.sentence(name))
-        raise ConfigError(f"unknown {group} {name!r}; {nearest(name, names)}; see `python -m mmkv_bench --help`")
+        raise ConfigError(f"unknown {group} {name!r}; {_known_as(group, name, names, extra)}")
+
+
+def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...]) -> str:
+    """The clause about a name that a group does not have: what the field means by it, the groups that have it, or a near one."""
+    if answer := NAME_ANSWERS.get(group, {}).get(name.lower()):
+        return answer
+    if others := [f"`{other}={name}`" for other in groups() if other != group and name in options(other, extra)]:
+        return f"write {' or '.join(others)}"
+    clause = nearest(name, names)
+    if clause.startswith(SIMILAR):
+        return clause
+    return f"{clause}; {_ELSE.get(group, '`mmkv-bench run --help` lists them')}"
 
 
 def checked_value(override: Override, reference: Mapping[str, Any]) -> str:
@@ -216,14 +233,16 @@ def _nearest_key(key: str, has_more: bool, reference: Mapping[str, Any]) -> str:
     """The clause about a first word that is no key: a near key, one of a group (`logger.project`), or, of a word with more
     behind it (`snapkv.window`), a method or dataset."""
     inner = {leaf: f"{group}.{leaf}" for group in SCHEMAS if group for leaf in reference.get(group) or ()}
-    if not difflib.get_close_matches(key, {*reference, *groups()}, cutoff=0.75):
-        for leaf in difflib.get_close_matches(key, inner, n=1, cutoff=0.8):
-            return f"{SIMILAR} {inner[leaf]!r}?"
-    hint = nearest(key, {*reference, *groups()})
-    if has_more and not hint.startswith(SIMILAR):
-        names = nearest(key, [name for group in LIST_GROUPS for name in options(group)])
-        return names if names.startswith(SIMILAR) else hint
-    return hint
+    inner |= {
+        leaf: f"{name}.{leaf}"
+        for group in LIST_GROUPS
+        for name, node in reference[f"{group}s"].items()
+        for leaf in node
+    }
+    names = [name for group in LIST_GROUPS for name in options(group)] if has_more else []
+    if close := near(key, {*reference, *groups()}) or [inner[leaf] for leaf in near(key, inner)] or near(key, names):
+        return f"{SIMILAR} {' or '.join(map(repr, close))}?"
+    return "`mmkv-bench run --help` lists the keys"
 
 
 def _not_chosen(text: str, group: str, name: str, chosen: tuple[str, ...]) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.config import unavailable
 from mmkv_bench.config.files import content, groups, options
 from mmkv_bench.config.method_parts import FOLDERS
+from mmkv_bench.config.names import understood
 from mmkv_bench.config.overrides import parse, searchpath
 from mmkv_bench.config.schema import LIST_GROUPS, keys
 from mmkv_bench.errors import ConfigError, nearest
@@ -39,6 +40,7 @@ def spelled_out(parsed: Sequence[Override]) -> list[Override]:
         ConfigError: a file whose name cannot be a method's, or a setting that a method's file does not take.
     """
     extra = searchpath(parsed)
+    parsed = [understood(one, extra) for one in parsed]
     files = {Path(path).stem: path for path in _method_files(parsed)}
     for stem, path in files.items():
         check_name(stem, path, extra)

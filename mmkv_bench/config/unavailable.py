@@ -6,8 +6,9 @@ or in a format of its own repository has no way in. Asking for one by name (`mod
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+
+from mmkv_bench.errors import folded
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ UNAVAILABLE = {
         "InternVL 2.5 and later",
         "the paper's checkpoint id, and a conversion to transformers' InternVL with its InternLM2 decoder as Llama",
         ("internvl3_8b",),
-        ("internvl_v1_5_7b", "internvl_1_5", "internvl1_5", "internvl_chat_v1_5", "internvl_v1_5_26b"),
+        ("internvl_v1_5_7b", "internvl_chat_v1_5", "internvl_v1_5_26b"),
     ),
     "llava_onevision_1_5_8b": Unavailable(
         "LLaVA-OneVision-1.5-8B-Instruct",
@@ -99,19 +100,15 @@ UNAVAILABLE = {
         "a class for its RICE vision tower (24 layers of 1024, 2-D RoPE, 2x2 merging) in front of a Qwen3-8B with "
         "one-dimensional positions; the processor is Qwen2.5-VL's",
         ("llava_onevision_7b", "qwen3_vl_8b"),
-        ("llava_onevision_1_5", "llava_onevision1_5", "llava_onevision1_5_8b"),
+        ("llava_onevision_1_5",),
     ),
 }
 
 
 def find(name: str) -> Unavailable | None:
     """The model that is asked for by this name, in any spelling with the same letters and digits."""
-    wanted = _bare(name)
+    wanted = folded(name)
     for key, model in UNAVAILABLE.items():
-        if wanted in (_bare(key), *map(_bare, model.aliases)):
+        if wanted in (folded(key), *map(folded, model.aliases)):
             return model
     return None
-
-
-def _bare(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())

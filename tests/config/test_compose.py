@@ -200,7 +200,7 @@ def test_datasets_follow_the_page_size():
         ("datasets.pages.generation=3", "where keys are needed"),
         ("datasets.pages_walk.generation.max_new_tokens=3", "choose it with 'dataset=[pages,pages_walk]'"),
         ("datasets.pages.genration.max_new_tokens=3", "did you mean 'generation'"),
-        ("methods=3", "where keys are needed"),
+        ("methods=3", "unknown method '3'"),
         ("methods.mmshift.gamma=abc", "is text; allowed: a number"),
         ("methods.mmshift.samples=1.5", "allowed: a whole number"),
         ("methods.mmshift.drop_last_key=1", "allowed: true or false"),

@@ -1,0 +1,64 @@
+"""Promise: every word of the field leads to settings that compose, or to a command whose words its verb takes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from mmkv_bench.cli.grammar import VERBS, reader
+from mmkv_bench.config import field_words
+from mmkv_bench.config.compose import compose, launcher_of
+from mmkv_bench.config.files import conf_dir, groups, options
+from mmkv_bench.config.names import filled
+from mmkv_bench.config.schema import keys
+
+ROWS = str(conf_dir().parent / "results" / "tiny" / "large")
+
+GIVEN = dict.fromkeys(("split", "dataset_split"), "dev")
+"""Values of words to which neither a share nor a number would mean anything."""
+
+
+def settings_compose(words: list[str]) -> None:
+    compose(words)
+    if any(word.startswith("hydra.launcher.") for word in words):
+        launcher_of(words)
+
+
+def command_reads(line: str) -> None:
+    verb, *words = shlex.split(line)
+    if verb in VERBS:
+        reader(verb)[1].read([word for word in words if word != "--help"])
+    else:
+        assert verb in ("--help", "--version"), line
+
+
+def test_every_synonym_is_of_a_key_or_name_that_there_is():
+    taken = {*keys(), *groups()} - {"methods", "datasets"}
+    assert not taken & {*field_words.KEYS, *field_words.ANSWERS}
+    for key in {*field_words.KEYS.values()} - {*groups()}:
+        value = {"seed": 1, "limit": 1, "repeats": 1, "budget": 64, "logger.mode": "online"}.get(key, "x")
+        value = 1 if key.endswith(("_min", "_gb", "_node", "_task", "nodes")) else value
+        settings_compose([*(["launcher=slurm"] if key.startswith("hydra.") else []), f"{key}={value}"])
+    for key, values in field_words.VALUES.items():
+        for value in {*values.values()}:
+            compose([f"{key}={value}"])
+    for group, names in field_words.NAMES.items():
+        assert {*names.values()} <= {*options(group)}
+
+
+def test_every_answer_can_be_typed():
+    answers = {
+        word: filled(text, "0.5" if "{rest}" in text or "{kept}" in text else GIVEN.get(word, "8"))
+        for word, text in field_words.ANSWERS.items()
+    }
+    answers |= {name: text for names in field_words.NAME_ANSWERS.values() for name, text in names.items()}
+    answers |= {verb: text.format(words="") for verb, text in field_words.VERBS.items()}
+    for text in {*answers.values()}:
+        commands = re.findall(r"`([^`]*)`", text)
+        assert commands or "leave it out" in text, text
+        for line in commands:
+            if line.startswith("mmkv-bench "):
+                command_reads(line.removeprefix("mmkv-bench ").replace("<rows>", ROWS))
+            else:
+                words = shlex.split(line)
+                settings_compose([*(["launcher=slurm"] if line.startswith("hydra.") else []), *words])
