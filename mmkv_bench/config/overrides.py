@@ -268,18 +268,18 @@ def _check_kind(path: str, value: Any, old: Any, strict: bool) -> None:
         )
     elif not accepts(path, value):
         raise ConfigError(f"{path}={value} is {_kind(value)}; allowed: {allowed(path)}; give such a value")
-    elif strict and not same_kind(value, old):
+    elif strict and not same_kind(value, old, path):
         raise ConfigError(f"{path}={value} is {_kind(value)}; allowed: {_kind(old)}, as its default {old!r}")
 
 
-def same_kind(value: Any, default: Any) -> bool:
+def same_kind(value: Any, default: Any, key: str) -> bool:
     """Tell whether a value may stand where this default stands: same type, a whole number for a real one, anything for
-    null and for interpolations."""
+    null and for interpolations. key: of the setting, or its path; ``recents`` may be a count or a share."""
     if default is None or (isinstance(default, str) and default.startswith("${")):
         return True
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(default, bool) and isinstance(value, bool)
-    if isinstance(default, float):
+    if isinstance(default, float) or key.rpartition(".")[2] == "recents":
         return isinstance(value, (int, float))
     if isinstance(default, str):
         return isinstance(value, str) or type(value).__name__ == "QuotedString"

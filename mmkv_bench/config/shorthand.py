@@ -31,6 +31,7 @@ CUSTOM = "custom"
 
 _STEM = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 README = "see docs/own_method.md"
+OBSERVATION = "docs/observation.md lists all that `obs` offers"
 
 
 def spelled_out(parsed: Sequence[Override]) -> list[Override]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.compression.observation import Needs
+from mmkv_bench.config.shorthand import OBSERVATION
 from mmkv_bench.errors import first_line, own_line
 from mmkv_bench.methods import invariants
 
@@ -113,7 +115,9 @@ def _raised(error: Exception, made: Compressor, path: str) -> Finding:
     need, scored = _UNDECLARED.search(text), _SCORED.search(text)
     fix = ""
     if need is not None:
-        fix = f"write `needs = Needs({need[1]}={need[2] or True})` into the class {type(made.scorer).__name__}"
+        fix = _declaration(need[1], need[2], made, path, line or 0)
+    elif isinstance(error, AttributeError) and "'Observation'" in text:
+        fix = OBSERVATION
     elif scored is not None:
         line = line_of(path, made.scorer, "score")
         fix = "end with `.float()`" if scored[2] == scored[3] else f"return {scored[3]} numbers, KV heads by tokens"
@@ -122,6 +126,24 @@ def _raised(error: Exception, made: Compressor, path: str) -> Finding:
     elif type(error).__name__ == "OverBudgetError":
         line, fix = line_of(path, made.allocator, "caps"), _FIXES[invariants.the_budget_is_kept][2]
     return Finding(f"{path}:{line}" if line else path, text, fix, text)
+
+
+def _declaration(need: str, number: str | None, made: Compressor, path: str, line: int) -> str:
+    """Say what to write for an undeclared need, with the parameter that its number comes from in place of the number."""
+    text = Path(path).expanduser().read_text(encoding="utf-8")
+    at: list[Any] = [n for n in ast.walk(ast.parse(text)) if getattr(n, "lineno", line + 1) <= line <= n.end_lineno]  # type: ignore[attr-defined]
+    name = next((node.name for node in at if isinstance(node, ast.ClassDef)), type(made.scorer).__name__)
+    part = made.allocator if name == type(made.allocator).__name__ else made.scorer
+    arguments = [argument for node in at if isinstance(node, ast.Call) for argument in node.args]
+    value, needs = number or "True", "`needs = {}`"
+    if number and number not in map(ast.unparse, arguments):
+        inside = [*arguments, *(node for node in at if isinstance(node, ast.FunctionDef))]
+        used = [node.attr for one in inside for node in ast.walk(one) if isinstance(node, ast.Attribute)]
+        held = (one for one in used if isinstance(size := getattr(part, one, None), int) and size >= int(number))
+        if parameter := next(held, None):
+            value, needs = f"self.{parameter}", "`@property` and `def needs(self): return {}`"
+    imported = "" if "Needs" in text else f", and `from {Needs.__module__} import Needs` above it"
+    return f"write {needs.format(f'Needs({need}={value})')} into the class {name}{imported}; {OBSERVATION}"
 
 
 def line_of(path: str, part: Any, method: str) -> int | None:

@@ -23,12 +23,18 @@ from typing import Any
 
 from mmkv_bench import consent
 from mmkv_bench.config.method_parts import FOLDERS, base_class
-from mmkv_bench.config.shorthand import CUSTOM, README, check_name
+from mmkv_bench.config.shorthand import CUSTOM, OBSERVATION, README, check_name
 from mmkv_bench.errors import ConfigError, MMKVError, first_line, nearest, own_line
 from mmkv_bench.methods.method_text import PREFIX, check_text, read, refuse_openings, settings_prefix
 
 SELECTOR = {"sinks": 0, "recents": 1, "window": 0}
 """Parameters, with their defaults, of the selector that a file without one gets."""
+
+_PURPOSES = {
+    "key": ", which returns the tuple of all parameters that a score depends on, because equal keys share one score",
+    "score": f", which returns a number for each KV head and token, higher = keep ({OBSERVATION})",
+}
+"""Method that a class lacks -> what it is for, where its name does not say it."""
 
 SHOWN = 16
 """Digits of a file's checksum that rows and identities hold."""
@@ -248,7 +254,9 @@ def _choose(path: str, module: ModuleType, names: tuple[str, ...], prefix: str) 
         abstract = [c for c in classes if inspect.isabstract(c)]
         if abstract and len(abstract) == len(classes):
             missing = sorted(vars(abstract[0])["__abstractmethods__"])
-            lines = " and ".join(f"`def {name}{_signature(base_class(part), name)}:`" for name in missing)
+            lines = " and ".join(
+                f"`def {name}{_signature(base_class(part), name)}:`{_PURPOSES.get(name, '')}" for name in missing
+            )
             raise ConfigError(
                 f"{path}: {abstract[0].__name__} lacks {', '.join(missing)}; write {lines}; `mmkv-bench new other.py --part "
                 f"{part}` shows a whole one"

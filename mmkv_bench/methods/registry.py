@@ -66,7 +66,7 @@ def settings(name: str, reading: str = "paper", parameters: Mapping[str, Any] | 
     for key, value in values.items():
         if key not in allowed:
             raise ConfigError(f"method {name} has no parameter {key!r}; {nearest(key, allowed)}")
-        if not (same_kind(value, allowed[key]) or value is allowed[key]):
+        if not (same_kind(value, allowed[key], key) or value is allowed[key]):
             raise ConfigError(
                 f"method {name}: {key}={value!r} is of another kind than its default {allowed[key]!r}; give such a value"
             )

@@ -43,6 +43,7 @@ class SkeletonScorer(Scorer):
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
         # Also there: obs.key, obs.value [KV heads, tokens, D], obs.token_types (0 text, 1 image, 2 video), obs.layer.
         # Random numbers: torch.rand(..., generator=obs.generator(seed)), and `stochastic = True` in the class.
+        # docs/observation.md lists all that `obs` offers.
         return obs.window_mass(self.window)  # float32 [KV heads, tokens], finite, higher = keep
 
 

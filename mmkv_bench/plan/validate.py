@@ -82,7 +82,7 @@ def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes
                 continue
             if key not in known:
                 raise ConfigError(f"variants.{name}: {base} has no parameter {key!r}; {nearest(key, known)}")
-            if not same_kind(value, known[key]):
+            if not same_kind(value, known[key], key):
                 raise ConfigError(
                     f"variants.{name}.{key}={value} is not of the kind of its default {known[key]!r}; give such a value"
                 )

@@ -64,11 +64,12 @@ def test_parameters_are_those_of_an_override(name, given):
 
 
 def test_a_file_of_ones_own_is_the_method_that_a_run_makes_of_it():
-    ours = method("custom", path=EXAMPLE, args={"power": 2}, sinks=4)
+    ours = method("custom", path=EXAMPLE, args={"power": 2}, sinks=4, recents=0.25)
     words = [f"methods.custom.path={EXAMPLE}", "methods.custom.args={power: 2}", "methods.custom.sinks=4"]
+    words += ["methods.custom.recents=0.25"]
     config = compose(["method=custom", *words])
     assert ours == build_compressor("custom", config.methods["custom"], "paper", method_defaults(["custom"])["custom"])
-    assert ours.scorer.power == 2.0 and ours.selector.sinks == 4
+    assert ours.scorer.power == 2.0 and (ours.selector.sinks, ours.selector.recents) == (4, 0.25)
 
 
 def test_a_scorer_of_ones_own_gets_what_custom_gives_it():
@@ -94,6 +95,7 @@ def test_full_takes_no_parameter():
         ("snapkv", {"windw": 3}, "has no parameter 'windw'; did you mean 'window'"),
         ("snapkv", {"window": "wide"}, "window='wide' is of another kind than its default 32"),
         ("snapkv", {"window": True}, "window=True is of another kind"),
+        ("keydiff", {"recents": "half"}, "recents='half' is of another kind than its default 1"),
         ("snapkv", {"scorer": None}, "has no parameter 'scorer'"),
         ("snapkv", {"window": 0}, "window is 0; allowed: 1 or more"),
         ("snapkv", {"reading": "realeased"}, "did you mean 'released'"),

@@ -67,6 +67,8 @@ def test_a_cap_of_zero_keeps_nothing():
         (TopK(sinks=4, recents=0), 10, 1, []),
         (TopK(sinks=4), 3, 8, [0, 1, 2]),
         (TopK(recents=32), 10, 2, list(range(10))),
+        (TopK(recents=0.29), 300, 100, list(range(271, 300))),  # a share of C, exact
+        (TopK(recents=0.25, sinks=1), 10, 3, [0, 9]),  # the last token at least
         (TopK(window=4), 10, 64, [6, 7, 8, 9]),
         (TopK(window=4), 10, 5, [8, 9]),  # min(window, C // 2)
         (TopK(window=4), 10, 1, [9]),
@@ -109,6 +111,12 @@ def test_uniform_caps_every_head_and_declares_its_excess():
 def test_negative_protection_is_refused(bad):
     with pytest.raises(ConfigError, match="allowed: 0 or more tokens"):
         TopK(**bad)
+
+
+@each("share", [0.0, 1.0, 1.5, -0.5, float("nan")])
+def test_recents_are_tokens_or_a_share_below_the_budget(share):
+    with pytest.raises(ConfigError, match=r"recents is .*; allowed: "):
+        TopK(recents=share)
 
 
 def test_negative_excess_is_refused():

@@ -248,7 +248,8 @@ BAD = {
     "no scorer": ("from mmkv_bench.compression.scorers.window import WindowScorer\n", "defines no scorer"),
     "not finished": (
         HEAD + "class A(Scorer):\n    pass\n",
-        "bad.py: A lacks key, score; write `def key(self, budget, length):`",
+        "bad.py: A lacks key, score; write `def key(self, budget, length):`, which returns the tuple of all parameters that a "
+        "score depends on",
     ),
     "several": (scorer() + "class Two(Mine):\n    pass\n", "several scorer classes (Mine, Two)"),
     "beside": ("import neighbour\n", "bad.py:1: imports neighbour, which the cell's checksum would not cover"),
@@ -356,9 +357,16 @@ CAUSES = {
     "an undeclared need": (
         scorer("return obs.window_mass(8)"),
         "mine.py:13: RuntimeError: the scorer reads tail_queries >= 8 but its `needs` does not declare it; write `needs = "
-        "Needs(tail_queries=8)` into the class Mine",
+        "Needs(tail_queries=8)` into the class Mine; docs/observation.md lists",
         6,
     ),
+    "a need that follows a parameter": (
+        scorer("w = min(self.window, 32)\n        return obs.window_mass(w)", fields="window: int = 16"),
+        "mine.py:14: RuntimeError: the scorer reads tail_queries >= 16 but its `needs` does not declare it; write `@property` "
+        "and `def needs(self): return Needs(tail_queries=self.window)` into the class Mine",
+        6,
+    ),
+    "an attribute that obs lacks": (scorer("return obs.keys"), "no attribute 'keys'; docs/observation.md lists all", 6),
     "another dtype": (scorer(f"return {NORM}.half()"), "mine.py:12: ScoreError: Mine of custom gave torch.float16", 6),
     "infinity": (
         scorer(f"return {NORM} / 0"),
@@ -410,7 +418,7 @@ def one_sentence(cause, folder, capsys, monkeypatch):
     assert lines[-1] == f"{6 - waiting} of 7 promises are kept" + f"; {waiting} wait for the line above" * bool(waiting)
 
 
-@each("cause", ["an exception", "an undeclared need", "another dtype", "infinity"])
+@each("cause", ["an exception", "a need that follows a parameter", "another dtype", "infinity"])
 def test_the_check_says_where_and_what_to_write_and_says_it_once(cause, folder, capsys, monkeypatch):
     one_sentence(cause, folder, capsys, monkeypatch)
 

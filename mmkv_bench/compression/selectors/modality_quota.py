@@ -26,7 +26,7 @@ class ModalityQuota(TopK):
         sinks, recents, window: see ``TopK``; none by default, because the paper names none.
     """
 
-    recents: int = 0
+    recents: float = 0
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         one = types is None or not bool((types != 0).any()) or bool((types != 0).all())

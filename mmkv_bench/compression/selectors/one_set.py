@@ -23,7 +23,7 @@ class OneSet(RecentShare):
             lowest score behind the first token.
     """
 
-    recents: int = 1
+    recents: float = 1
     share: float = 0.0
     ranking: Literal["value", "permutation"] = "permutation"
 

@@ -20,7 +20,7 @@ class RecentShare(TopK):
             decimal arithmetic: 0.29 of 100 is 29.
     """
 
-    recents: int = 0
+    recents: float = 0
     share: float = 0.5
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ class TextFirst(TopK):
         sinks, recents, window: see ``TopK``; no recents beside the window by default.
     """
 
-    recents: int = 0
+    recents: float = 0
     window: int = 32
 
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:

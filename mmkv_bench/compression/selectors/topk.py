@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.observation import effective_window
 from mmkv_bench.compression.parameters import check_least, check_words
 from mmkv_bench.compression.selectors.base import Selector
+from mmkv_bench.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -17,26 +19,35 @@ class TopK(Selector):
     Args:
         sinks: first tokens of the prompt that stay [tokens]; ``min(sinks, C - 1)`` of them, so that a budget of one
             entry keeps the last token; the row then says ``protected_reduced``.
-        recents: last tokens of the prompt that stay [tokens], whatever the budget.
+        recents: last tokens of the prompt that stay: a whole number [tokens], whatever the budget, or a share of C below 1,
+            rounded down to tokens and at least one (0.25 of 64 is 16).
         window: size of an observation window that stays [tokens]. Unlike ``recents`` it follows the budget:
             ``min(window, max(1, C // 2), T)`` of the last tokens stay, the same rows that the scorer looked through.
     """
 
     sinks: int = 0
-    recents: int = 1
+    recents: float = 1
     window: int = 0
 
     def __post_init__(self) -> None:
         check_words(self)
         check_least(self, 0, "tokens", "sinks", "recents", "window")
+        if isinstance(self.recents, float) and not 0 < self.recents < 1:
+            raise ConfigError(
+                f"recents is {self.recents}; allowed: a whole number of tokens, or a share of the budget, 0 < recents < 1"
+            )
+
+    def _recents(self, budget: int) -> int:
+        """Last tokens that stay at this budget; a share of it is exact decimal arithmetic."""
+        return self.recents if isinstance(self.recents, int) else max(1, int(Decimal(str(self.recents)) * budget))
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         """``protected_reduced``: sinks and recents together are more than C, so that not all of them stay."""
-        return ("protected_reduced",) if self.sinks + self.recents > budget else ()
+        return ("protected_reduced",) if self.sinks + self._recents(budget) > budget else ()
 
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
         keep = torch.zeros(length, dtype=torch.bool, device=None if types is None else types.device)
-        recents = self.recents
+        recents = self._recents(budget)
         if self.window:
             recents = max(recents, effective_window(self.window, budget, length))
         keep[: max(0, min(self.sinks, budget - 1))] = True
