@@ -1,4 +1,4 @@
-"""Stored answers made again and compared: a random draw of them, or one sample with the tokens that its cells keep.
+"""Stored answers made again and compared: a draw of them, all of some cells, or one sample with the tokens that its cells keep.
 
 Rows may hold counts and a digest of the kept indices alone; a remade answer keeps the same ones where the digests agree.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -16,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmkv_bench import __version__, consent
+from mmkv_bench import consent
 from mmkv_bench.diagnostics.replanned_cells import VERSIONS, ReplannedCells, Row, plan_again
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.models.load import quiet_libraries
@@ -25,6 +24,7 @@ from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
 
     from mmkv_bench.evaluation.samples import Request
     from mmkv_bench.generation.encode import EncodedPrompt
@@ -37,7 +37,11 @@ COMPARED = ("status", "prompt_hash", "answer", "token_ids", "kept", "kept_digest
 """Columns that must agree; a column that is null in the stored row is not compared."""
 _COLUMNS = ("cell", "dataset", "sample_id", "doc_id", *COMPARED)
 
-EQUAL, DIFFERENT, OTHER_VERSIONS = "equal", "different", "other versions"
+SCORES = "scores"
+"""The name of the comparison of an answer's scores, which stand in the `samples` table."""
+
+EQUAL, DIFFERENT, OTHER_VERSIONS, INTERRUPTED = "equal", "different", "other versions", "interrupted"
+AT_ONCE = 50  # answers made again between two looks at what was compared
 
 
 @dataclass
@@ -60,7 +64,9 @@ class StoredAnswer:
     """An answer that is made again: its store, its `responses` row and the row of its cell; then the outcome.
 
     Attributes:
-        outcome: `equal`, `different`, or why the answer was not made again; differing: columns that are not equal.
+        scores: stored values by metric, without those that are null.
+        outcome: `equal`, `different`, or why the answer was not made again.
+        compared, differing: columns that were compared, and those that are not equal; `scores` among them.
         kept: per layer int32 [KV heads, m], kept positions of the prompt, ascending behind padding of -1; None unless `remake`
             made it. prompt: the one that it was made of.
     """
@@ -68,7 +74,9 @@ class StoredAnswer:
     root: Path
     row: Row
     cell: Row
+    scores: Mapping[str, float] = field(default_factory=dict)
     outcome: str = ""
+    compared: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     kept: list[np.ndarray] | None = None
     prompt: SampleTokens | None = None
@@ -84,11 +92,16 @@ class StoredAnswer:
         return self.same and self.row["kept_digest"] is not None
 
     @property
-    def label(self) -> str:
-        """Store, method at its budget, protocol, reading, dataset and sample."""
+    def cell_label(self) -> str:
+        """Method at its budget, protocol and reading."""
         budget = self.cell["budget_entries"] or self.cell["budget_fraction"]
         words = (f"{self.cell['method']}@{budget}".removesuffix("@None"), self.cell["protocol"], self.cell["reading"])
-        return " ".join(filter(None, (str(self.root), *words, self.row["dataset"], self.row["sample_id"])))
+        return " ".join(filter(None, words))
+
+    @property
+    def label(self) -> str:
+        """Store, cell, dataset and sample."""
+        return f"{self.root} {self.cell_label} {self.row['dataset']} {self.row['sample_id']}"
 
 
 def make_again(
@@ -113,12 +126,17 @@ def make_again(
         wanted += [] if one.outcome else [one]
     model: dict[str, LoadedModel] = {}
     with Progress(len(wanted), "made again", unit="answers") as bar:
-        for _, together in groupby(sorted(wanted, key=_run_of), key=_run_of):
-            group = list(together)
-            bar.relabel(f"{group[0].root.name} {group[0].row['dataset']}")
-            with consent.rows_name_files(_method_files(group) if run_code else ()):
-                _repeat(group, model, watch)
-            bar.advance(len(group))
+        try:
+            for _, together in groupby(sorted(wanted, key=_run_of), key=_run_of):
+                group = sorted(together, key=lambda one: one.row["doc_id"])
+                for part in (group[place : place + AT_ONCE] for place in range(0, len(group), AT_ONCE)):
+                    bar.relabel(f"{part[0].root.name} {part[0].row['dataset']}")
+                    with consent.rows_name_files(_method_files(part) if run_code else ()):
+                        _repeat(part, model, watch)
+                    bar.advance(len(part))
+        except KeyboardInterrupt:
+            for one in wanted:
+                one.outcome = one.outcome or INTERRUPTED
 
 
 def _method_files(group: Iterable[StoredAnswer]) -> set[str]:
@@ -127,8 +145,18 @@ def _method_files(group: Iterable[StoredAnswer]) -> set[str]:
     return {str(one["sha256"]) for one in parameters if "sha256" in one}
 
 
-def draw(roots: Sequence[Path], k: int, seed: int) -> list[StoredAnswer]:
-    """Draw k `ok` answers, evenly from each store and uniformly within it; all of a store that has fewer."""
+def draw(
+    roots: Sequence[Path], count: int | None, seed: int, cells: Collection[str] | None = None, sample: str | None = None
+) -> list[StoredAnswer]:
+    """Draw `ok` answers, evenly from each store and uniformly within it; all of a store that has fewer.
+
+    Args:
+        count: answers to draw; None: all. seed: of the draw.
+        cells: hashes of the cells whose answers are drawn; None: all. sample: the id of the only sample; None: all.
+
+    Raises:
+        ConfigError: no store, or one without such answers.
+    """
     import numpy as np
     import pyarrow.compute as pc
 
@@ -138,56 +166,44 @@ def draw(roots: Sequence[Path], k: int, seed: int) -> list[StoredAnswer]:
     drawn = []
     for position, root in enumerate(sorted(roots)):
         store = Store(root)
-        rows = store.responses(columns=("cell", "sample_id", "status"))
-        places = np.flatnonzero(pc.equal(rows["status"], "ok").to_numpy())
+        rows = store.responses(cells, columns=("cell", "sample_id", "status"))
+        eligible = pc.equal(rows["status"], "ok")
+        if sample is not None:
+            eligible = pc.and_(eligible, pc.equal(rows["sample_id"], sample))
+        places = np.flatnonzero(eligible.to_numpy())
         if not len(places):
-            raise ConfigError(f"{root} holds no answers; give folders of rows, as runs print them")
-        share = k // len(roots) + (position < k % len(roots))
+            if cells is None:
+                raise ConfigError(f"{root} holds no answers; give folders of rows, as runs print them")
+            raise ConfigError(
+                f"none of these cells of {root} has answered {sample or 'a sample'} with status ok; choose others"
+            )
+        share = len(places) if count is None else count // len(roots) + (position < count % len(roots))
         if not share:  # fewer are drawn than there are stores
             continue
-        chosen = rows.take(np.sort(generator.choice(places, min(share, len(places)), replace=False))).to_pylist()
-        cells = {row["cell"]: row for row in store.cells({row["cell"] for row in chosen}).to_pylist()}
-        answers = store.responses(cells, _COLUMNS)
-        keys_drawn = {(row["cell"], row["sample_id"]) for row in chosen}
-        keys = zip(answers["cell"].to_pylist(), answers["sample_id"].to_pylist(), strict=True)
-        rows = answers.take([place for place, key in enumerate(keys) if key in keys_drawn]).to_pylist()
-        drawn += [StoredAnswer(root, row, cells[row["cell"]]) for row in rows]
+        chosen = rows.take(np.sort(generator.choice(places, min(share, len(places)), replace=False)))
+        drawn += stored_answers(store, zip(chosen["cell"].to_pylist(), chosen["sample_id"].to_pylist(), strict=True))
     return drawn
 
 
-def lines(drawn: Sequence[StoredAnswer]) -> Iterator[str]:
-    """The report: a line per store, each difference, each reason, and the sum."""
-    for root in dict.fromkeys(one.root for one in drawn):
-        of = Counter(_kind(one) for one in drawn if one.root == root)
-        yield f"{root}: {sum(of.values())} drawn, {', '.join(f'{count} {kind}' for kind, count in sorted(of.items()))}"
-    for one in drawn:
-        if one.outcome == DIFFERENT:
-            yield f"different: {one.label}: {', '.join(one.differing)}{_elsewhere(one)}"
-    for reason, count in Counter(one.outcome for one in drawn if one.outcome not in (EQUAL, DIFFERENT)).items():
-        first = next(one for one in drawn if one.outcome == reason)
-        yield f"not made again: {count} because of {reason}; first {first.label}"
-    equal = [one for one in drawn if one.outcome == EQUAL]
-    counts = {name: sum(one.row[name] is not None for one in equal) for name in COMPARED[2:]}
-    yield f"equal: {len(equal)} of {len(drawn)} drawn ({', '.join(f'{name} in {n}' for name, n in counts.items())})"
+def stored_answers(store: Store, keys: Iterable[tuple[str, str]]) -> list[StoredAnswer]:
+    """Load the answers with these keys (cell, sample id), and their scores."""
+    wanted = set(keys)
+    cells = {row["cell"]: row for row in store.cells({cell for cell, _ in wanted}).to_pylist()}
+    answers = _at(store.responses(cells, _COLUMNS), wanted)
+    scores: dict[tuple[str, str], dict[str, float]] = {}
+    for row in _at(store.samples(cells, ("cell", "sample_id", "metric", "value")), wanted):
+        if row["value"] is not None:
+            scores.setdefault((row["cell"], row["sample_id"]), {})[row["metric"]] = row["value"]
+    return [
+        StoredAnswer(store.root, row, cells[row["cell"]], scores.get((row["cell"], row["sample_id"]), {}))
+        for row in answers
+    ]
 
 
-def receipt(drawn: Sequence[StoredAnswer], seed: int) -> str:
-    """A line to put beside published rows: what was compared, in which draw, under which versions."""
-    from mmkv_bench.store.provenance import collect
-
-    here = collect()
-    commit = f", commit {here['git_commit'][:12]}" * bool(here["git_commit"]) + ", changed" * bool(here["git_dirty"])
-    under = ", ".join(f"{name} {version(name)}" for name in VERSIONS)
-    return (
-        f"receipt: {len(drawn)} answers, seed {seed}; compared: {', '.join(COMPARED)}; mmkv_bench {__version__}{commit}, "
-        f"{under}, on {here['cpu'] or here['device']}"
-    )
-
-
-def exit_code(drawn: Sequence[StoredAnswer]) -> int:
-    """0: all that were made again are equal; 1: some differ; 2: none could be made again."""
-    outcomes = {one.outcome for one in drawn}
-    return 1 if DIFFERENT in outcomes else 0 if EQUAL in outcomes else 2
+def _at(rows: pa.Table, keys: Collection[tuple[str, str]]) -> list[Row]:
+    """Return the rows with these keys (cell, sample id)."""
+    pairs = zip(rows["cell"].to_pylist(), rows["sample_id"].to_pylist(), strict=True)
+    return rows.take([place for place, key in enumerate(pairs) if key in keys]).to_pylist()
 
 
 def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: RequestTimeout | None) -> None:
@@ -208,10 +224,36 @@ def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch:
         for one in group:
             one.outcome = one.outcome or f"its run being refused now: {error}"
         return
+    scores = _scores(planned, planned_answers, rows)
     for one in planned_answers:
-        now = rows[one.row["cell"], one.row["sample_id"]]
-        one.differing = [name for name in COMPARED if one.row[name] is not None and one.row[name] != now[name]]
+        key = one.row["cell"], one.row["sample_id"]
+        one.compared = [name for name in COMPARED if one.row[name] is not None]
+        one.differing = [name for name in one.compared if one.row[name] != rows[key][name]]
+        common = one.scores.keys() & scores.get(key, {}).keys()
+        if common:
+            one.compared.append(SCORES)
+            one.differing += [SCORES] if any(one.scores[name] != scores[key][name] for name in common) else []
         one.outcome = DIFFERENT if one.differing else EQUAL
+
+
+def _scores(
+    planned: ReplannedCells, answers: Sequence[StoredAnswer], rows: Mapping[tuple[str, str], Row]
+) -> dict[tuple[str, str], dict[str, float]]:
+    """Score the new answers of which a score is stored: (cell, sample id) -> metric -> value. No judge is asked."""
+    from mmkv_bench.evaluation.samples import Answer
+    from mmkv_bench.evaluation.scoring import score
+
+    scores: dict[tuple[str, str], dict[str, float]] = {}
+    for cell in dict.fromkeys(one.row["cell"] for one in answers if one.scores):
+        given = {
+            one.row["sample_id"]: Answer(now["answer"], now["status"], one.row["doc_id"], now["prompt_hash"])
+            for one in answers
+            if one.row["cell"] == cell and (now := rows[cell, one.row["sample_id"]])["status"] == "ok"
+        }
+        for scored in score(planned.spec, given).samples if given else ():
+            if scored.value is not None:
+                scores.setdefault((cell, scored.sample_id), {})[scored.metric] = scored.value
+    return scores
 
 
 def _answers(
@@ -254,17 +296,6 @@ def _run_of(one: StoredAnswer) -> tuple[str, ...]:
     return one.cell["config"], one.row["dataset"], *(one.cell[name] for name in VERSIONS)
 
 
-def _kind(one: StoredAnswer) -> str:
-    return one.outcome.partition(" (")[0].partition(":")[0]
-
-
-def _elsewhere(one: StoredAnswer) -> str:
-    from mmkv_bench.store.provenance import collect
-
-    here, there = collect()["cpu"], one.cell["cpu"]
-    return "" if here == there or there is None else f" (made on {there}, here {here})"
-
-
 def remake(
     root: Path, cells: Collection[str], sample_id: str, other_versions: bool = False, run_code: bool = False
 ) -> dict[str, StoredAnswer]:
@@ -277,9 +308,7 @@ def remake(
     Raises:
         ConfigError: none of the cells has answered that sample.
     """
-    stored = stored_answers(Store(root), cells, sample_id)
-    if not stored:
-        raise ConfigError(f"none of these cells of {root} has answered {sample_id}; there is nothing to make again")
+    stored = draw([root], None, 0, cells, sample_id)
     by_cell = {one.row["cell"]: one for one in stored}
 
     def watch(loaded: LoadedModel, request: Request, encoded: EncodedPrompt, results: Sequence[ForkResult]) -> None:
@@ -291,16 +320,6 @@ def remake(
 
     make_again(stored, other_versions, watch, run_code)
     return by_cell
-
-
-def stored_answers(store: Store, cells: Collection[str], sample_id: str) -> list[StoredAnswer]:
-    """The `ok` answers of these cells to the sample."""
-    import pyarrow.compute as pc
-
-    rows = store.responses(cells, _COLUMNS)
-    rows = rows.filter(pc.and_(pc.equal(rows["sample_id"], sample_id), pc.equal(rows["status"], "ok")))
-    described = {row["cell"]: row for row in store.cells(rows["cell"].to_pylist()).to_pylist()}
-    return [StoredAnswer(store.root, row, described[row["cell"]]) for row in rows.to_pylist()]
 
 
 def _sample_tokens(loaded: LoadedModel, request: Request, encoded: EncodedPrompt) -> SampleTokens:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.report.charts import against_budget, against_cost, rank_intervals
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from mmkv_bench.tables.rows import Rows
 
 
+Receipts = Mapping[Path, Mapping[str, Mapping[str, Any]]]
+"""Store -> hash of a cell -> its entry in a receipt of `verify`, with `made_at`, `file` and `path`."""
+
+
 @dataclass(frozen=True)
 class Report:
     """A report that was written. index: the page to open; left_out: sentences on what it does not show."""
@@ -28,11 +32,12 @@ class Report:
     left_out: tuple[str, ...]
 
 
-def build_report(roots: Sequence[Path], out: Path, samples: int) -> Report:
+def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Receipts | None = None) -> Report:
     """Write the report of these stores.
 
     Args:
-        samples: of each dataset, how many are shown.
+        samples: of each dataset, how many are shown. receipts: of `verify`, by store, linked from the pages of
+            their cells.
 
     Raises:
         ConfigError: a folder without rows, or `out` holds something that is no report. StoreError: rows that are damaged or of
@@ -62,7 +67,7 @@ def build_report(roots: Sequence[Path], out: Path, samples: int) -> Report:
         views.add(number, tables, store_costs, pages.name)
         cells, answers = cells + len(rows.cells), answers + len(rows.responses)
         del rows, tables  # answers are read next, with their texts: not beside what tables are made of
-        left_out += pages.write(folder, commands, samples)
+        left_out += pages.write(folder, commands, samples, (receipts or {}).get(root, {}))
     left_out += views.join_passes(costs)
     stores = list(map(str, roots))
     about = f"{cells:,} cells, {answers:,} answers, {len(views.views)} tables, of {', '.join(stores)}."

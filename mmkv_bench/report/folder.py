@@ -18,7 +18,7 @@ from mmkv_bench.report.fields import score
 
 MARK = "report.json"
 FORMAT = "mmkv-bench report 1"
-_FOLDERS = ("cells", "configs", "data", "figures", "images", "lib", "samples")  # data: of earlier versions
+_FOLDERS = ("cells", "configs", "data", "figures", "images", "lib", "receipts", "samples")  # data: of earlier versions
 _MAKING = ".making"  # a new report lies here until it is whole
 _SAFE = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*\.[a-z]+")
 TEMPLATES = Path(__file__).with_name("templates")

@@ -110,15 +110,19 @@ class StorePages:
         """The name of a cell's page: the number of its store, its hash."""
         return f"{self.number}-{re.sub('[^A-Za-z0-9]', '_', cell)}"
 
-    def write(self, folder: Folder, commands: Commands, most: int) -> list[str]:
+    def write(
+        self, folder: Folder, commands: Commands, most: int, receipts: Mapping[str, Mapping[str, Any]]
+    ) -> list[str]:
         """Write its pages; returns sentences on what they leave out.
 
         Args:
-            most: samples of each dataset.
+            most: samples of each dataset. receipts: hash of a cell -> its entry in a receipt of `verify`.
         """
         from mmkv_bench.store.store import Store
 
         store = Store(self.root)
+        for file in {entry["file"]: entry["path"] for entry in receipts.values()}.items():
+            folder.write(f"receipts/{file[0]}", file[1].read_bytes())
         prompts = Prompts(folder, {row["prompt_hash"]: row for row in store.prompts().to_pylist()})
         configs, scores = self._configs(folder), metric_rows(self.metrics)
         rows = self._described.values()
@@ -155,6 +159,7 @@ class StorePages:
                         group=group.name,
                         config=config,
                         command=commands.of(row, number, content),
+                        receipt=receipts.get(one.cell),
                         seeds=[] if one.seed is None else seeds,
                         number=place,
                         samples=len(shown.samples) if any(row["status"] for row in shown.answers[place]) else 0,

@@ -8,7 +8,7 @@ from transformers import DynamicCache
 
 from mmkv_bench import attach, method
 from mmkv_bench.config.files import conf_dir
-from mmkv_bench.diagnostics.verify import make_again, stored_answers
+from mmkv_bench.diagnostics.verify import draw, make_again
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.generation.single import generate_alone, run_alone
 from mmkv_bench.protocols import FED_ONCE, NAMES
@@ -47,7 +47,7 @@ def test_an_identity_draws_what_the_run_of_a_stored_row_drew():
     store, asked = Store(STORED), {"dataset": "pages_walk_small", "protocol": "paper", "budget_entries": 64, "seed": 0}
     names = ["cell", "method", *asked]
     cells = [row["cell"] for row in store.cells(columns=names).to_pylist() if asked.items() <= row.items()]
-    drawn = [one for one in stored_answers(store, cells, "walk3-small-test-000003") if one.cell["method"] in DRAWING]
+    drawn = [one for one in draw([STORED], None, 0, cells, "walk3-small-test-000003") if one.cell["method"] in DRAWING]
     seen = {}
     make_again(drawn[:1], watch=lambda loaded, request, prompt, results: seen.update(model=loaded.model, prompt=prompt))
     model, prompt = seen["model"], seen["prompt"]

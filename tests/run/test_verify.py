@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
+import pyarrow.compute as pc
 import pytest
 
 from mmkv_bench.cli.verbs.rows import stores_with_answers
 from mmkv_bench.config.files import conf_dir
+from mmkv_bench.diagnostics.receipt import receipts_of
 from mmkv_bench.diagnostics.verify import draw
+from mmkv_bench.errors import ConfigError
 from mmkv_bench.plan import cells as planning
 from mmkv_bench.store import provenance
 from mmkv_bench.store.compact import pack
@@ -47,22 +51,77 @@ def test_answers_are_made_again_and_a_tampered_one_is_found(rows, tmp_path, caps
     out = capsys.readouterr().out
     assert f"{rows}: {count} drawn, {count} equal" in out and f"equal: {count} of {count} drawn" in out
     digests = count - Store(rows).responses(columns=["kept_digest"])["kept_digest"].null_count
-    assert 0 < digests < count and f"kept_digest in {digests})" in out
-    receipt = out.splitlines()[-1]
-    assert receipt.startswith(
-        f"receipt: {count} answers, seed 0; compared: status, prompt_hash, answer, token_ids, kept, kept_digest"
-    )
+    assert 0 < digests < count and f"digest of the kept positions (in {digests}), scores" in out
 
     root = shutil.copytree(rows, tmp_path / "rows")
-    store = Store(root)
-    row = store.responses().to_pylist()[3]
-    row = {name: value for name, value in row.items() if name not in ("schema_version", "worker", "committed_at")}
-    with store.writer("forger") as writer:
-        writer.commit([row | {"token_ids": [*row["token_ids"][:-1], row["token_ids"][-1] + 1]}])
+    row = Store(root).responses().to_pylist()[3]
+    tamper(root, row, token_ids=[*row["token_ids"][:-1], row["token_ids"][-1] + 1])
     assert main([str(root), "--samples", "1000"]) == 1
     out = capsys.readouterr().out
     assert f"{count - 1} equal" in out.splitlines()[0] and "1 different" in out.splitlines()[0]
     assert f" {row['sample_id']}: token_ids" in next(line for line in out.splitlines() if line.startswith("different:"))
+
+
+def tamper(root, row, **values):
+    """Replace a stored answer."""
+    stamped = ("schema_version", "worker", "committed_at")
+    with Store(root).writer("forger") as writer:
+        writer.commit([{name: value for name, value in (row | values).items() if name not in stamped}])
+
+
+def test_words_choose_the_cells_whose_answers_are_all_made_again_and_the_receipt_says_what_was_compared(
+    rows, tmp_path, capsys
+):
+    receipt = tmp_path / "receipt.json"
+    words = ["wide@16", "released"]
+    assert main([str(rows), *words, "--all", "--receipt", str(receipt)]) == 0
+    assert "equal: 4 of 4 drawn" in capsys.readouterr().out
+    data = json.loads(receipt.read_text())
+    (entry,) = data["stores"][0]["cells"]
+    stored = Store(rows).responses([entry["cell"]]).to_pylist()
+    digests = sum(row["kept_digest"] is not None for row in stored)
+    assert (data["verdict"], data["seed"], data["words"]) == ("equal", None, words)
+    assert (entry["made_again"], entry["equal"], entry["answers_stored"]) == (4, 4, 4) and digests < 4
+    assert entry["compared"] == {
+        **dict.fromkeys(("status", "prompt_hash", "answer", "token_ids", "kept", "scores"), 4),
+        "kept_digest": digests,
+    }
+    assert receipts_of([receipt], [rows])[rows][entry["cell"]]["equal"] == 4
+
+    root = shutil.copytree(rows, tmp_path / "rows")
+    tamper(root, stored[2], answer="another one")
+    assert main([str(root), *words, "--all"]) == 1
+    assert f"{stored[2]['sample_id']}: answer" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="about other answers of cell"):
+        receipts_of([receipt], [root])
+    for text, message in (
+        ('{"receipt": 1}', "is no receipt"),
+        (receipt.read_text().replace(entry["cell"], "0" * 16), "no cell of"),
+    ):
+        receipt.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            receipts_of([receipt], [rows])
+
+
+def test_a_changed_score_is_found(rows, tmp_path, capsys):
+    root = shutil.copytree(rows, tmp_path / "rows")
+    store, cell = Store(root), draw([root], None, 0)[0].row["cell"]
+    samples, metrics = store.samples([cell]), store.metrics([cell])
+    value = pc.subtract(1.0, samples["value"])
+    samples = samples.set_column(samples.column_names.index("value"), "value", value)
+    store.write_scores(iter([samples]), lambda rows: metrics)
+    assert main([str(root), cell, "--all"]) == 1
+    assert ": scores" in capsys.readouterr().out
+
+
+def test_words_that_choose_nothing_are_answered(rows, tmp_path, capsys):
+    for words, message in {
+        ("snapkv@17",): "neither a cell nor a sample",
+        ("no-such-folder", "snapkv"): "is not a folder of result rows, and words choose cells of one folder",
+    }.items():
+        rows_given = [] if words[0].startswith("no-such") else [str(rows)]
+        assert main([*rows_given, *words]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_rows_of_an_older_identity_are_counted_apart(rows, tmp_path, capsys, monkeypatch):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from mmkv_bench.cli.grammar import Parser, count, not_negative, rows_folder
@@ -119,30 +121,75 @@ def export(given: argparse.Namespace) -> int:
 
 
 def verify_options(parser: Parser) -> None:
-    """Rows, number of answers and seed of the draw."""
-    parser.add_argument("rows", type=rows_folder, nargs="*", help=f"folders of rows; all below {RESULTS} by default")
+    """Rows, the words that choose cells, number of answers and seed of the draw, receipt."""
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="rows or words",
+        help=f"folders of rows (default: all below {RESULTS}); behind one folder, words that choose cells, as for show",
+    )
     parser.add_argument(
         "--samples", type=count, default=50, metavar="K", help="answers to draw, evenly from the folders (default: 50)"
     )
+    parser.add_argument("--all", action="store_true", help="every answer of the cells, in place of a draw")
     parser.add_argument("--seed", type=not_negative, default=0, metavar="S", help="of the draw (default: 0)")
+    parser.add_argument(
+        "--receipt", type=Path, metavar="FILE", help="write a receipt (JSON): what was compared in which answers"
+    )
     parser.add_argument(
         "--other-versions", action="store_true", help="also rows of other torch or transformers than the installed ones"
     )
     parser.add_argument(
         RUN_CODE, action="store_true", help="run the method files that the rows name, if their content is the rows'"
     )
-    parser.examples("mmkv-bench verify results/tiny/large --samples 20 --seed 3")
+    parser.examples(
+        "mmkv-bench verify results/tiny/large --samples 20 --seed 3",
+        "mmkv-bench verify results/tiny/large mmshift@64 pages_walk_large --all --receipt receipt.json",
+    )
 
 
 def verify(given: argparse.Namespace) -> int:
-    """Make answers again: 0 all equal, 1 some answer differs, 2 nothing could be made again."""
-    from mmkv_bench.diagnostics.verify import draw, exit_code, lines, make_again, receipt
+    """Make answers again: 0 all equal, 1 some answer differs, 2 nothing could be made again, 130 interrupted."""
+    from mmkv_bench.diagnostics.receipt import EXIT_CODES, lines, receipt, verdict
+    from mmkv_bench.diagnostics.verify import draw, make_again
 
-    roots = given.rows or stores_with_answers(RESULTS)
-    drawn = draw(roots, given.samples, given.seed)
+    is_folder = [Path(word).is_dir() for word in given.what]
+    roots = [rows_folder(word) for word in given.what[: is_folder.index(False) if False in is_folder else None]]
+    words = given.what[len(roots) :]
+    cells, sample = _named(roots, words)
+    roots = roots or stores_with_answers(RESULTS)
+    count, seed = (None, None) if given.all else (given.samples, given.seed)
+    drawn = draw(roots, count, seed or 0, cells, sample)
+    print(f"making {len(drawn)} answers of {len({one.row['cell'] for one in drawn})} cells again", file=sys.stderr)
     make_again(drawn, given.other_versions, run_code=given.run_code)
-    print("\n".join([*lines(drawn), receipt(drawn, given.seed)]))
-    return exit_code(drawn)
+    print("\n".join(lines(drawn)))
+    if given.receipt is not None:
+        given.receipt.write_text(json.dumps(receipt(drawn, seed, words), indent=1) + "\n", encoding="utf-8")
+        print(
+            f"receipt: {given.receipt}; mmkv-bench report <rows> --receipt {given.receipt} links it from the cells' pages"
+        )
+    return EXIT_CODES[verdict(drawn)]
+
+
+def _named(roots: Sequence[Path], words: Sequence[str]) -> tuple[list[str] | None, str | None]:
+    """Return the cells and the sample that words choose; None for all.
+
+    Raises:
+        ConfigError: words without one folder before them, or that fit no cell and no sample.
+    """
+    from mmkv_bench.report.show_cells import StoreCells
+    from mmkv_bench.store.store import Store
+
+    if not words:
+        return None, None
+    if len(roots) != 1:
+        before = "no folder" if not roots else f"{len(roots)} folders"
+        raise ConfigError(
+            f"{words[0]!r} is not a folder of result rows, and words choose cells of one folder; got {before} before it. "
+            f"Write mmkv-bench verify <rows> {' '.join(words)}"
+        )
+    named = StoreCells(Store(roots[0])).named(words)
+    return named.cells, named.sample
 
 
 def stores_with_answers(folder: Path) -> list[Path]:

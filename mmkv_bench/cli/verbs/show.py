@@ -115,6 +115,14 @@ def report_options(parser: Parser) -> None:
         metavar="N",
         help="of each dataset, the first ones, with answers and images (default: 50)",
     )
+    parser.add_argument(
+        "--receipt",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a receipt of `mmkv-bench verify`, linked from the pages of its cells; may be given several times",
+    )
     parser.examples(
         "mmkv-bench report runs/demo --out report",
         "mmkv-bench report results/tiny/large results/tiny/methods --out report --samples 20",
@@ -123,8 +131,10 @@ def report_options(parser: Parser) -> None:
 
 def report(given: argparse.Namespace) -> int:
     """Make the report; print its page, its size and what it leaves out."""
+    from mmkv_bench.diagnostics.receipt import receipts_of
     from mmkv_bench.report.build import build_report
 
-    built = build_report(list(dict.fromkeys(given.rows)), given.out, given.samples)
+    roots = list(dict.fromkeys(given.rows))
+    built = build_report(roots, given.out, given.samples, receipts_of(given.receipt, roots) if given.receipt else None)
     print("\n".join([f"{built.index}: {built.about}", built.size, *built.left_out]))
     return 0
