@@ -114,6 +114,13 @@ def _internvl(text: Any) -> Any:
     return tf.InternVLConfig(vision_config=vision, text_config=text, **extra)
 
 
+def _smolvlm() -> Any:
+    vision = dict(_TOWER, num_hidden_layers=2, image_size=28, patch_size=7)
+    return tf.SmolVLMConfig(
+        vision_config=vision, text_config=tf.LlamaConfig(**_GQA), image_token_id=IMAGE, scale_factor=2
+    )
+
+
 def _next(text: Any) -> Any:
     return _clip_llava(tf.LlavaNextConfig, text, image_grid_pinpoints=_PINPOINTS)
 
@@ -180,6 +187,7 @@ _ENTRIES: dict[str, Entry] = {
     "internvl_qwen3": Entry(
         lambda: _internvl(tf.Qwen3Config(**_GQA, head_dim=HEAD_DIM)), "InternVL" + _CLASS, _tiles(IMAGE, 24, 6)
     ),
+    "smolvlm": Entry(_smolvlm, "SmolVLM" + _CLASS, _tiles(IMAGE, 24, 1, 6)),  # 6 tiles of 4
     "llama": Entry(lambda: tf.LlamaConfig(**_GQA), "LlamaForCausalLM"),
     "qwen2": Entry(lambda: tf.Qwen2Config(**_GQA), "Qwen2ForCausalLM"),
 }

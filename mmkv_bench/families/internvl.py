@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from mmkv_bench.families.base import LLAMA, QWEN2, QWEN3, TILES, Box, Family, ImagePrompt, PixelLimits, Settings, Size
-from mmkv_bench.families.tiles import even, grid
+from mmkv_bench.families.tiles import even, tile_after_tile
 
 
 class InternVL(Family):
@@ -28,16 +28,11 @@ class InternVL(Family):
 
     def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
         part, edge = prompt.processor.image_processor, prompt.tower_edge()
-        side, boxes = math.isqrt(prompt.processor.image_seq_length), []
+        side = math.isqrt(prompt.processor.image_seq_length)
+        boxes: list[Box | None] = []
         for image, size in enumerate(prompt.sizes):
             columns, rows = tile_grid(size, edge * edge, part.min_patches, part.max_patches)
-            down, across = even(rows * side), even(columns * side)
-            for row in range(rows):
-                for column in range(columns):
-                    tile = down[row * side : (row + 1) * side], across[column * side : (column + 1) * side]
-                    boxes += grid(image, *tile)
-            if rows * columns > 1:
-                boxes += grid(image, even(side), even(side))
+            boxes += tile_after_tile(image, rows, columns, lambda tiles: even(tiles * side))
         return boxes
 
 

@@ -8,7 +8,7 @@ bleeds across the border of two patches, is no part of a box.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -30,6 +30,20 @@ def grid(
         boxes += [Box(image, *row, *column) if row and column else None for column in columns]
         boxes += [None] * newline
     return boxes
+
+
+def tile_after_tile(
+    image: int, rows: int, columns: int, spans: Callable[[int], Sequence[Span | None]]
+) -> list[Box | None]:
+    """Boxes of an image in tiles, row by row of tiles; the whole in one more where there are several. spans: parts of the image
+    that the tokens of so many tiles side by side show."""
+    down, across, whole = spans(rows), spans(columns), spans(1)
+    side, boxes = len(whole), list[Box | None]()
+    for row in range(rows):
+        for column in range(columns):
+            tile = down[row * side : (row + 1) * side], across[column * side : (column + 1) * side]
+            boxes += grid(image, *tile)
+    return boxes + grid(image, whole, whole) if rows * columns > 1 else boxes
 
 
 def even(count: int) -> list[Span]:

@@ -6,20 +6,22 @@ as in the files of the checkpoint (`model.processor` in conf/model/*.yaml):
 
     image           keyword arguments of the image processor, from preprocessor_config.json: Qwen-VL min_pixels,
                     max_pixels, patch_size, merge_size, temporal_patch_size; CLIP and LLaVA size, crop_size,
-                    image_grid_pinpoints, ...; InternVL size, crop_to_patches, min_patches, max_patches; also image_mean,
-                    image_std, resample. Without keys that name a class (image_processor_type) or the processor.
+                    image_grid_pinpoints, ...; InternVL size, crop_to_patches, min_patches, max_patches; SmolVLM size,
+                    max_image_size; also image_mean, image_std, resample. Without keys that name a class
+                    (image_processor_type) or the processor.
     video           the same of the video processor, from video_preprocessor_config.json (or preprocessor_config.json
                     where the checkpoint has no other). Sampling belongs to the project (model.frames), so
                     do_sample_frames, fps and num_frames are refused.
     processor       keyword arguments of the processor class, from processor_config.json: LLaVA patch_size,
                     vision_feature_select_strategy, num_additional_image_tokens; LLaVA-OneVision num_image_tokens,
-                    vision_aspect_ratio; InternVL image_seq_length.
+                    vision_aspect_ratio; InternVL image_seq_length; SmolVLM image_seq_len.
     tokenizer       bos_token, eos_token, pad_token, unk_token (texts), add_bos_token (Llama, Mistral, Vicuna: true),
                     extra_special_tokens (InternVL: start_image_token, end_image_token, context_image_token, video_token),
                     from tokenizer_config.json.
     special_tokens  {text: id}, from added_tokens.json or tokenizer_config.json's added_tokens_decoder: all markers and
                     role tokens that the template writes and every token that `tokenizer` names.
-    template        stem of a file in families/templates: qwen2_vl, qwen3_vl, vicuna, mistral, onevision, internvl, llama3.
+    template        stem of a file in families/templates: qwen2_vl, qwen3_vl, vicuna, mistral, onevision, internvl,
+                    smolvlm, llama3.
 
 A model without images (Llama) has only tokenizer, special_tokens and template; its processor is the tokenizer. The
 vocabulary has the size of the config's embedding.
@@ -58,7 +60,8 @@ def build_processor(hf_config: Any, settings: Mapping[str, Any]) -> Any:
         The family's processor, or the tokenizer of a text model, with a chat template.
 
     Raises:
-        ConfigError: settings that the family has no use for, that are missing, or whose ids are not the config's.
+        ConfigError: settings that the family has no use for, that are missing, or whose ids are not the config's; a package
+            that the processor needs and that is not installed.
     """
     import transformers
 
@@ -83,7 +86,10 @@ def build_processor(hf_config: Any, settings: Mapping[str, Any]) -> Any:
     parts = {"image_processor": getattr(transformers, kind.image_processor)(**image)}
     if kind.video_processor is not None:
         parts["video_processor"] = getattr(transformers, kind.video_processor)(**video)
-    processor = kind.processor_class()(**parts, tokenizer=tokenizer, chat_template=template, **combined)
+    try:
+        processor = kind.processor_class()(**parts, tokenizer=tokenizer, chat_template=template, **combined)
+    except ImportError as error:  # a package that one family's processor needs; the message names it
+        raise ConfigError(str(error)) from error
     _check_ids(hf_config, processor)
     return processor
 

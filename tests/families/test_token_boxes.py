@@ -28,8 +28,8 @@ from tests.each import each
 from tests.families.shapes import small
 
 MODELS = ("qwen2_5_vl_7b", "qwen3_vl_8b", "llava_v1_5_7b", "llava_v1_6_vicuna_7b", "llava_v1_6_mistral_7b",
-          "llava_onevision_7b", "llava_video_7b", "internvl3_2b")  # fmt: skip
-TILED = ("llava_v1_6_mistral_7b", "llava_onevision_7b", "internvl3_2b")
+          "llava_onevision_7b", "llava_video_7b", "internvl3_2b", "smolvlm_256m", "smolvlm2_2_2b")  # fmt: skip
+TILED = ("llava_v1_6_mistral_7b", "llava_onevision_7b", "internvl3_2b", "smolvlm2_2_2b")
 SIZES = ((448, 448), (672, 336), (300, 900), (1000, 180), (61, 47))
 BLENDED = (1700, 1300)  # beyond LLaVA-OneVision's 9 tiles' worth of tokens
 
@@ -39,7 +39,7 @@ def loaded(name: str):
     """A narrow model of the family whose vision tower adds nothing to its patches' embeddings."""
     made = Source.of(small(name, layers=2)).load()
     inner = made.model.model
-    tower = inner.vision_tower if hasattr(inner, "vision_tower") else inner.visual
+    tower = next(getattr(inner, at) for at in ("vision_tower", "vision_model", "visual") if hasattr(inner, at))
     lists = [part for path, part in tower.named_modules() if path.split(".")[-1] in ("blocks", "layers", "layer")]
     assert [len(layers) for layers in lists] == [2], "the tower's layers are not found"
     with torch.no_grad():

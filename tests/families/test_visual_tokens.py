@@ -25,7 +25,7 @@ from tests.each import each
 from tests.models.checkpoints import SETTINGS, small_config
 
 MULTIMODAL = tuple(name for name in SETTINGS if name != "llama")
-VIDEO = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_next_video", "llava_onevision", "internvl")
+VIDEO = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_next_video", "llava_onevision", "internvl", "smolvlm")
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 CONFIGS = sorted(
     file.stem
@@ -66,8 +66,9 @@ def video_seen(processor, frames: int, width: int, height: int, video_max_pixels
     )
     arguments = video_arguments(processor, [clip], video_max_pixels)
     inputs = processor(text=[processor.video_token], return_tensors="pt", **arguments)
-    internvl = processor.video_token == "<video>" and hasattr(processor, "start_image_token")
-    token = processor.image_token_id if internvl else processor.video_token_id
+    token = getattr(processor, "video_token_id", None)
+    if getattr(processor, "start_image_token", None) or token is None:  # InternVL and SmolVLM write image tokens
+        token = processor.image_token_id
     return int((inputs["input_ids"] == token).sum())
 
 
@@ -85,14 +86,19 @@ def test_images_have_the_tokens_that_the_processor_writes(name):
 @cover.few("name", MULTIMODAL, keep=4)
 def test_images_of_any_size_have_the_tokens_that_the_processor_counts(name):
     processor = built(name)
-    markers = 2 if name == "internvl" else 0  # it counts <img> and </img>, too
+
+    def counted(width, height):
+        if hasattr(processor, "image_seq_len"):  # Idefics3 counts markers as well, SmolVLM only tiles
+            tiles, *_ = processor.image_processor.get_number_of_image_patches(height, width)
+            return processor.image_seq_len * max(tiles, 1)
+        markers = 2 if name == "internvl" else 0  # it counts <img> and </img>, too
+        return processor._get_num_multimodal_tokens([(height, width)]).num_image_tokens[0] - markers
 
     @many
     @given(width=wide_sides, height=wide_sides)
     def check(width, height):
         assume(name not in QWEN or max(width, height) <= 200 * min(width, height))
-        counted = processor._get_num_multimodal_tokens([(height, width)]).num_image_tokens[0] - markers
-        assert image_tokens(kind(name), SETTINGS[name], width, height) == counted
+        assert image_tokens(kind(name), SETTINGS[name], width, height) == counted(width, height)
 
     check()
 
@@ -199,6 +205,10 @@ def test_the_share_of_a_context_binds_frames_where_settings_ask_for_it(name):
         ("llava_onevision", (384, 384), 729 + 27 * 28),
         ("internvl", (448, 448), 256),
         ("internvl", (896, 448), 3 * 256),
+        ("idefics3", (2048, 512), 5 * 64),
+        ("idefics3", (100, 100), 17 * 64),  # scaled up to 2048 x 2048
+        ("idefics3", (1536, 2048), 13 * 64),
+        ("smolvlm", (640, 480), 13 * 81),
     ],
 )
 def test_known_sizes(name, size, tokens):
@@ -209,6 +219,7 @@ def test_known_videos():
     assert video_tokens("llava_onevision", SETTINGS["llava_onevision"], 32, 640, 480) == 32 * 196 + 1
     assert video_tokens("llava_next_video", SETTINGS["llava_next_video"], 8, 640, 480) == 8 * 144
     assert video_tokens("internvl", SETTINGS["internvl"], 32, 640, 480) == 32 * 256
+    assert video_tokens("smolvlm", SETTINGS["smolvlm"], 32, 640, 480) == 32 * 81
     assert video_tokens("qwen2_5_vl", SETTINGS["qwen2_5_vl"], 31, 280, 140) == 16 * 50
     assert video_tokens("qwen2_5_vl", SETTINGS["qwen2_5_vl"], 32, 280, 140) == 16 * 50
 

@@ -58,6 +58,21 @@ _INTERN_NAMES = [
 ]
 _INTERN_TOKENS = {name: 151665 + i for i, name in enumerate(_INTERN_NAMES)}  # <video> lies beyond the embedding
 
+_SMOLVLM = {"bos_token": "<|im_start|>", "eos_token": "<end_of_utterance>", "pad_token": "<|im_end|>"}
+_SMOLVLM_NAMES = [
+    "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+    "<fake_token_around_image>",
+    "<image>",
+]
+_SMOLVLM_TOKENS = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2, "<end_of_utterance>": 49279}
+_SMOLVLM_TOKENS |= {name: 49152 + i for i, name in enumerate(_SMOLVLM_NAMES)}
+
+
+def _smolvlm_images(tile: int) -> dict[str, Any]:
+    return {"size": {"longest_edge": 4 * tile}, "max_image_size": {"longest_edge": tile}, **_HALF}
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {  # Qwen/Qwen2-VL-7B-Instruct
         "image": _PIXELS,
@@ -150,6 +165,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "special_tokens": _QWEN_TOKENS | _INTERN_TOKENS,
         "template": "internvl",
     },
+    "idefics3": {  # HuggingFaceTB/SmolVLM-256M-Instruct
+        "image": _smolvlm_images(512),
+        "processor": {"image_seq_len": 64},
+        "tokenizer": _SMOLVLM,
+        "special_tokens": _SMOLVLM_TOKENS,
+        "template": "smolvlm",
+    },
+    "smolvlm": {  # HuggingFaceTB/SmolVLM2-2.2B-Instruct
+        "image": _smolvlm_images(384),
+        "video": _smolvlm_images(384),
+        "processor": {"image_seq_len": 81},
+        "tokenizer": _SMOLVLM,
+        "special_tokens": _SMOLVLM_TOKENS,
+        "template": "smolvlm",
+    },
     "llama": {  # meta-llama/Meta-Llama-3-8B-Instruct
         "tokenizer": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|end_of_text|>"},
         "special_tokens": {
@@ -230,4 +260,11 @@ def small_config(name: str) -> Any:
         return tf.InternVLConfig(
             vision_config=vision, text_config=text, image_token_id=151667, image_seq_length=256, downsample_ratio=0.5
         )
+    if name in ("idefics3", "smolvlm"):
+        text = tf.LlamaConfig(**_TEXT, vocab_size=49280)
+        if name == "smolvlm":
+            vision = _TOWER | {"image_size": 384, "patch_size": 14}
+            return tf.SmolVLMConfig(vision_config=vision, text_config=text, image_token_id=49190, scale_factor=3)
+        vision = _TOWER | {"image_size": 512, "patch_size": 16}
+        return tf.Idefics3Config(vision_config=vision, text_config=text, image_token_id=49190, scale_factor=4)
     return tf.LlamaConfig(**_TEXT, vocab_size=128256)

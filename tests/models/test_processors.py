@@ -99,7 +99,7 @@ def test_the_first_token_is_bos_where_the_checkpoint_adds_it(name, bos):
 
 
 @pytest.mark.full
-@each("name", ["qwen2_5_vl", "llava_next", "llava_onevision", "internvl", "llama"])
+@each("name", ["qwen2_5_vl", "llava_next", "llava_onevision", "internvl", "idefics3", "smolvlm", "llama"])
 def test_a_saved_processor_is_loaded_as_a_checkpoints(name, tmp_path):
     small_config(name).save_pretrained(tmp_path)
     built(name).save_pretrained(tmp_path)
@@ -121,6 +121,7 @@ PROMPTS = {
     "llava": "USER: <image>\nWhy? ASSISTANT:",
     "llava_next_mistral": "[INST] <image>\nWhy? [/INST]",
     "llava_onevision": "<|im_start|>user\n<image>\nWhy?<|im_end|>\n<|im_start|>assistant\n",
+    "smolvlm": "<|im_start|>User:<image>Why?<end_of_utterance>\nAssistant:",
     "internvl": "<|im_start|>user\n<IMG_CONTEXT>\nWhy?<|im_end|>\n<|im_start|>assistant\n",
 }
 

@@ -28,7 +28,7 @@ def on_meta(name: str, layers: int | None = None):
 @pytest.mark.full
 @each("name", NAMES)
 def test_the_shape_has_as_many_parameters_as_the_checkpoint(name):
-    counted, printed = on_meta(name).num_parameters(), node(name).about.parameters
+    counted, printed = on_meta(name).num_parameters(), node(name).about["parameters"]
     assert counted == pytest.approx(printed, rel=0.001)
 
 
@@ -49,6 +49,9 @@ def test_the_shape_has_as_many_parameters_as_the_checkpoint(name):
         ("llava_onevision_7b", 8.03),
         ("internvl3_8b", 7.94),
         ("internvl3_2b", 2.09),
+        ("smolvlm_256m", 0.256),
+        ("smolvlm_500m", 0.507),
+        ("smolvlm2_2_2b", 2.25),
         ("llama_3_8b", 8.03),
     ],
 )
@@ -67,6 +70,9 @@ def test_counts_are_those_on_the_repositories_pages(name, billions):
         ("llava_v1_5_7b", 32, 32, 32, 128, 512),
         ("llava_v1_5_13b", 40, 40, 40, 128, 800),
         ("llava_v1_6_mistral_7b", 32, 32, 8, 128, 128),
+        ("smolvlm_256m", 30, 9, 3, 64, 22.5),
+        ("smolvlm_500m", 32, 15, 5, 64, 40),
+        ("smolvlm2_2_2b", 24, 32, 32, 64, 192),
         ("llama_3_8b", 32, 32, 8, 128, 128),
     ],
 )

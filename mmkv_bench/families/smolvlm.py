@@ -1,0 +1,114 @@
+"""SmolVLM, arXiv 2504.05299, and Idefics3, arXiv 2408.12637, section 3.1: an image in tiles of the tower's square.
+
+An image is scaled to a longest edge, small ones up, and both sides are stretched to whole tiles. Where there are several, the
+whole image squashed into one more tile follows them. A pixel shuffle makes one token of scale_factor x scale_factor patches: 64 a
+tile of 512x512 (patches of 16, 4x4 a token), 81 of 384x384 (patches of 14, 3x3; the last 6 pixels of a tile lie in no patch). A
+frame of a video is one tile with image tokens, so there is no video token; the closing token is known by its text only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.families.base import (
+    LLAMA,
+    OWN_FILES,
+    TILES,
+    Box,
+    Family,
+    ImagePrompt,
+    PixelLimits,
+    Settings,
+    Size,
+)
+from mmkv_bench.families.tiles import parts, patches, tile_after_tile
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class SmolVLM(Family):
+    """Rules of SmolVLM, SmolVLM2 and Idefics3."""
+
+    def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
+        part, tiles = settings["image"], 1
+        if part.get("do_image_splitting", True):
+            tiles = math.prod(tile_grid(size, _edge(part["size"]), _edge(part["max_image_size"])))
+        return settings["processor"]["image_seq_len"] * (tiles + (tiles > 1))
+
+    def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
+        return settings["processor"]["image_seq_len"] * frames
+
+    def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
+        part, vision = prompt.processor.image_processor, prompt.config.vision_config
+        tile, token = _edge(part.max_image_size), vision.patch_size * prompt.config.scale_factor
+        if tile != vision.image_size or not (part.do_resize and part.do_image_splitting):
+            raise UnsupportedError(
+                f"the image processor makes tiles of {tile} pixels (do_resize={part.do_resize}, do_image_splitting="
+                f"{part.do_image_splitting}) and the vision tower takes {vision.image_size}, so the places of visual tokens "
+                f"are unknown; allowed: {OWN_FILES}"
+            )
+        boxes: list[Box | None] = []
+        for image, size in enumerate(prompt.sizes):
+            columns, rows = tile_grid(size, _edge(part.size), tile)
+            boxes += tile_after_tile(
+                image, rows, columns, lambda count: parts(patches(tile, token, count), 0, count * tile)
+            )
+        return boxes
+
+    def smaller_images(
+        self, images: Sequence[Image], processor: Any, share: float
+    ) -> tuple[list[Image], dict[str, Any]]:
+        """The same images, scaled to a longest edge of fewer whole tiles, one at least."""
+        part = processor.image_processor
+        tile = _edge(part.max_image_size)
+        return list(images), {"size": {"longest_edge": tile * max(1, round(share * _edge(part.size) / tile))}}
+
+
+def tile_grid(size: Size, longest: int, tile: int) -> tuple[int, int]:
+    """(columns, rows) of tiles of an image scaled to this longest edge, in the processor's floating-point arithmetic."""
+    width, height = (max(side + side % 2, 2) for side in _scaled(size, longest))
+    whole = math.ceil(max(width, height) / tile) * tile
+    columns, rows = (math.ceil(side / tile) for side in _scaled((width, height), whole))
+    return columns, rows
+
+
+def _scaled(size: Size, longest: int) -> Size:
+    """Sides of an image whose longer one is made `longest` pixels, the other rounded down."""
+    aspect = size[0] / size[1]
+    return (longest, int(longest / aspect)) if aspect >= 1 else (int(longest * aspect), longest)
+
+
+def _edge(size: Mapping[str, int]) -> int:
+    return size["longest_edge"]
+
+
+_SHARED: dict[str, Any] = {
+    "image_id_key": "image_token_id",
+    "closing_marker": "<fake_token_around_image>",
+    "smaller_by": TILES,
+}
+FAMILIES = (
+    SmolVLM(
+        "idefics3",
+        "SmolVLM",
+        (LLAMA,),
+        "Idefics3ForConditionalGeneration",
+        "Idefics3Processor",
+        "Idefics3ImageProcessor",
+        **_SHARED,
+    ),
+    SmolVLM(
+        "smolvlm",
+        "SmolVLM2",
+        (LLAMA,),
+        "SmolVLMForConditionalGeneration",
+        "SmolVLMProcessor",
+        "SmolVLMImageProcessor",
+        "SmolVLMVideoProcessor",
+        **_SHARED,
+    ),
+)
