@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.cli.rephrase import command, rephrased
+from mmkv_bench.config import field_words
+from mmkv_bench.errors import SIMILAR, ConfigError, nearest
 
 PROGRAM = "mmkv-bench"
 
@@ -72,6 +75,8 @@ class Parser(argparse.ArgumentParser):
 
     text: Callable[[], str] | None = None
     """A help that stands in place of argparse's."""
+    example = ""
+    """The first of its examples."""
 
     def __init__(self, verb: str, summary: str) -> None:
         super().__init__(
@@ -88,11 +93,21 @@ class Parser(argparse.ArgumentParser):
             ConfigError: a flag that the verb does not have, one whose value is missing or not allowed, a missing name.
         """
         given, unknown = self.parse_known_intermixed_args(list(arguments))
-        for word in unknown:
+        settings = getattr(given, "overrides", None)
+        loose = unknown if settings is None else [word for word in (*unknown, *settings) if not _is_setting(word)]
+        if loose and settings is not None:
+            valued = [flag for action in self._actions if action.nargs is None for flag in action.option_strings]
+            words = rephrased(arguments, self._option_string_actions, valued)
+            if not {*loose} & {*words}:
+                raise ConfigError(f"{loose[0]!r} is not written so; write {command(self.prog, words)}")
+        for word in loose:
+            flag = word.partition("=")[0]
+            if answer := field_words.VERBS.get(flag.lstrip("-").replace("_", "-")):
+                raise ConfigError(f"{flag!r} is no word of `{self.prog}`; {answer.format(words='')}")
             if word.startswith("-"):
-                flag = word.partition("=")[0]
                 raise ConfigError(f"unknown flag {flag!r} of `{self.prog}`; {nearest(flag, self.flags())}")
-            raise ConfigError(f"{word!r} is one word too many for `{self.prog}`; see `{self.prog} --help`")
+            if word in unknown:
+                raise ConfigError(f"{word!r} is one word too many for `{self.prog}`; see `{self.prog} --help`")
         return given
 
     def flags(self) -> list[str]:
@@ -101,7 +116,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print with its usage."""
-        raise ConfigError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")
+        example = f"for example `{self.example}`" if self.example else f"see `{self.prog} --help`"
+        raise ConfigError(f"{message.removeprefix('argument ')}; {example}")
 
     def format_help(self) -> str:
         return self.text() if self.text is not None else super().format_help()
@@ -114,6 +130,7 @@ class Parser(argparse.ArgumentParser):
     def examples(self, *lines: str) -> None:
         """Add the commands that the help ends with."""
         self.epilog = "\n".join(["examples", *(f"  {line}" for line in lines)])
+        self.example = lines[0]
 
 
 class Listed(argparse.Action):
@@ -133,6 +150,10 @@ class Listed(argparse.Action):
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *texts])
 
 
+def _is_setting(word: str) -> bool:
+    return word[:1] == "~" or (word[:1] != "-" and "=" in word)
+
+
 def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """The verb of a command line and the words after it; `run` where the first word is a setting or a flag.
 
@@ -146,7 +167,17 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
         return first, rest
     if "=" in first or first.startswith(("-", "~", "+")):
         return "run", list(arguments)
-    raise ConfigError(f"{first!r} is no verb; {nearest(first, VERBS)}; settings of a run are written key=value")
+    words = rephrased(arguments)
+    if all("=" in word for word in words):
+        raise ConfigError(f"{first!r} is no verb; write {command(PROGRAM, words)}")
+    if answer := field_words.VERBS.get(first.lower().replace("_", "-")):
+        raise ConfigError(
+            f"{first!r} is no verb; {answer.format(words=''.join(f' {shlex.quote(word)}' for word in rest))}"
+        )
+    clause = nearest(first, VERBS)
+    if not clause.startswith(SIMILAR):
+        clause = f"`{PROGRAM} --help` lists the verbs, and settings of a run are written key=value"
+    raise ConfigError(f"{first!r} is no verb; {clause}")
 
 
 def reader(name: str) -> tuple[Callable[[argparse.Namespace], int], Parser]:

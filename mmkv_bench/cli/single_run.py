@@ -25,17 +25,23 @@ def run_once(overrides: list[str]) -> int:
     """
     from mmkv_bench.run.progress import waiting
 
-    for text in overrides:
-        if text.lstrip("+~").startswith("hydra.") and "searchpath" not in text:
-            raise ConfigError(f"{text} only matters to the jobs of a multirun; add -m, or leave it out")
     with waiting("reading the configuration"):
-        from mmkv_bench.config.compose import compose
+        from mmkv_bench.config.compose import compose, for_hydra
         from mmkv_bench.plan.validate import refuse_absent, validate
 
+        for text in for_hydra(overrides):
+            if text.lstrip("+~").startswith("hydra.") and "searchpath" not in text:
+                raise ConfigError(
+                    f"{text} only matters to jobs on Slurm; write it with `mmkv-bench sweep launcher=slurm`, or leave it out"
+                )
         config = compose(overrides)
         validate(config)
         refuse_absent(config.answering, config.stage, config.out)
-        refuse_keys_of_slurm(config.shards, config.dry, "write mmkv-bench sweep with launcher=slurm")
+        refuse_keys_of_slurm(
+            config.shards,
+            config.dry,
+            "write `mmkv-bench plan` for what a run would do, or `mmkv-bench sweep launcher=slurm`",
+        )
     with waiting("loading", log=True):  # not before: a mistake in the words above stays one sentence, in logs too
         if config.scenario == EFFICIENCY:
             from mmkv_bench.efficiency.run import run

@@ -31,7 +31,7 @@ from mmkv_bench.config.overrides import (
     sweep_refusal,
 )
 from mmkv_bench.config.run_config import run_config, settle
-from mmkv_bench.config.schema import RunConfig
+from mmkv_bench.config.schema import LIST_GROUPS, RunConfig
 from mmkv_bench.config.shorthand import spelled_out
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.file_state import State
@@ -153,27 +153,34 @@ def for_hydra(overrides: Sequence[str]) -> list[str]:
 
 
 def _named(parsed: Sequence[Override]) -> list[Override]:
-    """The overrides with `dataset.<key>` as `datasets.<name>.<key>`, where the run has one dataset.
+    """The overrides with `dataset.<key>` as `datasets.<name>.<key>`, where the run has one dataset, and so of its method.
 
     Raises:
-        ConfigError: a run of several datasets, whose keys need the name of theirs.
+        ConfigError: a run of several, whose keys need the name of theirs.
     """
-    short = [o for o in parsed if o.key_or_group.startswith("dataset.")]
+    for group in LIST_GROUPS:
+        parsed = _named_of(group, parsed)
+    return list(parsed)
+
+
+def _named_of(group: str, parsed: Sequence[Override]) -> Sequence[Override]:
+    short = [o for o in parsed if o.key_or_group.startswith(f"{group}.")]
     if not short:
-        return list(parsed)
-    text, key = short[0].input_line, short[0].key_or_group.removeprefix("dataset.")
-    say = f"say which one: datasets.<name>.{key}=..."
+        return parsed
+    text, key = short[0].input_line, short[0].key_or_group.removeprefix(f"{group}.")
+    say = f"say which one: {group}s.<name>.{key}=..."
     fixed = [o for o in parsed if is_choice(o) or o.key_or_group == SEARCHPATH]
     if any(o.is_sweep_override() for o in fixed):
-        raise ConfigError(f"{text}: a sweep over groups may change the dataset; {say}")
+        raise ConfigError(f"{text}: a sweep over groups may change the {group}; {say}")
     extra = searchpath(parsed)
     for override in fixed:
         if is_choice(override):
             check_choice(override, extra)
-    names = list(_reference([o.input_line for o in fixed], extra)["datasets"])
+    names = list(_reference([o.input_line for o in fixed], extra)[f"{group}s"])
     if len(names) != 1:
-        raise ConfigError(f"{text}: this run has {len(names)} datasets ({', '.join(names)}); {say}")
-    return [parse(o.input_line.replace("dataset.", f"datasets.{names[0]}.", 1)) if o in short else o for o in parsed]
+        raise ConfigError(f"{text}: this run has {len(names)} {group}s ({', '.join(names)}); {say}")
+    long = f"{group}s.{names[0]}."
+    return [parse(o.input_line.replace(f"{group}.", long, 1)) if o in short else o for o in parsed]
 
 
 def folders(overrides: Sequence[str]) -> tuple[str, ...]:
@@ -296,4 +303,10 @@ def _one_sentence(error: Exception) -> str:
         return (
             "launcher=slurm needs the package hydra-submitit-launcher; install it with: pip install 'mmkv-bench[slurm]'"
         )
-    return f"the configuration cannot be composed: {first}; see `python -m mmkv_bench --help` for keys and values"
+    if (key := re.search(r"'hydra\.launcher\.([\w.]+)' \(Key .* not in '(\w+)'", first)) is not None:
+        from mmkv_bench.config.files import content
+
+        if key[2] == "BasicLauncherConf":
+            return f"hydra.launcher.{key[1]} is of jobs on Slurm; write it with `launcher=slurm`, or leave it out"
+        return f"hydra.launcher has no key {key[1]!r}; {nearest(key[1], content('launcher', 'slurm')['hydra']['launcher'])}"
+    return f"the configuration cannot be composed: {first}; see `mmkv-bench run --help` for keys and values"

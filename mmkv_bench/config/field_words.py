@@ -5,7 +5,7 @@ depends on more than the word: each is refused with the words to type. Keys are 
 
 In an answer stands between backticks what can be typed, settings for the word's place or a command. `{value}` is the value as
 given, `{kept}` it as a share (`10%`) and `{rest}` what a share leaves, `{digits}` its digits, `{minutes}` it as a time of Slurm,
-and `{words}` what follows a verb.
+and `{words}` what follows a verb, after a space.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ ANSWERS = _by_word(
 """Key -> answer."""
 
 VERBS = _by_word(
-    ("eval evaluate bench benchmark test answer generate start", "write `mmkv-bench run {words}`"),
+    ("eval evaluate bench benchmark test answer generate start", "write `mmkv-bench run{words}`"),
     (
         "list ls models methods experiments list-tasks list-models list-methods",
         "`mmkv-bench run --help` lists models, datasets, methods and experiments",
@@ -192,10 +192,10 @@ VERBS = _by_word(
     ("datasets tasks benchmarks list-datasets", "write `mmkv-bench data list`"),
     ("help", "write `mmkv-bench --help`, or for what a run takes `mmkv-bench run --help`"),
     ("version", "write `mmkv-bench --version`"),
-    ("info env doctor dry-run dryrun estimate", "write `mmkv-bench plan {words}`"),
+    ("info env doctor dry-run dryrun estimate", "write `mmkv-bench plan{words}`"),
     (
         "download prepare pull",
-        "a run downloads what it lacks; write `mmkv-bench data check {words}` to see what that is",
+        "a run downloads what it lacks; write `mmkv-bench data check{words}` to see what that is",
     ),
     (
         "leaderboard results table compare summary",
@@ -203,9 +203,13 @@ VERBS = _by_word(
     ),
     (
         "serve server deploy",
-        "this package measures and serves nothing; write `mmkv-bench plan scenario=efficiency {words}`",
+        "this package measures and serves nothing; write `mmkv-bench plan scenario=efficiency{words}`",
     ),
-    ("submit slurm sbatch", "write `mmkv-bench sweep launcher=slurm {words}`"),
+    (
+        "config config-file config-path configure",
+        "settings in a file are an experiment: write `mmkv-bench run experiment=demo`; --config-dir adds a folder of yours",
+    ),
+    ("submit slurm sbatch", "write `mmkv-bench sweep launcher=slurm{words}`"),
     ("figure figures draw", "write `mmkv-bench plot budget <rows> --out <file>`"),
     ("view browse visualize", "write `mmkv-bench report <rows> --out <folder>`"),
 )

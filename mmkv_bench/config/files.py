@@ -154,7 +154,7 @@ def _expanded(value: Any, columns: Mapping[str, Any]) -> Any:
 
 # ---------------------------------------------------------------------- gates
 PRINTED = "printed"
-_TITLES = {
+TITLES = {
     "mmshift": "MM-ShiftKV",
     "prefixkv": "PrefixKV",
     "flashcache": "FlashCache",
@@ -195,7 +195,7 @@ def _filled(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
         "expected": numbers[0],
         "tolerance": margin.get("gate", margin["margin"]),
         "scale": margin["scale"],
-        "source": f"{_TITLES[paper]} Table {int(number)}",
+        "source": f"{TITLES[paper]} Table {int(number)}",
     }
 
 

@@ -1,24 +1,18 @@
-"""Names and keys as people spell them: `SnapKV`, `LOOK-M`, `Qwen2.5-VL-7B-Instruct`, `docvqa_val`, `dtype=fp16`.
+"""Names as people spell them: `SnapKV`, `LOOK-M`, `Qwen2.5-VL-7B-Instruct`, `docvqa_val`, `MM-ShiftKV Table 1`.
 
 A spelling stands for a name of `conf/` where it has the same letters and digits, whatever its case and separators and with or
-without a `v` before a version, and where it is so of one name alone; a key, where `field_words` has it as a synonym. The name or
-key of this package enters the configuration, so no hash depends on a spelling. What is no synonym but known is answered.
+without a `v` before a version, and where it is so of one name alone. The name in `conf/` enters the configuration, so no hash
+depends on a spelling.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-from mmkv_bench.config.field_words import ANSWERS, KEYS, NAMES, VALUES
-from mmkv_bench.config.files import DATASET, MODEL, benchmark_members, content, groups, options
-from mmkv_bench.config.overrides import parse
-from mmkv_bench.errors import ConfigError, folded
-
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
+from mmkv_bench.config.field_words import NAMES
+from mmkv_bench.config.files import DATASET, MODEL, TABLES, TITLES, benchmark_members, content, options
+from mmkv_bench.errors import folded
 
 
 def alike(name: str, allowed: Iterable[str]) -> str:
@@ -57,88 +51,18 @@ def chosen(group: str, name: str, extra: tuple[str, ...] = ()) -> list[str]:
     return [canonical(group, name, extra)]
 
 
-# ---------------------------------------------------------------------- overrides
-def understood(override: Override, extra: tuple[str, ...]) -> Override:
-    """An override with the key and the names of this package.
-
-    Raises:
-        ConfigError: a key of the field whose meaning depends on more than the word; the sentence says what to type.
-    """
-    key, text = override.key_or_group, override.input_line
-    word, value = key.lower().replace("-", "_"), text.partition("=")[2]
-    if word in ANSWERS:
-        raise ConfigError(f"{text}: {filled(ANSWERS[word], value)}")
-    if word in KEYS and not (word in ("methods", "datasets") and isinstance(override.value(), Mapping)):
-        mark = text[: len(text) - len(text.lstrip("+~"))]
-        return understood(parse(f"{mark}{KEYS[word]}={value}"), extra)
-    if value.lower() in VALUES.get(key, {}):
-        return parse(f"{key}={VALUES[key][value.lower()]}")
-    return _renamed(override, extra) if key in groups() and not override.is_delete() else override
+_TABLE = re.compile(
+    r"(?P<paper>.*?)[\W_]*(?:(?P<table>tab(?:le)?s?)|fig(?:ure)?s?)[\W_]*(?P<number>\d+)", re.IGNORECASE
+)
 
 
-def _renamed(override: Override, extra: tuple[str, ...]) -> Override:
-    """A choice with the names of `conf/`."""
-    group, value = override.key_or_group, override.value()
-    sweep = override.is_sweep_override()
-    given = [*override.sweep_string_iterator()] if sweep else value if isinstance(value, list) else [value]
-    names = [[str(one)] if _is_elsewhere(group, str(one)) else chosen(group, str(one), extra) for one in given]
-    if value is None or [[str(one)] for one in given] == names:
-        return override
-    if sweep:
-        text = ",".join(one[0] if len(one) == 1 else f"[{','.join(one)}]" for one in names)
-    else:
-        flat = [name for one in names for name in one]
-        text = f"[{','.join(flat)}]" if isinstance(value, list) or len(flat) > 1 else flat[0]
-    return parse(f"{override.input_line.partition('=')[0]}={text}")
-
-
-def _is_elsewhere(group: str, name: str) -> bool:
-    """Tell whether a choice names a file, a folder, a hub id, or a list of a sweep."""
-    return (
-        name.endswith(".py") or name[:1] in ("[", ".", "~") or "/" in name or (group == MODEL and Path(name).is_dir())
-    )
-
-
-# ---------------------------------------------------------------------- answers
-def filled(answer: str, value: str) -> str:
-    """An answer of `field_words` with the user's value in it.
-
-    Args:
-        value: as it stands after the `=`.
-    """
-    listed = value.strip("[]'\"")
-    shares = [_share(text.strip()) for text in listed.split(",")]
-    if ("{kept}" in answer or "{rest}" in answer) and None in shares:
-        return "a budget counts what stays: write the share as `budget=10%`, or entries per KV head as `budget=64`"
-    digits = re.search(r"\d+", value)
-    return answer.format(
-        value=value or "<value>",
-        kept=_listed([f"{100 * share:.6g}%" for share in shares if share]),
-        rest=_listed([f"{100 - 100 * share:.6g}%" for share in shares if share]),
-        digits=digits[0] if digits else "<number>",
-        minutes=_minutes(value.strip("'\"")),
-    )
-
-
-def _listed(texts: list[str]) -> str:
-    return texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"
-
-
-def _share(text: str) -> float | None:
-    """A share between 0 and 1, as 0.1 or 10%; None for what is none."""
-    try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        return None
-    return share if 0 < share < 1 else None
-
-
-def _minutes(text: str) -> str:
-    """A time of Slurm (`90`, `90:00`, `1:30:00`, `1-12`, `1-12:00:00`) in minutes, rounded up."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
-    if match is None:
-        return "<minutes>"
-    days, first, second, third = (int(part or 0) for part in match.groups())
-    hours = match[1] is not None or match[4] is not None
-    seconds = days * 86400 + (first * 3600 + second * 60 + third if hours else first * 60 + second)
-    return str(-(-seconds // 60))
+def tables(words: str) -> list[str]:
+    """Ids of the papers' tables and figures that words mean: `MM-ShiftKV Table 1`, `mmshift_table1`; of a paper alone all of
+    its, of a number alone that of every paper. Empty where they mean none."""
+    match = _TABLE.fullmatch(words)
+    papers = {folded(one): key for key, title in TITLES.items() for one in (key, title)}
+    paper = papers.get(folded(match["paper"] if match else words), "")
+    if not paper and folded(match["paper"] if match else words):
+        return []
+    end = f"{'table' if match['table'] else 'fig'}{int(match['number']):02}" if match else ""
+    return [name for name in options(TABLES) if name.startswith(paper) and name.endswith(end)] if match or paper else []

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.config import unavailable
 from mmkv_bench.config.field_words import NAME_ANSWERS
 from mmkv_bench.config.files import groups, options
+from mmkv_bench.config.names import tables
 from mmkv_bench.config.schema import LIST_GROUPS, SCHEMAS, accepts, allowed
 from mmkv_bench.errors import SIMILAR, ConfigError, near, nearest
 
@@ -136,6 +137,9 @@ def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...
         return answer
     if others := [f"`{other}={name}`" for other in groups() if other != group and name in options(other, extra)]:
         return f"write {' or '.join(others)}"
+    if group == "experiment" and (ids := tables(name)):
+        commands = " or ".join(f"`mmkv-bench papers {one}`" for one in ids)
+        return f"{commands} prints the table, and of each cell the experiment that runs it"
     clause = nearest(name, names)
     if clause.startswith(SIMILAR):
         return clause
@@ -223,24 +227,27 @@ def _look_up(path: Sequence[str], reference: Mapping[str, Any], text: str) -> An
             if where in ("methods", "datasets"):
                 raise ConfigError(_not_chosen(text, where.removesuffix("s"), key, tuple(node)))
             inside = f" in {where}" if where else ""
-            hint = nearest(key, node) if where else _nearest_key(key, len(path) > 1, reference)
+            hint = nearest(key, node) if where else _nearest_key(text, path, reference)
             raise ConfigError(f"{text}: unknown key {key!r}{inside}; {hint}")
         node = node[key]
     return node
 
 
-def _nearest_key(key: str, has_more: bool, reference: Mapping[str, Any]) -> str:
-    """The clause about a first word that is no key: a near key, one of a group (`logger.project`), or, of a word with more
-    behind it (`snapkv.window`), a method or dataset."""
-    inner = {leaf: f"{group}.{leaf}" for group in SCHEMAS if group for leaf in reference.get(group) or ()}
-    inner |= {
-        leaf: f"{name}.{leaf}"
-        for group in LIST_GROUPS
-        for name, node in reference[f"{group}s"].items()
-        for leaf in node
-    }
-    names = [name for group in LIST_GROUPS for name in options(group)] if has_more else []
-    if close := near(key, {*reference, *groups()}) or [inner[leaf] for leaf in near(key, inner)] or near(key, names):
+def _nearest_key(text: str, path: Sequence[str], reference: Mapping[str, Any]) -> str:
+    """The clause about a first word that is no key: the key of a group or of a chosen method that it is (`window`), a near one,
+    or, of a word with more behind it (`snapkv.window`), a method or dataset."""
+    key, inner = path[0], dict[str, list[str]]()
+    nodes = {group: reference.get(group) or {} for group in SCHEMAS if group}
+    nodes |= {name: node for group in LIST_GROUPS for name, node in reference[f"{group}s"].items()}
+    for name, node in nodes.items():
+        for leaf in node:
+            inner.setdefault(leaf, []).append(f"{name}.{leaf}")
+    if len(path) == 1 and key in inner:
+        value = text.partition("=")[2]
+        return "write " + " or ".join(f"`{one}={value}`" for one in inner[key])
+    names = [name for group in LIST_GROUPS for name in options(group)] if len(path) > 1 else []
+    leaves = [one for leaf in near(key, inner) for one in inner[leaf]]
+    if close := near(key, {*reference, *groups()}) or leaves or near(key, names):
         return f"{SIMILAR} {' or '.join(map(repr, close))}?"
     return "`mmkv-bench run --help` lists the keys"
 

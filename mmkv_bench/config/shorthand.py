@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.config import unavailable
 from mmkv_bench.config.files import content, groups, options
 from mmkv_bench.config.method_parts import FOLDERS
-from mmkv_bench.config.names import understood
 from mmkv_bench.config.overrides import parse, searchpath
 from mmkv_bench.config.schema import LIST_GROUPS, keys
+from mmkv_bench.config.synonyms import understood
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:

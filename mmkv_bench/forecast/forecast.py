@@ -310,7 +310,7 @@ def _uncounted(cells: Sequence[Cell]) -> list[str]:
     sentences = []
     if quantised:
         sentences.append(
-            f"{', '.join(quantised)}: bytes follow from bits, scales and residuals; `plan --memory` counts them"
+            f"{', '.join(quantised)}: bytes follow from bits, scales and residuals, not a budget; `plan --memory` counts them"
         )
     if evicting:
         sentences.append(f"{', '.join(evicting)}: the cache changes while decoding; numbers are of its first step")

@@ -24,7 +24,6 @@ A cell whose address is incomplete, or whose parts contradict each other, is an 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -159,8 +158,7 @@ def load(name: str) -> TableLayout:
 
     names = stand_in_ids() if is_stand_in(name) else table_ids()
     if name not in names:
-        padded = re.sub(r"\d+$", lambda digits: digits[0].zfill(2), name)  # meda_table1
-        raise ConfigError(f"there is no table {name!r}; {nearest(padded, names)}")
+        raise ConfigError(f"there is no table {name!r}; {nearest(name, names)}; `mmkv-bench papers --list` lists them")
     file = f"{TABLES}/{name.replace('.', '/')}.yaml"
     text = (conf_dir() / file).read_text(encoding="utf-8")
     try:

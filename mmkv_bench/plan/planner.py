@@ -66,6 +66,8 @@ def outline(config: RunConfig) -> Plan:
     stay_offline(config.model, specs)
     names = list(config.datasets)
     config = config.labelled(specs)
+    if all(spec.is_pages for spec in specs.values()):
+        config = config.updated(limit=reaching(config.selection, specs).limit)
     identity = identities.outline(config.model, specs, Store(Path(config.out).expanduser()).cells())
     entries, lacking = method_entries(config.method_config), list[str]()
     try:
@@ -171,6 +173,8 @@ def _outlined_part(
     count = 0 if total is None else min(total, limited(spec, selection.limit) or total)
     samples = [spec.sample_id(number) for number in range(count)]
     samples = [one for one in samples if selection.samples is None or one in selection.samples]
+    if selection.samples is not None and not samples and total:
+        notes.append(f"{spec.dataset} has none of the samples up to limit, as far as that is known without its data")
     own = [cell for cell in cells if cell.dataset == spec.dataset]
     return DatasetShare(name, spec.dataset, spec, own, samples, about, counted=counted), notes
 

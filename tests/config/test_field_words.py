@@ -9,8 +9,8 @@ from mmkv_bench.cli.grammar import VERBS, reader
 from mmkv_bench.config import field_words
 from mmkv_bench.config.compose import compose, launcher_of
 from mmkv_bench.config.files import conf_dir, groups, options
-from mmkv_bench.config.names import filled
 from mmkv_bench.config.schema import keys
+from mmkv_bench.config.synonyms import filled
 
 ROWS = str(conf_dir().parent / "results" / "tiny" / "large")
 

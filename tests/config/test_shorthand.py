@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from mmkv_bench.config.compose import by_hydra, compose, for_hydra
+from mmkv_bench.config.names import tables
 from mmkv_bench.errors import ConfigError
 from tests import cover
 from tests.each import each
@@ -31,6 +32,7 @@ QUALIFIED = "method=[] 'variants.mine={base: custom, path: a b/mine.py}'"
         ("method=[LOOK-M,Ada_KV,MM-ShiftKV]", "method=[look_m,adakv,mmshift]"),
         ("model=llava-1.5-7b", "model=llava_v1_5_7b"),
         ("model=Qwen2.5-VL-7B-Instruct dataset=docvqa_val", "model=qwen2_5_vl_7b dataset=docvqa"),
+        ("method=snapkv method.window=8", "method=snapkv methods.snapkv.window=8"),
         ("dataset=DREAM-1K", "dataset=dream1k"),
         ("dataset=MileBench", "experiment=milebench out=runs/default"),
         ("methods=[snapkv,meda] seeds=[1,2] torch_dtype=bf16", "method=[snapkv,meda] seed=[1,2] model.dtype=bfloat16"),
@@ -86,3 +88,10 @@ def test_what_no_short_form_is_gets_the_words_that_help(words, said):
             with pytest.raises(ConfigError) as refused:
                 read(shlex.split(words))
             assert said in str(refused.value), read
+
+
+def test_a_papers_table_is_meant_by_its_words():
+    for words in ("MM-ShiftKV Table 1", "mmshift table01", "mmshift_table1", "MMShiftKV tab. 1"):
+        assert tables(words) == ["mmshift_table01"]
+    assert len(tables("MM-ShiftKV")) > 10 and tables("table 99") == tables("snapkv") == tables("x table 1") == []
+    assert {name.partition("_")[2] for name in tables("figure 4")} == {"fig04"}

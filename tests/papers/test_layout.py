@@ -116,4 +116,4 @@ def test_a_wrong_file_is_one_sentence(key: str, value: object, said: str) -> Non
 
 def test_an_unknown_table_is_answered_with_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'mmshift_table01'"):
-        load("mmshift_table1")
+        load("mmshift_tabel01")

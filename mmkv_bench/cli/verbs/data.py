@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.cli.grammar import Parser
 from mmkv_bench.config.files import content, options
+from mmkv_bench.config.names import chosen
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def data(given: argparse.Namespace) -> int:
 
 
 def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
-    names = [word for word in words if "=" not in word]
+    names = [name for word in words if "=" not in word for name in chosen("dataset", word)]
     datasets = options("dataset")
     for name in names:
         if name not in datasets:

@@ -124,7 +124,7 @@ def report_options(parser: Parser) -> None:
         help="a receipt of `mmkv-bench verify`, linked from the pages of its cells; may be given several times",
     )
     parser.examples(
-        "mmkv-bench report runs/demo --out report",
+        "mmkv-bench report results/tiny/large --out report",
         "mmkv-bench report results/tiny/large results/tiny/methods --out report --samples 20",
     )
 

@@ -154,7 +154,7 @@ def papers_options(parser: Parser) -> None:
         "tables",
         nargs="*",
         metavar="id",
-        help="as mmshift_table01 or meda_fig04; all; standins: every layout, filled by the embedded model",
+        help="as mmshift_table01 or meda_fig04, or in words; a paper; all; standins: every layout, filled by the embedded model",
     )
     rows = "rows folders that runs printed, or folders that hold such; default: results/papers if it exists"
     parser.lists({"rows": rows}, metavar="DIRS")
@@ -207,12 +207,15 @@ def papers(given: argparse.Namespace) -> int:
 
 
 def _layouts(given: argparse.Namespace) -> list[TableLayout]:
+    from mmkv_bench.config.names import tables as meant
     from mmkv_bench.papers.layout import load, stand_in_ids, table_ids
 
     if not given.tables and not given.summary:
         raise ConfigError("papers needs the id of a table, all, or standins; --list names them")
     groups = {"all": table_ids(), STAND_INS: stand_in_ids()}
-    names = groups["all"] if given.summary else [one for name in given.tables for one in groups.get(name, (name,))]
+    together = meant(" ".join(given.tables))  # MM-ShiftKV table 1
+    each = together or [one for name in given.tables for one in groups.get(name) or meant(name) or [name]]
+    names = groups["all"] if given.summary else each
     return [load(name) for name in dict.fromkeys(names)]
 
 

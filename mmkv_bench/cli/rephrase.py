@@ -1,0 +1,79 @@
+"""Words of a command line that are settings in another spelling: `--method snapkv`, `method snapkv` or `snapkv 64`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Sequence
+
+from mmkv_bench.config.field_words import ANSWERS, KEYS
+from mmkv_bench.config.files import groups, options
+from mmkv_bench.config.names import canonical
+from mmkv_bench.config.schema import SCHEMAS, keys
+from mmkv_bench.config.synonyms import filled
+from mmkv_bench.errors import ConfigError
+
+_BUDGET = re.compile(r"\d+(\.\d+)?%?")
+_SEVERAL = ("-m", "--multirun")
+
+
+def rephrased(words: Sequence[str], flags: Collection[str] = (), valued: Collection[str] = ()) -> list[str]:
+    """The words with what means a setting written as one; other words stay as they are.
+
+    Args:
+        flags: of the verb, which stay; valued: those that the next word is the value of.
+
+    Raises:
+        ConfigError: a word whose meaning depends on more than the word, with what to type for it.
+    """
+    left, result = [word for word in words if word not in _SEVERAL or word in flags], list[str]()
+    several = len(left) < len(words)
+    while left:
+        word = left.pop(0)
+        key, divided, value = word.lstrip("-").partition("=")
+        if word.partition("=")[0] in flags:
+            result += [word, *([left.pop(0)] if word in valued and left else [])]
+        elif divided and not word.startswith("-"):
+            result.append(_setting(key, value) if several else word)
+        elif _is_key(key) and (divided or (left and left[0][:1] != "-" and "=" not in left[0])):
+            setting = _setting(key, value if divided else left[0])
+            left = left if divided else left[1:]
+            result += ["scenario=efficiency", setting] if key == "batch" else [setting]
+        else:
+            result.append(_choice(word))
+    return result
+
+
+def command(program: str, words: Sequence[str]) -> str:
+    """A command line between backticks, its words quoted as a shell needs."""
+    return f"`{shlex.join([*program.split(), *words])}`"
+
+
+def _is_key(word: str) -> bool:
+    key = word.lower().replace("-", "_")
+    return key in {*keys(), *groups(), *KEYS, *ANSWERS} - {"config"} or (
+        "." in key and key.partition(".")[0] in SCHEMAS
+    )
+
+
+def _setting(word: str, value: str) -> str:
+    key = word.lower().replace("-", "_")
+    if key in ANSWERS:
+        raise ConfigError(f"{word}={value}: {filled(ANSWERS[key], value)}")
+    key = KEYS.get(key, key)
+    if "," in value and not value.startswith(("[", "{")) and key not in ("model", "experiment"):
+        value = f"[{value}]"
+    return f"{key}={value}"
+
+
+def _choice(word: str) -> str:
+    """A name as the choice that it is, a number as a budget; other words as they are."""
+    if _BUDGET.fullmatch(word):
+        return f"budget={word}"
+    chosen = [
+        f"{group}={name}"
+        for group in ("method", "model", "dataset", "experiment")
+        for name in [canonical(group, word)]
+        if name in options(group)
+    ]
+    return chosen[0] if len(chosen) == 1 and not word.startswith("-") else word
