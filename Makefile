@@ -43,7 +43,7 @@ help:
 	@echo "make bench-start       what commands import before they work, beside what they cannot do without"
 	@echo "make simulate          how often bold, ranks and separated pairs are wrong, in 1,000 made-up columns of each kind"
 	@echo "make verify            make 50 answers drawn from all committed rows again and compare; minutes (SAMPLES=, SEED=)"
-	@echo "make docs              write the pages of methods, data sets and models in docs/ from the files in conf/"
+	@echo "make docs              write the pages of methods, data sets and models in docs/ from the files in conf/, and the README's links to cells"
 	@echo "make simulate-levels   how often equal methods are separated, in 360 kinds of families, into results/bench/levels.md"
 	@echo "make papers            every table of the papers, measured beside printed, into runs/papers_pages, docs/reproducibility.md, and the"
 	@echo "                       stand-ins of their layouts (results/tiny/papers)"
@@ -172,6 +172,7 @@ docs: $(STAMP)
 	$(BIN)/python -m tools.methods_page
 	$(BIN)/python -m tools.datasets_page
 	$(BIN)/python -m tools.models_page
+	$(BIN)/python -m tools.cells_page
 
 # From the rows below ROWS, one or several folders with commas; without any every cell says what would run it. Stand-ins are filled
 # from rows in git, whose last ones experiment=standin/likelihood, standin/answers and standin/efficiency made.

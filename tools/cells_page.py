@@ -1,0 +1,105 @@
+"""Each cell of results/tiny/large on a page, and links to it from the numbers of the README's table; part of `make docs`.
+
+python -m tools.cells_page            writes results/tiny/large/cells.md and the links in README.md
+python -m tools.cells_page --check    writes nothing; 1 if anything would change
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from mmkv_bench.report.scores import table_cells
+from mmkv_bench.tables.build import build
+from mmkv_bench.tables.rows import load
+from mmkv_bench.tables.score_table import ScoreTable
+from mmkv_bench.tables.text import interval_text, line_label, score
+
+ROOT = Path(__file__).parents[1]
+ROWS = "results/tiny/large"
+PAGE, README = Path(ROWS, "cells.md"), Path("README.md")
+SHORT = 8  # letters of a hash that name a cell here
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+
+def page(tables: list[ScoreTable]) -> str:
+    """Return a line a cell: hash, score and interval, and the commands that show it and make it again."""
+    lines = [
+        f"# The cells of {ROWS}",
+        "",
+        "Written by `make docs` from the rows beside it. With the hash of a cell:",
+        "",
+        "```bash",
+        f"python -m mmkv_bench show {ROWS} 4141fc34                                           # configuration, audit, command",
+        f"python -m mmkv_bench verify {ROWS} 4141fc34 --all --receipt receipt.json            # every answer, made again",
+        "```",
+    ]
+    for table in tables:
+        lines += [
+            f"\n## {table.dataset}, {table.metric}\n",
+            "| cell | method | budget | right | score | 95 % interval |",
+            "|---|---|---|---|---|---|",
+        ]
+        for method, budget, entry in table_cells(table):
+            for cell in entry.cells:
+                right = f"{round(entry.scores.values.sum())} of {len(entry.scores.values)}"
+                numbers = f"{right} | {score(entry.value)} | {interval_text(entry.low, entry.high)}"
+                name = cell[:SHORT]
+                lines.append(f'| <a id="{name}"></a>`{name}` | {line_label(method)} | {budget or "-"} | {numbers} |')
+    return "\n".join(lines) + "\n"
+
+
+def linked(text: str, tables: list[ScoreTable]) -> str:
+    """Return the README with a link on each number of its table of results."""
+    before, block, after = re.split(f"({BEGIN}.*?{END})", text, maxsplit=1, flags=re.DOTALL)
+    block = re.sub(r"\[(\d\.\d\d)\]\[[0-9a-f]+\]", r"\1", re.sub(r"(?m)^\[[0-9a-f]{8}\]: .*\n", "", block))
+    table = next(table for table in tables if f"**{table.dataset}, {table.metric}**" in block)
+    named: dict[str, None] = {}
+    lines = list(_linked_lines(block.splitlines(), table, named))
+    references = [f"[{name}]: {PAGE.as_posix()}#{name}" for name in named]
+    while not lines[-2]:  # of references that were there
+        del lines[-2]
+    return before + "\n".join([*lines[:-1], "", *references, lines[-1]]) + after
+
+
+def _linked_lines(lines: list[str], table: ScoreTable, named: dict[str, None]) -> Iterator[str]:
+    """Yield the lines with links; fill `named` with the cells that they lead to."""
+    budgets: list[str] = []
+    entries = {(line_label(method), budget): entry for method, budget, entry in table_cells(table)}
+    for line in lines:
+        fields = [field.strip() for field in line.split("|")[1:-1]]
+        if fields[:1] == ["method"] and not budgets:
+            budgets = fields[1:]
+        if not budgets or len(fields) != len(budgets) + 1 or fields[0] not in {label for label, _ in entries}:
+            yield line
+            continue
+        parts = line.split("|")
+        for place, budget in enumerate(budgets, 2):
+            entry = entries.get((fields[0], budget)) or entries[fields[0], ""]  # `full` has no budget
+            name = entry.cells[0][:SHORT]
+            named[name] = None
+            parts[place] = re.sub(
+                r"\d\.\d\d", lambda number, name=name: f"[{number[0]}][{name}]", parts[place], count=1
+            )
+        yield "|".join(parts)
+
+
+def main() -> int:
+    """Write or compare both files."""
+    tables = build(load(ROOT / ROWS, fidelity=()))
+    written = {PAGE: page(tables), README: linked((ROOT / README).read_text(), tables)}
+    changed = [
+        path for path, text in written.items() if not (ROOT / path).is_file() or (ROOT / path).read_text() != text
+    ]
+    if "--check" in sys.argv:
+        print(f"{', '.join(map(str, changed))}: out of date; run `make docs`" if changed else "cells are up to date")
+        return 1 if changed else 0
+    for path in changed:
+        (ROOT / path).write_text(written[path])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
