@@ -181,11 +181,11 @@ class Tables(_Printed, list[ScoreTable]):
     """Tables that print as `mmkv-bench tables` prints them."""
 
     def __str__(self) -> str:
-        return markdown(tables_of_scores(self), notes=True)
+        return markdown(tables_of_scores(self), notes="all")
 
     def latex(self) -> str:
         """The tables in LaTeX."""
-        return latex(tables_of_scores(self), notes=True)
+        return latex(tables_of_scores(self), notes="all")
 
     def frame(self) -> pd.DataFrame:
         """One row per table cell: context, method, budget, score, interval, rank, audit; unrounded."""

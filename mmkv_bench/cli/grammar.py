@@ -92,7 +92,7 @@ class Parser(argparse.ArgumentParser):
         Raises:
             ConfigError: a flag that the verb does not have, one whose value is missing or not allowed, a missing name.
         """
-        given, unknown = self.parse_known_intermixed_args(list(arguments))
+        given, unknown = self.parse_known_intermixed_args(self._with_defaults(list(arguments)))
         settings = getattr(given, "overrides", None)
         loose = unknown if settings is None else [word for word in (*unknown, *settings) if not _is_setting(word)]
         if loose and settings is not None:
@@ -109,6 +109,15 @@ class Parser(argparse.ArgumentParser):
             if word in unknown:
                 raise ConfigError(f"{word!r} is one word too many for `{self.prog}`; see `{self.prog} --help`")
         return given
+
+    def _with_defaults(self, words: list[str]) -> list[str]:
+        """The words, with its value behind a flag that may stand alone: argparse would take the name that follows for it."""
+        alone = {flag: action for action in self._actions if action.nargs == "?" for flag in action.option_strings}
+        pairs = zip(words, [*words[1:], ""], strict=True)
+        return [
+            f"{word}={alone[word].const}" if word in alone and after not in (alone[word].choices or ()) else word
+            for word, after in pairs
+        ]
 
     def flags(self) -> list[str]:
         """The flags that the verb takes, as they are written."""

@@ -45,8 +45,8 @@ class Reasons(dict[str, str]):
         return self.setdefault(reason, letter)
 
 
-def render(filled: Sequence[FilledTable], form: str, *, notes: bool = False) -> str:
-    """Write tables in a format of SUFFIXES; notes: all of them."""
+def render(filled: Sequence[FilledTable], form: str, *, notes: str = "short") -> str:
+    """Write tables in a format of SUFFIXES; notes: one of `NOTES`."""
     return write([paper_table(one) for one in filled], form, title="Tables of the papers", notes=notes)
 
 

@@ -53,7 +53,8 @@ class Report:
         """
         if not any(generated.values()) and not scored and not stopped:
             print(self._idle())
-        if self.plan.stage != "generate" and (self.metrics or any(part.samples for part in self.parts)):
+        with_scores = self.plan.stage != "generate" and (self.metrics or any(part.samples for part in self.parts))
+        if with_scores:
             print(self._tables())
             for note in (*self._other_names(), self._more(), self._unmeasured()):
                 if note is not None:
@@ -63,7 +64,8 @@ class Report:
             print(f"fidelity to full's answers: python -m mmkv_bench tables {self.store.root} --metric fidelity")
         if self.metrics and any(part.about.get("groups") for part in self.parts):
             print(f"means over the groups of these datasets: python -m mmkv_bench tables {self.store.root} --groups")
-        print(f"rows: {self.store.root}   (python -m mmkv_bench tables {self.store.root} prints the tables again)")
+        again = f"   (python -m mmkv_bench tables {self.store.root} prints the tables again)"
+        print(f"rows: {self.store.root}" + again * bool(with_scores and self.plan.model.weights != "random"))
         if judge:
             print(judge)
         if failed:

@@ -111,12 +111,21 @@ def columns(table: ScoreTable) -> dict[str, Column]:
     return columns_of
 
 
-def separated_pairs(table: ScoreTable) -> list[Pair]:
-    """The pairs that differ, budget by budget."""
+def separated_pairs(table: ScoreTable, against: str | None = None) -> list[Pair]:
+    """The pairs of lines of the table, or of one line and the others, that differ, budget by budget."""
     separated_by_column = [
-        (budget, column, np.flatnonzero(column.separated)) for budget, column in table.columns.items()
+        (budget, column, np.flatnonzero(column.separated & asked_pairs(table, column, against)))
+        for budget, column in table.columns.items()
     ]
     return [pair for budget, column, which in separated_by_column for pair in _pairs(budget, column, which)]
+
+
+def asked_pairs(table: ScoreTable, column: Column, against: str | None = None) -> np.ndarray:
+    """Mask [P] of a column's pairs whose lines the table shows, one of them `against` where that is given."""
+    shown = np.isin(column.names, [line.label for line in table.methods])
+    ours = np.isin(column.names, [line.label for line in table.methods if against in _names(line)])
+    pairs = shown[column.a] & shown[column.b]
+    return pairs if against is None else pairs & (ours[column.a] != ours[column.b])
 
 
 def every_pair(table: ScoreTable) -> list[Pair]:
@@ -171,7 +180,7 @@ def narrowed(
     against: str | None = None,
 ) -> list[ScoreTable]:
     """The tables with these lines and budgets alone, those that have none of them left out; what takes no budget stays beside
-    any. Columns, and with them bold and ranks, stay those of the whole tables.
+    one that is shown. Columns, and with them bold and ranks, stay those of the whole tables.
 
     Args:
         methods: names or labels of lines; None = all. against: one more.
@@ -188,8 +197,8 @@ def narrowed(
         for name in names:
             if name not in present:
                 raise ConfigError(f"The rows hold no {what} '{name}': {nearest(name, present)}.")
-    parts = [_part(table, wanted, budgets) for table in tables]
-    return [table for table in parts if table.entries]
+    parts = [(table, _part(table, wanted, budgets)) for table in tables]
+    return [part for whole, part in parts if part.entries and (part.budgets or not (budgets and whole.budgets))]
 
 
 def _part(table: ScoreTable, methods: Sequence[str] | None, budgets: Sequence[str] | None) -> ScoreTable:

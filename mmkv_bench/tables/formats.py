@@ -30,8 +30,8 @@ thead th{background:var(--raised)}tbody th{font-weight:400}small{display:block;f
 """ + "".join(f".{name}{{color:#{colour}}}" for name, colour in COLOURS.items())
 
 
-def html(tables: Sequence[Table], title: str, *, notes: bool = False) -> str:
-    """A whole document: contents with links, then every table. notes: all notes are open."""
+def html(tables: Sequence[Table], title: str, *, notes: str = "short") -> str:
+    """A whole document: contents with links, then every table. notes: those that are open, one of `NOTES`."""
     names = [table.name or f"table-{number}" for number, table in enumerate(tables, 1)]
     links = [
         f'<li><a href="#{escape(name)}">{_inline(table.entry)}</a></li>'
@@ -61,8 +61,8 @@ def html(tables: Sequence[Table], title: str, *, notes: bool = False) -> str:
     )
 
 
-def _html_section(name: str, table: Table, every: bool) -> str:
-    shown, hidden = table.split_notes(every)
+def _html_section(name: str, table: Table, notes: str) -> str:
+    shown, hidden = table.split_notes(notes)
     more = [f"<details><summary>{len(hidden)} more notes</summary>", _html_list(hidden), "</details>"] if hidden else []
     return "\n".join(
         [
@@ -121,11 +121,11 @@ LONG = 10
 """From so many tables on, a list of contents stands before them."""
 
 
-def write(tables: Sequence[Table], form: str, *, title: str = "Tables", notes: bool = False) -> str:
+def write(tables: Sequence[Table], form: str, *, title: str = "Tables", notes: str = "short") -> str:
     """The tables in one of `FORMATS`.
 
     Args:
-        title: of an html page. notes: print every note, not the most important ones alone.
+        title: of an html page. notes: one of `NOTES`.
     """
     if form == "csv":
         return csv_text([record for table in tables for record in table.records()])
@@ -134,19 +134,19 @@ def write(tables: Sequence[Table], form: str, *, title: str = "Tables", notes: b
     return html(tables, title, notes=notes) if form == "html" else markdown(tables, notes=notes)
 
 
-def markdown(tables: Sequence[Table], *, notes: bool = False) -> str:
+def markdown(tables: Sequence[Table], *, notes: str = "short") -> str:
     """All tables, with a list of contents where they are many."""
     contents = [f"{number}. {table.entry}" for number, table in enumerate(tables, 1)]
     head = ["\n".join([f"{len(tables)} tables:", "", *contents]) + "\n"] if len(tables) >= LONG else []
     return "\n".join([*head, *(_section(table, notes) for table in tables)])
 
 
-def _section(table: Table, every: bool) -> str:
+def _section(table: Table, notes: str) -> str:
     blocks = [": ".join(filter(None, (f"**{table.title}**", table.caption)))]
     for grid in table.grids:
         blocks += [f"*{grid.heading}*"] if grid.heading else []
         blocks.append(_grid(grid))
-    shown, hidden = table.split_notes(every)
+    shown, hidden = table.split_notes(notes)
     lines = [f"- {note}" for note in shown] + ([f"- {len(hidden)} more notes with `--notes`"] if hidden else [])
     blocks += ["\n".join(lines)] if lines else []
     return "\n\n".join(blocks) + "\n"

@@ -3,7 +3,7 @@ r"""The LaTeX writer: a float where a table fits a page, a `longtable` where it 
 A table is set in the largest size in which its widest grid fits the text, else with the words of long headers on lines of their
 own, else on a page turned by 90 degrees. Where that is too narrow at 6 pt, its columns are divided into several grids. UTF-8
 marks become commands, so that any engine sets them.
-`PACKAGES` must be loaded.
+The first line names the `PACKAGES` that must be loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from math import ceil
 
 from mmkv_bench.tables.table import COLOURS, VERDICTS, Grid, GridCell, Table
 
-PACKAGES = ("amssymb", "array", "booktabs", "longtable", "pdflscape", "xcolor")
+PACKAGES = {
+    "amssymb": r"\checkmark",
+    "array": r"\arraybackslash",
+    "booktabs": r"\toprule",
+    "longtable": r"\begin{longtable}",
+    "pdflscape": r"\begin{landscape}",
+    "xcolor": r"\textcolor",
+}
+"""Package -> what a table that needs it has."""
 _SPECIAL = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -78,20 +86,21 @@ def escape(text: str) -> str:
     return "".join(_SPECIAL.get(character, character) for character in text)
 
 
-def latex(tables: Sequence[Table], *, notes: bool = False) -> str:
-    """All tables. notes: all notes below each, else the most important ones."""
+def latex(tables: Sequence[Table], *, notes: str = "short") -> str:
+    """All tables, below a line with the packages that they need. notes: below each, one of `NOTES`."""
     colours = any(cell.look for table in tables for grid in table.grids for row in grid.cells for cell in row)
     used = {look.colour for look in VERDICTS.values()} if colours else set()
-    head = [f"% needs {', '.join(PACKAGES)}"]
-    head += [rf"\definecolor{{{name}}}{{HTML}}{{{COLOURS[name]}}}" for name in COLOURS if name in used]
     texts = [_table(table, notes) for table in tables]
+    needed = [package for package, sign in PACKAGES.items() if any(sign in text for text in texts)]
+    head = [f"% needs {', '.join(needed)}"]
+    head += [rf"\definecolor{{{name}}}{{HTML}}{{{COLOURS[name]}}}" for name in COLOURS if name in used]
     ends = {*range(_FLOATS, len(texts), _FLOATS)}
     return "\n".join([*head, *(text + "\\clearpage\n" * (number in ends) for number, text in enumerate(texts, 1))])
 
 
-def _table(table: Table, every: bool) -> str:
+def _table(table: Table, how: str) -> str:
     setting, grids = _fitting(table.grids)
-    shown, hidden = table.split_notes(every)
+    shown, hidden = table.split_notes(how)
     notes = [r"\par\smallskip\footnotesize\raggedright " + r" \\ ".join(map(escape, shown))] if shown else []
     notes += [f"% {len(hidden)} more notes with --notes"] if hidden else []
     title = escape(". ".join(filter(None, (table.title, table.caption))))

@@ -13,7 +13,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.intervals import ALPHA
 from mmkv_bench.statistics.metric_kinds import FIDELITY, MEASURES, lower_is_better
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.compare import Pair, better, comparisons, every_pair, separated_pairs
+from mmkv_bench.tables.compare import Pair, asked_pairs, better, comparisons, every_pair, separated_pairs
 from mmkv_bench.tables.notes import fidelity_notes, marks, score_notes
 from mmkv_bench.tables.rows import Rows
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
@@ -48,7 +48,8 @@ def tables_of_scores(
             whole table's verdict.
     """
     return [
-        _table(table, tables, intervals, pairs, comparisons(table, against) if compare else None) for table in tables
+        _table(table, tables, intervals, pairs, comparisons(table, against) if compare else None, against)
+        for table in tables
     ]
 
 
@@ -60,7 +61,12 @@ def frame(tables: Sequence[ScoreTable]) -> pd.DataFrame:
 
 
 def _table(
-    table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool, pairs: bool, compared: Sequence[Pair] | None
+    table: ScoreTable,
+    tables: Sequence[ScoreTable],
+    intervals: bool,
+    pairs: bool,
+    compared: Sequence[Pair] | None,
+    against: str | None,
 ) -> Table:
     columns = table.budgets or ("",)
     header = ["method", *(budget or "all" for budget in columns)]
@@ -74,10 +80,11 @@ def _table(
         grids.append(Grid(["method", *(budget for budget in columns if table.ranked(budget))], ranks, RANKS))
     notes = score_notes(table)
     if pairs:
-        grids += [Grid(_PAIR_HEADER, found, PAIRS, labels=3)] if (found := _pairs(table)) else []
+        grids += [Grid(_PAIR_HEADER, found, PAIRS, labels=3)] if (found := _pairs(table, against)) else []
         counts = [
-            f"{int(column.separated.sum())} of {len(column.p)}{budget and f' at {budget}'}"
+            f"{int((column.separated & asked).sum())} of {int(asked.sum())}{budget and f' at {budget}'}"
             for budget, column in table.columns.items()
+            for asked in [asked_pairs(table, column, against)]
         ]
         text = f"Separated pairs of the compared methods: {', '.join(counts) or 'none'}."
         notes.insert(0, Note(text, Rank.WARNING))
@@ -131,10 +138,10 @@ def _ranks(table: ScoreTable) -> list[list[str]]:
     return rows
 
 
-def _pairs(table: ScoreTable) -> list[list[str]]:
+def _pairs(table: ScoreTable, against: str | None) -> list[list[str]]:
     """The better one's score minus the worse one's, of every separated pair."""
     rows = []
-    for pair in separated_pairs(table):
+    for pair in separated_pairs(table, against):
         ahead = pair if pair.better == pair.a else pair.turned
         numbers = signed(ahead.difference), interval_text(ahead.low, ahead.high), p_value(pair.adjusted or 0.0)
         rows.append([pair.budget or "all", *pair.order, *numbers, str(pair.n)])

@@ -10,7 +10,7 @@ A table has a title, a caption, grids, notes and records:
   whose header is part of the first grid's header (ranks, common samples) continues the first one in LaTeX.
 - A `GridCell` has the printed text, its value, an interval, marks (†, a), bold, a verdict word and hashes of stored cells.
   A verdict of `VERDICTS` is written with its sign and, where the format has any, in its colour.
-- A `Note` has a rank (`Rank`). Writers print the `MOST_NOTES` most important ones, and all of them for `--notes`.
+- A `Note` has a rank (`Rank`). Writers print the `MOST_NOTES` most important ones, or all or none of them (`NOTES`).
 - `records` gives the unrounded lines of csv, one per cell. It is called by the csv writer alone.
 """
 
@@ -22,7 +22,10 @@ from enum import IntEnum
 from typing import Any
 
 MOST_NOTES = 5
-"""Notes below a table unless all are wanted."""
+"""Notes below a table where they are `short`."""
+
+NOTES = ("none", "short", "all")
+"""How many notes stand below a table."""
 
 
 @dataclass(frozen=True)
@@ -150,15 +153,17 @@ class Table:
         """The table's line in a list of contents."""
         return ": ".join(filter(None, (self.title, self.short or self.caption)))
 
-    def split_notes(self, every: bool = False) -> tuple[list[str], list[str]]:
-        """The texts of the notes that are printed, the most important first, and of those that are not.
+    def split_notes(self, how: str = "short") -> tuple[list[str], list[str]]:
+        """The texts of the notes that are printed, the most important first, and of those that are not, for one of `NOTES`.
 
-        Warnings and the meanings of marks are always printed, also where they are more than `MOST_NOTES`.
+        Short notes are all warnings and meanings of marks, also where these are more than `MOST_NOTES`. `none` has neither.
         """
+        if how == "none":
+            return [], []
         notes = sorted(self.notes, key=lambda note: note.rank)
         needed = sum(note.rank <= Rank.MARK for note in notes)
         texts = [note.text for note in notes]
         most = max(MOST_NOTES, needed)
-        if every or most + 1 == len(texts):  # a line that says "1 more" takes the room of the note
+        if how == "all" or most + 1 == len(texts):  # a line that says "1 more" takes the room of the note
             most = len(texts)
         return texts[:most], texts[most:]

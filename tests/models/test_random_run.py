@@ -26,6 +26,7 @@ ASKED = ["dataset=pages_walk", "method=[full,snapkv]", "budget=32", "limit=2", "
 def test_a_random_run_says_what_it_is_and_finds_its_rows_again(tmp_path):
     first = done(tmp_path, *ASKED)
     assert "random weights (answers mean nothing: speed and memory only)" in first.out
+    assert "prints the tables again" not in first.out
     rows = responses(tmp_path)
     assert len(rows) == 4 and {row["status"] for row in rows.values()} == {"ok"}
     assert {row["weights"] for row in cells(tmp_path).values()} == {"random"}

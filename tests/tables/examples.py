@@ -200,11 +200,11 @@ def zeros_and_ones(right: int, n: int) -> list[float]:
 
 def markdown(tables: Sequence[ScoreTable], **how: bool) -> str:
     """Tables of scores with all their notes."""
-    return write(tables_of_scores(tables, **how), "md", notes=True)
+    return write(tables_of_scores(tables, **how), "md", notes="all")
 
 
 def latex(tables: Sequence[ScoreTable], **how: bool) -> str:
-    return write(tables_of_scores(tables, **how), "latex", notes=True)
+    return write(tables_of_scores(tables, **how), "latex", notes="all")
 
 
 def csv_cells(tables: Sequence[ScoreTable]) -> str:

@@ -102,7 +102,7 @@ def test_the_most_important_notes_come_first_and_all_of_them_when_asked():
     table = Table("t", "", (), notes)
     text = as_markdown([table])
     assert text.index("- first") < text.index("- more 0") and text.endswith("- 2 more notes with `--notes`\n")
-    assert as_markdown([table], notes=True).endswith("- more 4\n- last\n")
+    assert as_markdown([table], notes="all").endswith("- more 4\n- last\n")
     page = html([table], "t")
     assert page.index("more 3") < page.index("<details><summary>2 more notes") < page.index("last")
 

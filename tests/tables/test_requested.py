@@ -6,7 +6,7 @@ import pytest
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.compare import better, comparisons, narrowed
+from mmkv_bench.tables.compare import better, comparisons, narrowed, separated_pairs
 from mmkv_bench.tables.formats import markdown as as_markdown
 from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.score_text import tables_of_scores
@@ -71,6 +71,14 @@ def test_p_values_of_what_was_asked_for_are_holms_over_the_pairs_with_that_line(
         assert all(one.difference > 0 for one in own), "mmshift's score minus the other's"
     with_full = comparisons(narrowed([table()], ["full"], None, "mmshift")[0], "mmshift")
     assert {one.adjusted for one in with_full} == {None} and better(with_full[0], None, False) == "no rivals"
+
+
+def test_separated_pairs_are_of_the_lines_that_were_asked_for():
+    [part] = narrowed([table()], ["keydiff", "h2o"], ["64"], "mmshift")
+    assert [{pair.a, pair.b} for pair in separated_pairs(part)] == [{"h2o", "keydiff"}, {"h2o", "mmshift"}]
+    assert [{pair.a, pair.b} for pair in separated_pairs(part, "mmshift")] == [{"h2o", "mmshift"}]
+    said = as_markdown(tables_of_scores([part], pairs=True, against="mmshift"))
+    assert "Separated pairs of the compared methods: 1 of 2 at 64." in said and "snapkv" not in said
 
 
 def test_what_no_row_holds_is_refused_with_the_nearest_name():

@@ -53,6 +53,35 @@ def test_a_store_prints_the_same_tables_as_the_rows_it_was_written_from(root: Pa
     assert printed(capsys, root, "--format", "csv", "--pairs") == csv_pairs(tables)
 
 
+def test_notes_are_none_short_or_all(root: Path, capsys) -> None:
+    short, every, none = (printed(capsys, root, "--notes", how) for how in ("short", "all", "none"))
+    assert short == printed(capsys, root) and every == printed(capsys, "--notes", root)
+    assert short.count("\n- ") < every.count("\n- ") and "\n- " not in none
+    for form in ("latex", "html"):
+        text = printed(capsys, root, "--notes=none", "--format", form)
+        assert "Bold" not in text and "more notes" not in text
+    assert "--notes: invalid choice: 'few'" in refusal(capsys, root, "--notes=few")
+
+
+def test_lines_get_the_names_and_a_table_the_caption_that_a_reader_gives(root: Path, capsys) -> None:
+    new = "Ours_1 & 100% \\x"
+    words = (root, "--dataset", "walk3", "--budgets", "64", "--caption", "A 5% $gain$", "--name", f"mmshift={new}")
+    text = printed(capsys, *words, "--notes")
+    assert (
+        text.startswith("**A 5% $gain$**\n")
+        and f"\n| {new} " in text
+        and f"a fallback window_reduced: {new} at 64" in text
+    )
+    assert "mmshift" not in text and "| random " in text
+    written = printed(capsys, *words, "--format", "latex", "--notes", "none")
+    assert r"\caption{A 5\% \$gain\$}" in written and r"Ours\_1 \& 100\% \textbackslash{}x & " in written
+    assert written.startswith("% needs booktabs\n") and "mmshift" not in written
+    assert printed(capsys, *words[:3], "--format", "csv", *words[7:]) == printed(capsys, *words[:3], "--format", "csv")
+    assert "did you mean 'mmshift'" in refusal(capsys, root, "--name", "mmshif=a")
+    assert "random is another line" in refusal(capsys, root, "--name", "mmshift=random")
+    assert "there are 4; choose" in refusal(capsys, root, "--caption", "One")
+
+
 def test_filters_keep_what_they_name(root: Path, capsys) -> None:
     text = printed(capsys, root, "--dataset", "walk3", "--protocol", "paper", "--metric", "exact_match")
     assert "walk3" in text and "lookup" not in text

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mmkv_bench.tables.table import Table
 
 _OF_SCORES = ("groups", "pairs", "ranks", "methods", "budgets", "against")
-_NOT_CSV = ("groups", "ranks", "against")
+_NOT_CSV = ("groups", "ranks", "against", "caption")
 STAND_INS = "standins"
 
 
@@ -46,10 +46,17 @@ def tables_options(parser: Parser) -> None:
         "groups": "means over the groups of a benchmark's datasets (not csv)",
         "ranks": "ranks over all tasks, in place of the tables (not csv)",
         "no-interval": "scores without their intervals (not csv)",
-        "notes": "all notes, not only the five most important (not csv)",
         "pairs": "also the separated pairs (csv: all pairs, instead)",
     }.items():
         parser.add_argument(f"--{flag}", action="store_true", help=text)
+    _notes_option(parser)
+    parser.add_argument(
+        "--name",
+        action="append",
+        metavar="LINE=NAME",
+        help="print another name for a line: --name mine=Ours (not in csv, whose records keep the ids)",
+    )
+    parser.add_argument("--caption", metavar="TEXT", help="caption of the one table that is printed (not csv)")
     parser.examples(
         "mmkv-bench tables results/tiny/large",
         "mmkv-bench tables runs/demo --protocol strict --format latex",
@@ -61,15 +68,29 @@ def tables_options(parser: Parser) -> None:
     )
 
 
+def _notes_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--notes",
+        nargs="?",
+        const="all",
+        default="short",
+        choices=("none", "short", "all"),
+        help="notes below a table (not csv); short, the default: the five most important, more where they explain marks",
+    )
+
+
 def tables(given: argparse.Namespace) -> int:
     """Print tables of scores, then those of costs."""
     from mmkv_bench.tables.cost_rows import divided
     from mmkv_bench.tables.formats import write
+    from mmkv_bench.tables.wording import captioned, renamed
 
     names, costs = divided(given.metric or ())
     _refuse_conflicts(given, names, costs)
     printed = _score_tables(given, names) if names or not costs else []
     printed += _cost_tables(given, costs) if costs else []
+    if given.format != "csv":
+        printed = captioned(renamed(printed, given.name or ()), given.caption)
     sys.stdout.write(write(printed, given.format, title=f"Tables of {given.rows}", notes=given.notes))
     return 0
 
@@ -87,7 +108,7 @@ def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Se
             "ask for them in two commands"
         )
     for name in _NOT_CSV if given.format == "csv" else ():
-        if name in of_scores:
+        if getattr(given, name):
             raise ConfigError(f"--{name} is for tables to read, not for csv; leave out --format csv")
     if given.groups and given.ranks:
         raise ConfigError("--groups and --ranks print two things; ask for them in two commands")
@@ -159,7 +180,7 @@ def papers_options(parser: Parser) -> None:
     rows = "rows folders that runs printed, or folders that hold such; default: results/papers if it exists"
     parser.lists({"rows": rows}, metavar="DIRS")
     parser.add_argument("--format", choices=("md", "latex", "csv", "html"), default="md", help="default: md")
-    parser.add_argument("--notes", action="store_true", help="print all notes, not the five most important")
+    _notes_option(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="write a file for each table there, and its pictures")
     parser.add_argument("--list", action="store_true", help="list the ids with their captions")
     parser.add_argument("--plan", action="store_true", help="print what the cells take to run, in hours; run nothing")
