@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
 HOUR = 3600.0
+_LARGEST = 1 << 24  # of the batches that are looked for
 _ALIVE = 3  # tensors [tokens, intermediate] that an eager MLP holds at once
 
 
@@ -80,7 +82,7 @@ class BudgetForecast:
         read: useful bytes of the first decode step; ms: the least milliseconds of it, None without a bandwidth.
         speed_up: over the full cache that the roofline allows, by bytes alone without a bandwidth; needs: bytes that the device
             must have at least.
-        batch: most sequences whose caches fit beside the weights until their answers end, None without a device memory.
+        batch: most sequences for which the device has these bytes, None without a device memory.
     """
 
     label: str
@@ -248,9 +250,10 @@ def _budget(
         device = roofline.Roofline(model.decoder, model.itemsize, given.bandwidth, given.rate, given.device)
         ms, whole = device.step_ms(batch * kv, batch), device.step_ms(batch * full, batch)
     weights = model.weights or read
-    ended = kv + (work.new_tokens or 0) * per_token
-    joins = batch > 1 and not work.together  # layer by layer, one of which is held twice
-    joined = batch * (kv + ended / model.decoder.layers) if joins else 0.0
+
+    def needs(batch: int) -> float:
+        return weights + _beside_weights(work, model, scope, kept, batch)
+
     return BudgetForecast(
         label="full" if budget is None else str(budget),
         scope=scope,
@@ -260,20 +263,28 @@ def _budget(
         read=roofline.step_bytes(read, kv, batch),
         ms=ms,
         speed_up=roofline.speed_up_allowed(read, full, kv, batch) if ms is None or whole is None else whole / ms,
-        needs=weights + max(batch * ended, joined, _prefill_peak(work, model, scope, kv, full)),
-        batch=None if given.memory is None else max(0, int((given.memory - weights) // ended)),
+        needs=needs(batch),
+        batch=None if given.memory is None else bisect_right(range(1, _LARGEST), given.memory, key=needs),
     )
 
 
-def _prefill_peak(work: Workload, model: ModelBytes, scope: str, kv: float, full: float) -> float:
-    """Bytes beside the weights while the last prompt of a batch is prefilled: its keys and values, of which a method of scope
-    `layer` holds one layer whole at a time, the tensors of one MLP, and what is kept of the sequences before it."""
-    decoder, prompt = model.decoder, full
+def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, batch: int) -> float:
+    """Bytes beside the weights at the largest of three moments: when answers end; while caches that were prefilled one by one
+    are joined, layer by layer, one of which is held twice; and while the last prompt is prefilled.
+
+    That prompt holds its keys and values, of which a method of scope `layer` holds one layer whole at a time, and the tensors
+    of one MLP, beside what is kept of the sequences before it.
+    """
+    decoder = model.decoder
+    kv, full = float(kept * model.kv_per_token), float(work.length.tokens * model.kv_per_token)  # of one sequence
+    ended = kv + (work.new_tokens or 0) * model.kv_per_token
+    joined = batch * (kv + ended / decoder.layers) if batch > 1 and not work.together else 0.0
+    prompt = full
     if scope == "layer":
         prompt = max(kv, min(full, kv * (decoder.layers - 1) / decoder.layers + full / decoder.layers))
     prompt += work.length.tokens * (_ALIVE * decoder.intermediate + 2 * decoder.hidden) * model.itemsize
-    at_once = work.batch if work.together else 1
-    return at_once * prompt + (work.batch - at_once) * kv
+    at_once = batch if work.together else 1
+    return max(batch * ended, joined, at_once * prompt + (batch - at_once) * kv)
 
 
 def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:

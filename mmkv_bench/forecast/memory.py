@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
 
 GIB = 2**30
+_LARGEST = 1 << 24  # of the batches that are looked for
 JOIN = "join"  # of the caches of a batch
 VISUAL = 0.8
 """Share of a prompt's tokens that are visual where nothing is known of them."""
@@ -55,7 +58,8 @@ class DryPrompt:
 class CellPeaks:
     """Peak bytes of one cell at one length and batch.
 
-    peaks: phase -> bytes, in the order of `PHASES`; error: one sentence in their place; fits: None without a device memory.
+    peaks: phase -> bytes, in the order of `PHASES`; error: one sentence in their place; fits, largest_batch: None without a
+    device memory.
     """
 
     cell: str
@@ -65,6 +69,7 @@ class CellPeaks:
     fits: bool | None = None
     error: str = ""
     batch: int = 1
+    largest_batch: int | None = None
 
     @property
     def largest(self) -> int:
@@ -89,7 +94,7 @@ def count_peaks(
     cells, kind = _distinct(plan, stand_ins), "cpu" if model.device == "cpu" else "cuda"
     prompts = _prompts(plan, forecast, config) if prompts is None else prompts
     batches = list(dict.fromkeys(one.sequences for one in forecast.datasets)) or [1]
-    counted = []
+    counted, memory = [], forecast.given.memory
     with dry_model(config, plan.cells[0].dtype, model.attention, kind) as dry:
         for prompt, (name, cell) in product(prompts, cells.items()):
             one = CellPeaks(name, prompt.types.shape[1], int((prompt.types > 0).sum()), {})
@@ -99,10 +104,12 @@ def count_peaks(
             except MMKVError as error:
                 one = replace(one, error=str(error))
             slots, together = reserve * (forecast.kv_per_token or 0), plan.batch_prefill == TOGETHER
-            counted += [_of_batch(one, size, slots, together, plan.family.num_layers) for size in batches]
-    memory = forecast.given.memory
-    if memory is not None:
-        counted = [replace(one, fits=one.largest <= memory) if one.peaks else one for one in counted]
+            of_batch = partial(_of_batch, one, slots=slots, together=together, layers=plan.family.num_layers)
+            made = [of_batch(size) for size in batches]
+            if one.peaks and memory is not None:
+                most = _largest_batch(of_batch, memory)
+                made = [replace(own, fits=own.largest <= memory, largest_batch=most) for own in made]
+            counted += made
     counted.sort(key=lambda one: one.batch)
     unseen = any(prompt.inputs is None and bool((prompt.types > 0).any()) for prompt in prompts)
     return counted, _notes(plan, stand_ins, unseen, batches != [1])
@@ -202,6 +209,10 @@ def _of_batch(one: CellPeaks, batch: int, slots: int, together: bool, layers: in
     if not together:
         peaks[JOIN] = load + batch * (kept + cache // layers)
     return replace(one, peaks=peaks, batch=batch)
+
+
+def _largest_batch(of_batch: Callable[[int], CellPeaks], memory: float) -> int:
+    return bisect_right(range(1, _LARGEST), memory, key=lambda size: of_batch(size).largest)
 
 
 def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[DryPrompt]:

@@ -24,18 +24,27 @@ _SOURCES = {
 _MEANING = (
     "Lower bounds by arithmetic: a step reads weights and kept entries once, the prefill holds one MLP's activations. Vision",
     "tower, attention and a method's own tensors come on top (--memory counts them). kept: entries per KV head; max batch:",
-    "prompts whose entries fit beside the weights until their answers end.",
+    "sequences for which the device has what is needed.",
 )
 
 
-def text(forecast: Forecast) -> str:
-    """The forecast for a terminal: the device, a table for datasets of equal numbers, notes."""
+_BOUNDS = (
+    "Forecasts are bounds: a step reads weights and kept entries once, the prefill holds one MLP's activations. Vision tower,",
+    "attention and a method's own tensors come on top: --memory counts them, and the run measures everything.",
+)
+
+
+def text(forecast: Forecast, tables: str | None = None) -> str:
+    """The forecast for a terminal: the device, a table for datasets of equal numbers, notes. tables: in place of these."""
     given = forecast.given
     lines = [f"device     {_device(given)}"] if forecast.read is not None else []
-    for datasets in _alike(forecast.datasets):
-        lines += ["", *_section(datasets, given)]
+    sections = [_section(datasets, given) for datasets in _alike(forecast.datasets)]
+    if tables is not None:
+        lines += ["", tables, *(f"{prompts}; {hours.strip()}" for prompts, *_, hours in sections)]
+    else:
+        lines += [line for section in sections for line in ("", *section)]
     if forecast.datasets:
-        lines += ["", *_MEANING]
+        lines += ["", *(_MEANING if tables is None else _BOUNDS)]
     lines += ["", *(f"note       {sentence}" for sentence in forecast.missing)] if forecast.missing else []
     return "\n".join(lines)
 

@@ -27,10 +27,12 @@ GIB = 2**30
 MEASURED, COUNTED, LEAST, MOST = "measured", "dry run", "forecast, at least", "forecast, at most"
 SIGNS = {MEASURED: "", COUNTED: "~", LEAST: "≥ ", MOST: "≤ "}
 """Source of an estimate -> the sign before its number."""
+FORECAST = "≥ and ≤: forecast, bounds by arithmetic that a real device does not reach"
 _SOURCES = {
     MEASURED: "no sign: measured, median with its interval",
     COUNTED: "~: counted in a dry run of the same code",
-    LEAST: "≥ and ≤: forecast, bounds by arithmetic that no real device reaches",
+    LEAST: FORECAST,
+    MOST: FORECAST,
 }
 _COSTS = ("tpot_s", "tokens_s", "peak_total")
 
@@ -282,8 +284,12 @@ def _names(methods: Sequence[str]) -> str:
 
 def _notes(setting: Setting, options: Sequence[Option], losses: Sequence[ScoreLoss]) -> list[Note]:
     sources = {estimate.source for option in options for estimate in option.known.values()}
-    signs = [words for source, words in _SOURCES.items() if source in sources]
+    signs = [*dict.fromkeys(words for source, words in _SOURCES.items() if source in sources)]
     notes = [Note("; ".join(signs) + ".", Rank.MARK)] if signs else []
+    if any(option.step_s or option.speed_up for option in options):
+        notes.append(
+            Note("ms/token, tokens/s and speed-up are of decoding: every method prefills the whole prompt before.")
+        )
     alike: dict[str, list[str]] = {}
     for loss in losses:
         entries = any(option.key in loss.lost and option.key[-1].startswith("entries") for option in options)

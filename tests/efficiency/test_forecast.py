@@ -4,8 +4,11 @@ hand, and with `--memory` what the very prompts hold."""
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +22,7 @@ from tests.cli.setting import CHECKOUT, verb
 from tests.each import each
 from tests.run.setting import done
 
+ROOT = Path(__file__).parents[2]
 ASKED = ["scenario=efficiency", "model=qwen2_5_vl_7b", "method=snapkv", "budget=10%", "lengths=[2048,32768]"]
 ASKED += ["repeats=3", "new_tokens=16"]
 H100 = {"memory": 80 * 2**30, "bandwidth": 3.35e12, "rate": 7e14}
@@ -55,7 +59,38 @@ def test_the_command_loads_no_torch_and_says_what_is_done(tmp_path):
     told = json.loads(document)
     assert (told["passes"], told["missing"], len(told["cells"])) == (16, 16, 2)
     assert [one["tokens"] for one in told["forecast"]["datasets"]] == [2048, 32768]
-    assert any("may fit" in line for line in text) and not (tmp_path / "rows").exists()
+    assert any("largest batch on 80 GiB" in line for line in text) and not (tmp_path / "rows").exists()
+
+
+def test_what_a_budget_gives_a_service_is_computed_by_hand(tmp_path, capsys):
+    """Of Qwen2.5-VL-7B at 16 sequences: time, rate, peak and the largest batch, from its numbers of parameters, 28 layers of 4 KV
+    heads of 128 and the device's bandwidth; the lines are full's first, and carry the sign of a bound."""
+    words = [*ASKED, "batch=[1,16]", "lengths=32768", f"out={tmp_path}/rows"]
+    assert verb("plan")([*words, "--bandwidth", "3350", "--device-memory", "80", "--json"]) == 0
+    *text, document = capsys.readouterr().out.splitlines()
+    lines = [line.split("|")[1:-1] for line in text if line.startswith("| ")]
+    assert [[cell.strip() for cell in line[:3]] for line in lines[1:]] == [
+        [*cell, batch] for batch in ("1", "16") for cell in (("full", "all"), ("snapkv", "10%"))
+    ]
+    assert lines[3][6].strip() == "≥ 47.4" and "prefills the whole prompt" in "".join(text)
+    told = {(one["budget"], one["batch"], one["name"]): one for one in json.loads(document)["deployment"]}
+    held, read, kv = 2 * 8_292_166_656, 2 * 7_070_619_136, 28 * 4 * 128 * 2 * 2
+    activations = 32768 * (3 * 18944 + 2 * 3584) * 2
+    prompt = {"all": 32768 * kv, "10%": (27 * 3276 + 32768) * kv / 28}
+    for budget, kept in (("all", 32768), ("10%", 3276)):
+
+        def peak(batch, budget=budget, kept=kept):
+            ended = (kept + 16) * kv
+            joined = batch * (kept * kv + ended / 28) if batch > 1 else 0
+            return held + max(batch * ended, joined, prompt[budget] + activations + (batch - 1) * kept * kv)
+
+        largest = next(batch for batch in range(1, 10_000) if peak(batch + 1) > 80 * 2**30)
+        for batch in (1, 16):
+            seconds = (read + batch * kept * kv) / 3.35e12
+            expected = {"step_s": seconds, "tokens_s": batch / seconds, "nbytes": peak(batch), "largest": largest}
+            found = {name: told[budget, batch, name]["value"] for name in expected}
+            assert found == pytest.approx(expected) and told[budget, batch, "nbytes"]["source"] == "forecast, at least"
+    assert told["10%", 16, "speed_up"]["value"] == pytest.approx((read + 16 * 32768 * kv) / (read + 16 * 3276 * kv))
 
 
 @pytest.mark.full
@@ -83,7 +118,7 @@ def test_a_forecast_of_a_batch_is_computed_by_hand(tmp_path):
     )  # layers, KV heads, head size, K and V, bytes
     for line, one, kept in zip(batch.lines, alone.lines, (32768, 3276), strict=True):
         assert (line.kept, line.kv, line.read) == (kept, 16 * kept * kv, read + 16 * kept * kv)
-        assert line.ms == pytest.approx(1000 * line.read / 3.35e12) and line.batch == one.batch
+        assert line.ms == pytest.approx(1000 * line.read / 3.35e12) and line.batch == one.batch > 16
     full, few = batch.lines
     assert few.speed_up == pytest.approx(full.ms / few.ms) and few.speed_up > 2 > alone.lines[1].speed_up
     activations = 32768 * (3 * 18944 + 2 * 3584) * 2
@@ -109,8 +144,19 @@ def test_memory_of_a_batch_is_near_to_what_its_passes_hold(way, tmp_path, capsys
     ]
     words += [f"batch_prefill={way}", f"out={tmp_path}/rows", "model.device=cpu"]
     assert verb("plan")([*words, "--memory", "--json"]) == 0
-    forecasts = json.loads(capsys.readouterr().out.splitlines()[-1])["memory"]["cells"]
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    forecasts = told["memory"]["cells"]
+    assert {one["source"] for one in told["deployment"] if one["name"] == "nbytes"} == {"dry run"}
     done(tmp_path / "rows", *words, "repeats=1")
+    assert verb("plan")([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])["deployment"]
+    assert {one["source"] for one in told if one["name"] in ("step_s", "tokens_s", "nbytes")} == {"measured"}
+    assert verb("plan")([*words, "--bandwidth", "100", "--json"]) == 0
+    *text, document = capsys.readouterr().out.splitlines()
+    assert {one["source"] for one in json.loads(document)["deployment"] if one["name"] == "step_s"} == {
+        "forecast, at least"
+    }
+    assert any("were measured on cpu, not on the device" in line for line in text)
     store = Store(tmp_path / "rows")
     method = {row["cell"]: row["method"] for row in store.cells().to_pylist()}
     rows = [row for row in store.timings().to_pylist() if row["repeat"] is None and row["phase"] == "total"]
@@ -158,3 +204,14 @@ def test_a_mistake_is_told_in_one_sentence(words, sentence, tmp_path, capsys, mo
     assert verb("plan")([*ASKED, *words]) == 2
     printed = capsys.readouterr()
     assert sentence in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+def test_the_page_on_deploying_shows_what_its_commands_print(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))  # no device was measured
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    printed = re.findall(r"```bash\nmmkv-bench plan (.*?)\n```.*?```text\n(.*?)```", page, re.DOTALL)
+    assert len(printed) == 2
+    for command, shown in printed:
+        assert verb("plan")(shlex.split(command)) == 0
+        assert shown in capsys.readouterr().out

@@ -47,8 +47,8 @@ def test_lines_of_7b_are_those_computed_by_hand(tmp_path):
     activations = 32768 * (3 * 18944 + 2 * 3584) * 2
     assert lines["64", "model"].needs == full.needs == found.held + 32768 * 57_344 + activations
     assert few.needs == pytest.approx(found.held + (27 * 64 + 32768) * 57_344 / 28 + activations)
-    # prompts of 32 K and their 32 tokens that fit beside the weights
-    assert full.batch == (80 * 2**30 - found.held) // (32_800 * 57_344) == 36
+    # prompts of 32 K whose caches fit beside the weights while the last one is prefilled
+    assert full.batch == (80 * 2**30 - found.held - activations) // (32_768 * 57_344) == 34
     assert any("kivi" in text and "--memory" in text for text in found.missing)
     # 200 prefills; 32 tokens of 6 cells of which all fit one batch of forks: weights once, entries each
     passes = 2 * (28 * 233_046_016 * 32768 + 544_997_376) + 4 * 28 * 28 * 128 * 32768 * 32769 // 2

@@ -21,7 +21,7 @@ from tests.run.setting import cell_of, done, responses
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-TASKS = ("run", "own_method", "papers", "efficiency", "looking", "verifying", "publishing", "python")
+TASKS = ("run", "own_method", "papers", "efficiency", "deploying", "looking", "verifying", "publishing", "python")
 PAGES = {"README": README, **{name: (ROOT / "docs" / f"{name}.md").read_text() for name in TASKS}}
 BLOCKS = [
     block

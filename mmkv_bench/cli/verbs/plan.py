@@ -15,7 +15,7 @@ from mmkv_bench.errors import ConfigError
 if TYPE_CHECKING:
     from mmkv_bench.efficiency.plan import EfficiencyPlan
     from mmkv_bench.forecast.forecast import Assumptions, Forecast
-    from mmkv_bench.forecast.memory import DryPrompt
+    from mmkv_bench.forecast.memory import CellPeaks, DryPrompt
     from mmkv_bench.plan.plan import Plan
 
 _UNITS = {"device_memory": 2**30, "bandwidth": 1e9, "matmul": 1e12}
@@ -47,6 +47,8 @@ def plan_options(parser: Parser) -> None:
         choices=("auto", "cpu", "cuda"),
         help="measure first what this machine's device reaches, keep it, and plan for it (loads torch; seconds)",
     )
+    scores = "rows of answers of the same model, for the score that each budget loses (scenario=efficiency)"
+    parser.lists({"scores": scores}, metavar="ROWS")
     parser.add_argument("--devices", action="store_true", help="list the devices that were measured, and stop")
     parser.add_argument(
         "--memory",
@@ -90,6 +92,10 @@ def plan(given: argparse.Namespace) -> int:
                 )
         document = _print_passes(plan_passes(config, outline=True), given, launcher)
     else:
+        if given.scores:
+            raise ConfigError(
+                "--scores stands beside times and bytes of budgets; add scenario=efficiency, or leave it out"
+            )
         document = print_plan(outline(config), launcher, given)
     if given.json:
         print(json.dumps(document))
@@ -128,7 +134,7 @@ def print_plan(
         "other_versions": older,
         "disk": asdict(disk),
         "lacking": [asdict(lack) for lack in lacks],
-        **(_memory(plan, forecasts) if given.memory else {}),
+        **(_memory(forecasts, *_peaks(plan, forecasts)) if given.memory else {}),
     }
 
 
@@ -136,33 +142,47 @@ def _print_passes(
     plan: EfficiencyPlan, given: argparse.Namespace, launcher: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Print the plan of scenario=efficiency, and return it as data."""
+    from mmkv_bench.cli.deployment import deployment_of
     from mmkv_bench.efficiency import forecast as passes
     from mmkv_bench.efficiency.run import missing
     from mmkv_bench.forecast.forecast import forecast
     from mmkv_bench.forecast.text import document, text
     from mmkv_bench.plan import preflight
     from mmkv_bench.store.store import Store
+    from mmkv_bench.tables.formats import write
 
     todo = missing(plan, Store(plan.out).timings(plan.names), list(plan.retry))
     forecasts = forecast(
         plan, passes.workloads_of(plan, todo), _assumptions(given, plan, launcher), passes.notes_of(plan)
     )
     lacks = preflight.weights_lacking(plan.model)
-    print("\n".join([passes.text(plan, todo), text(forecasts), *preflight.said(lacks)]))
-    return {
+    peaks: list[CellPeaks] = []
+    notes: list[str] = []
+    if given.memory:
+        peaks, notes = _peaks(plan, forecasts, passes.prompts(plan), plan.pass_config.new_tokens - 1)
+    tables = deployment_of(plan, forecasts, peaks, given.scores or ())
+    print("\n".join([passes.text(plan, todo), text(forecasts, write(tables, "md")), *preflight.said(lacks)]))
+    told = {
         **passes.document(plan, todo),
         "forecast": document(forecasts),
+        "deployment": [dict(record) for table in tables for record in table.records()],
         "lacking": [asdict(lack) for lack in lacks],
-        **(_memory(plan, forecasts, passes.prompts(plan), plan.pass_config.new_tokens - 1) if given.memory else {}),
     }
+    return told | (_memory(forecasts, peaks, notes) if given.memory else {})
 
 
-def _memory(
+def _peaks(
     plan: Plan, forecasts: Forecast, prompts: Sequence[DryPrompt] | None = None, reserve: int = 32
-) -> dict[str, Any]:
+) -> tuple[list[CellPeaks], list[str]]:
+    from mmkv_bench.forecast.memory import count_peaks  # torch
+
+    return count_peaks(plan, forecasts, prompts, reserve)
+
+
+def _memory(forecasts: Forecast, peaks: Sequence[CellPeaks], notes: Sequence[str]) -> dict[str, Any]:
+    """Print the peaks of a dry run, and return them as data."""
     from mmkv_bench.forecast import memory
 
-    peaks, notes = memory.count_peaks(plan, forecasts, prompts, reserve)
     print(memory.text(peaks, notes, forecasts.given.memory))
     return {"memory": memory.document(peaks, notes)}
 

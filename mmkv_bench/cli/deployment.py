@@ -1,0 +1,149 @@
+"""The deployment tables of `mmkv-bench plan scenario=efficiency`: what rows measured already, else a dry run, else forecasts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.config.schema import ONE_BY_ONE
+from mmkv_bench.efficiency.plan import TEXT, kind_of
+from mmkv_bench.forecast.device_speed import slug_of
+from mmkv_bench.forecast.roofline import MS, prefill_operations
+from mmkv_bench.tables.deployment import (
+    COUNTED,
+    LEAST,
+    MOST,
+    Estimate,
+    Measured,
+    Option,
+    ScoreLoss,
+    Setting,
+    deployment_table,
+    measured_options,
+    score_losses,
+)
+from mmkv_bench.tables.table import Note, Rank, Table
+from mmkv_bench.tables.text import number
+
+if TYPE_CHECKING:
+    from mmkv_bench.efficiency.plan import EfficiencyPlan
+    from mmkv_bench.forecast.forecast import DatasetForecast, Forecast
+    from mmkv_bench.forecast.memory import CellPeaks
+    from mmkv_bench.plan.cells import Cell
+    from mmkv_bench.tables.costs import Key
+
+
+def deployment_of(
+    plan: EfficiencyPlan, forecasts: Forecast, peaks: Sequence[CellPeaks], scores: Sequence[str]
+) -> list[Table]:
+    """A table for each kind and length of prompts, `full` first at each batch.
+
+    Args:
+        peaks: of a dry run, empty without one; scores: rows folders.
+
+    Raises:
+        ConfigError: a folder without scored rows.
+    """
+    losses = [loss for folder in scores for loss in _losses(folder)]
+    passes, notes = _measured(plan, forecasts)
+    counted = {(one.cell, one.tokens, one.visual_tokens > 0, one.batch): one for one in peaks if one.peaks}
+    tables = []
+    for (prompts, tokens), group in groupby(forecasts.datasets, lambda one: (one.dataset, one.tokens)):
+        options: dict[tuple[Key, int], Option] = {}
+        used: dict[Setting, Measured] = {}
+        for one in group:
+            way = plan.pass_config.batch_prefill if one.sequences > 1 else ONE_BY_ONE
+            here = {s: rows for s, rows in passes.items() if (s.prompts, s.tokens, s.way) == (prompts, tokens, way)}
+            measured = {(own.key, own.batch): own for rows in here.values() for own in rows.options}
+            used |= {
+                setting: rows for setting, rows in here.items() if any(o.batch == one.sequences for o in rows.options)
+            }
+            for cell in [cell for cell in plan.cells if cell.dataset == prompts]:
+                label = cell.method if cell.budget is None else f"{cell.method}@{cell.budget}"
+                label += f" {cell.reading}" if cell.reading not in (None, "paper") else ""
+                option = _option(cell, one, counted.get((label, tokens, kind_of(prompts) != TEXT, one.sequences)))
+                place = option.key, option.batch
+                options.setdefault(place, measured[place].over(option) if place in measured else option)
+        device = ", ".join({setting.device: None for setting in used} or [forecasts.given.device])
+        setting = Setting(plan.model.name, device, prompts, tokens, plan.pass_config.batch_prefill)
+        disturbed = [note for rows in used.values() for note in rows.notes]
+        further = [*notes, *disturbed, *_prefill(forecasts, tokens), *_ragged(plan.cells)]
+        tables.append(deployment_table(setting, [*options.values()], losses, forecasts.given.memory, further))
+    return tables
+
+
+def _option(cell: Cell, one: DatasetForecast, peak: CellPeaks | None) -> Option:
+    """A cell at the length and batch of a forecast. peak: of a dry run, in place of its bytes."""
+    line = next(
+        (line for line in one.lines if line.label == str(cell.budget or "full") and cell.method in line.methods), None
+    )
+    numbers: dict[str, Any] = {}
+    if line is not None:
+        numbers["nbytes"] = Estimate(line.needs, LEAST)
+        if line.batch is not None:
+            numbers["largest"] = Estimate(line.batch, MOST)
+        if line.ms is not None:
+            numbers["step_s"] = Estimate(line.ms / MS, LEAST)
+            numbers["tokens_s"] = Estimate(one.sequences * MS / line.ms, MOST)
+        if cell.budget is not None:
+            numbers["speed_up"] = Estimate(line.speed_up, MOST)
+    if peak is not None:
+        numbers["nbytes"] = Estimate(peak.largest, COUNTED)
+        if peak.largest_batch is not None:
+            numbers["largest"] = Estimate(peak.largest_batch, COUNTED)
+    amount = {"entries": cell.budget_entries, "fraction": cell.budget_fraction}.get(cell.budget_kind, "")
+    key = cell.model, cell.protocol, cell.base, cell.reading or "", cell.parameters, f"{cell.budget_kind} {amount}"
+    return Option(key, cell.method, str(cell.budget or "all"), one.sequences, **numbers)
+
+
+def _measured(plan: EfficiencyPlan, forecasts: Forecast) -> tuple[Mapping[Setting, Measured], list[Note]]:
+    """Passes of the plan's model in its folder, if they are all of one device, and of the one that is asked about."""
+    if not plan.out.is_dir():
+        return {}, []
+    given = forecasts.given
+    found = {s: rows for s, rows in measured_options(plan.out).items() if s.model == plan.model.name}
+    devices = dict.fromkeys(setting.device for setting in found)
+    asked = given.device.partition(" with ")[0] or (
+        None if given.bandwidth is None else "the device that --bandwidth gives"
+    )
+    name = next(iter(devices), "cpu")
+    same = asked in (None, slug_of(name, "cuda", 0)) or (name == "cpu" and asked.endswith("-threads"))
+    if not devices or (same and len(devices) == 1):
+        return found, []
+    words = f"Passes in {plan.out} were measured on {', '.join(devices)}, not on {asked or 'one device'}, and are not used; "
+    return {}, [Note(f"{words}`mmkv-bench tables {plan.out} --metric tpot_s,tokens_s,peak` prints them.", Rank.WARNING)]
+
+
+def _losses(folder: str) -> list[ScoreLoss]:
+    from mmkv_bench.tables.build import build
+    from mmkv_bench.tables.rows import load
+
+    return score_losses(build(load(folder)), folder)
+
+
+def _prefill(forecasts: Forecast, tokens: int) -> list[Note]:
+    """A note about the time before an answer, which no budget shortens."""
+    rate, decoder = forecasts.given.rate, forecasts.sizes.decoder
+    if rate is None or decoder is None:
+        return []
+    seconds = prefill_operations(decoder, tokens) / rate
+    return [Note(f"The prefill of one prompt takes at least {number(seconds)} s, whatever the budget.", Rank.MARK)]
+
+
+def _ragged(cells: Sequence[Cell]) -> list[Note]:
+    """A note about methods whose heads may keep different numbers of entries."""
+    names = dict.fromkeys(
+        cell.method
+        for cell in cells
+        if (allocator := cell.compressor.allocator) is not None and allocator.follows_prompt and cell.budget is not None
+    )
+    if not names:
+        return []
+    return [
+        Note(
+            f"{', '.join(names)}: heads or layers keep different lengths, which follow from the prompt. On a CUDA device in half "
+            "precision they lie without padding; elsewhere they are padded to the longest, and take more than a forecast says.",
+            Rank.MARK,
+        )
+    ]
