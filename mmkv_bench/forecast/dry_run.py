@@ -132,7 +132,7 @@ class DryModel:
         """
         place = self.counter.place
         given = self._text(types) if inputs is None else inputs
-        held = {name: self._held(value) for name, value in given.items()}
+        held = {name: self.made_up.hold(value, place) for name, value in given.items()}
         self.counter.restart()
         peaks = DryPeaks(self.counter, self.made_up)
         kinds = self.made_up.hold(types, place)
@@ -146,15 +146,6 @@ class DryModel:
             if getattr(text_model(self.model).rotary_emb, "mrope_section", None) is not None:
                 inputs["position_ids"] = torch.arange(types.shape[1]).expand(3, 1, -1)
         return inputs
-
-    def _held(self, value: Tensor) -> Tensor:
-        """Ids and grids with their numbers, pixels without."""
-        if not value.is_floating_point():
-            return self.made_up.hold(value, self.counter.place)
-        self.made_up.carries = False
-        pixels = torch.empty(value.shape, dtype=value.dtype, device=self.counter.place)
-        self.made_up.carries = True
-        return pixels
 
 
 @contextmanager

@@ -19,10 +19,11 @@ from mmkv_bench.devices.live_storages import LiveStorages
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.forecast.dry_run import DryModel, dry_model, prompt_types, without_numbers
 from mmkv_bench.generation import one_pass as phases
-from mmkv_bench.generation.encode import encode
+from mmkv_bench.generation.encode import encode, from_tensors
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.plan.stand_ins import StandIns
 from mmkv_bench.tiny.pages import make_sample
+from tests import zoo
 from tests.each import each
 
 CPU, TOKENS = torch.device("cpu"), 384
@@ -106,17 +107,22 @@ def test_a_dry_run_counts_what_a_real_one_holds():
 
 @pytest.mark.full
 def test_a_vision_tower_is_a_phase_that_counts_what_it_holds():
-    """The embedded model and a page."""
+    """The embedded model and a page; tiles of which the model leaves out those that are padding."""
     folder = files("mmkv_bench") / "tiny" / "weights"
     tiny = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="sdpa").eval()
     processor, page = AutoProcessor.from_pretrained(folder), make_sample("lookup", "large", "test", 0)
     content = [{"type": "image"}, {"type": "text", "text": page.question}]
     prompt = encode(processor, model_facts(tiny.config), "page", [{"role": "user", "content": content}], page.images)
-    held = counted("snapkv", tiny, prompt.inputs, prompt.types)
-    with dry_model(tiny.config, "float32", "sdpa", "cpu") as dry:
-        told = dry.peaks(compressor("snapkv"), BUDGET, prompt.types, prompt.inputs)
-    assert set(told) == set(held) == {*phases.PHASES}
-    assert {phase: round(told[phase] / held[phase], 1) for phase in held} == dict.fromkeys(held, 1.0)
+    tiles = zoo.model("smolvlm")
+    for of, given in (
+        (tiny, prompt),
+        (tiles, from_tensors("tiles", zoo.prompt("smolvlm"), model_facts(tiles.config))),
+    ):
+        held = counted("snapkv", of, given.inputs, given.types)
+        with dry_model(of.config, "float32", "sdpa", "cpu") as dry:
+            told = dry.peaks(compressor("snapkv"), BUDGET, given.types, given.inputs)
+        assert set(told) == set(held) == {*phases.PHASES}
+        assert {phase: round(told[phase] / held[phase], 1) for phase in held} == dict.fromkeys(held, 1.0)
 
 
 @pytest.mark.full

@@ -107,7 +107,12 @@ def test_tokens_are_those_of_plain_generate_on_a_picture_made_smaller_by_hand(ti
     assert over.fallback == [OVER] and over.entries_resident > over.entries_asked == 2 * heads
 
 
-MODELS = {"internvl3_2b": (448 * 3, 448 * 2), "qwen2_5_vl_7b": (840, 1120), "llava_v1_6_vicuna_7b": (900, 700)}
+MODELS = {
+    "internvl3_2b": (448 * 3, 448 * 2),
+    "qwen2_5_vl_7b": (840, 1120),
+    "llava_v1_6_vicuna_7b": (900, 700),
+    "smolvlm_256m": (900, 700),
+}
 
 
 def processed(name: str):

@@ -29,6 +29,8 @@ FAMILIES = (
     "llava_onevision_7b",
     "llava_video_7b",
     "internvl3_2b",
+    "smolvlm_256m",
+    "smolvlm2_2_2b",
     "llama_3_8b",
 )
 """One model of each family, by its name in conf/model."""
