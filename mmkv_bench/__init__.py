@@ -7,6 +7,7 @@ The public API, each imported when it is first used:
 - `evaluate(method="snapkv", budget=64)`: run a configuration, as the command does; the rows of its answers and scores.
 - `load_rows("runs/default")`: the rows of a store.
 - `make_table(rows)`: their tables, which print as the command prints them.
+- `plot(rows, "front")`: their pictures, as `mmkv-bench plot` draws them.
 - `paper_tables("mmshift_table01")`: tables of the papers, measured beside printed.
 """
 
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmkv_bench.api.attached_model import attach
+    from mmkv_bench.api.pictures import plot
     from mmkv_bench.api.rows import evaluate, load_rows, make_table, paper_tables
     from mmkv_bench.methods.registry import method
 
 __version__ = "0.2.0"
-__all__ = ["attach", "evaluate", "load_rows", "make_table", "method", "paper_tables"]
+__all__ = ["attach", "evaluate", "load_rows", "make_table", "method", "paper_tables", "plot"]
 
 _HOMES = {
     "attach": "mmkv_bench.api.attached_model",
@@ -29,6 +31,7 @@ _HOMES = {
     "make_table": "mmkv_bench.api.rows",
     "method": "mmkv_bench.methods.registry",
     "paper_tables": "mmkv_bench.api.rows",
+    "plot": "mmkv_bench.api.pictures",
 }
 
 

@@ -124,7 +124,7 @@ def near(name: str, allowed: Iterable[str]) -> list[str]:
         for one, text in names.items()
         if (ratio := difflib.SequenceMatcher(None, text, word).ratio()) >= _NEAR
         and (text[:1] == word[:1] or text in word or word in text)
-        and re.findall(r"\d+", text) == re.findall(r"\d+", word)
+        and sorted(re.findall(r"\d", text)) == sorted(re.findall(r"\d", word))
     }
     best = max(near.values(), default=0.0)
     return sorted((one for one in near if near[one] >= best - _ALIKE), key=lambda one: -near[one])[:3]

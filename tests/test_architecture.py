@@ -131,6 +131,7 @@ ARROWS = {
     },
     "api": {
         "calibrate",
+        "forecast",
         "compression",
         "config",
         "datasets",
@@ -148,6 +149,7 @@ ARROWS = {
         "tables",
     },
     "cli": {
+        "api",
         "consent",
         "calibrate",
         "slurm",

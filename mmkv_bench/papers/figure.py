@@ -17,7 +17,8 @@ from mmkv_bench.papers.judgement import FilledCell, FilledTable
 from mmkv_bench.papers.margins import NOT_COMPARABLE, WORDS
 from mmkv_bench.papers.measurement import PLANNED
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS
-from mmkv_bench.tables.figure import looks_of, save
+from mmkv_bench.tables.figure import save
+from mmkv_bench.tables.palette import Look, looks
 from mmkv_bench.tables.table import COLOURS, VERDICTS, signed
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _curves(table: FilledTable) -> dict[str, Figure]:
     return {"": _legend(figure)}
 
 
-def _line(axes: Axes, cells: Sequence[FilledCell], label: str, styles: Mapping[str, tuple[str, str]]) -> None:
+def _line(axes: Axes, cells: Sequence[FilledCell], label: str, styles: Mapping[str, Look]) -> None:
     """Draw one row: a line with its band of intervals, or a level where one cell stands for all."""
     colour, shape = styles[label]
     points = [(_place(one.cell.address)[0], one.measured) for one in cells]
@@ -234,9 +235,11 @@ def _title(table: FilledTable, figure: Figure) -> None:
     figure.suptitle(wrapped, fontsize=_SMALL, color="#555555")
 
 
-def _styles(table: FilledTable) -> dict[str, tuple[str, str]]:
-    """Return colour and marker of every row's label."""
-    return looks_of({table.layout.rows[one.cell.row].label: one.cell.address.method.base for one in table.cells})
+def _styles(table: FilledTable) -> dict[str, Look]:
+    """Return the look of every row's label: that of its method, which papers spell their own way."""
+    names = {table.layout.rows[one.cell.row].label: one.cell.address.method.name for one in table.cells}
+    given = looks(names.values())
+    return {label: given[name] for label, name in names.items()}
 
 
 def _place(at: Address) -> tuple[float | None, str]:

@@ -8,13 +8,9 @@ from typing import Any
 
 from mmkv_bench.report.fields import byte_words, number, rank_words
 from mmkv_bench.report.scores import FamilyRanks, ScoreLine, ScoreView, cost_value
+from mmkv_bench.tables.palette import COLOURS, GREY, MARKERS, Look
 from mmkv_bench.tables.text import axis_words
 
-# Okabe and Ito's colours, told apart with every common colour vision; shapes and dashes repeat the distinction.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#a07a1f", "#8a63c9")
-SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star", "pentagon", "hexagon")
-DASHES = ("solid", "dash", "dot", "dashdot")
-GREY = "#8a8a8a"
 AXIS = {"automargin": True}
 MANY_NUMBERS = 400
 """Fields of a heat map above which the numbers are not written into them."""
@@ -31,18 +27,17 @@ def _figure(traces: Sequence[Mapping[str, Any]], **layout: Any) -> Figure:
 
 
 def _method_traces(
-    view: ScoreView, lines: Iterable[ScoreLine], places: Iterable[float], numbers: Mapping[str, int]
+    view: ScoreView, lines: Iterable[ScoreLine], places: Iterable[float], styles: Mapping[str, Look]
 ) -> list[dict[str, Any]]:
-    """A trace per method; its points are lines of the table. places: x of each line; numbers: of the methods' styles."""
+    """A trace per method; its points are lines of the table. places: x of each line; styles: of the methods."""
     points: dict[str, list[tuple[float, ScoreLine]]] = {}
     for line, x in zip(lines, places, strict=True):
         points.setdefault(line["label"], []).append((x, line))
     traces = []
-    for method in sorted(points, key=numbers.__getitem__):
+    for method in sorted(points):
         line_points = sorted(points[method], key=lambda point: point[0])
-        style = numbers[method]
-        colour = COLOURS[style % len(COLOURS)]
-        dash = DASHES[style // len(COLOURS) % len(DASHES)]
+        look = styles[method]
+        colour, marker = look.colour.replace("black", GREY), look.marker  # black is not seen on a dark page
         scores = [(line["value"] or 0.0, line["low"], line["high"]) for _, line in line_points]
         traces.append(
             {
@@ -59,8 +54,8 @@ def _method_traces(
                     "thickness": 1,
                     "width": 3,
                 },
-                "line": {"color": colour, "dash": dash, "width": 2},
-                "marker": {"symbol": SHAPES[style % len(SHAPES)], "size": 8, "color": colour},
+                "line": {"color": colour, "width": 2},
+                "marker": {"symbol": MARKERS.get(marker, marker), "size": 8, "color": colour},
                 "text": [view.hint(line) for _, line in line_points],
                 "hoverinfo": "text",
             }
@@ -68,7 +63,7 @@ def _method_traces(
     return traces
 
 
-def against_budget(view: ScoreView, numbers: Mapping[str, int]) -> Figure:
+def against_budget(view: ScoreView, styles: Mapping[str, Look]) -> Figure:
     """Scores of a table against the budget, on a logarithmic axis; methods without a budget are level lines."""
     scored = [line for line in view.lines if line["value"] is not None]
     budgets = [float(budget) for budget in view.budgets]
@@ -87,17 +82,17 @@ def against_budget(view: ScoreView, numbers: Mapping[str, int]) -> Figure:
         if not line["budget"]
     ]
     budgeted = [line for line in scored if line["budget"]]
-    traces = _method_traces(view, budgeted, (float(line["budget"]) for line in budgeted), numbers)
+    traces = _method_traces(view, budgeted, (float(line["budget"]) for line in budgeted), styles)
     words = [view.budget_words(budget).removesuffix(" entries") for budget in view.budgets]
     axis = AXIS | {"type": "log", "title": {"text": axis_words(view.axis)}, "tickvals": budgets, "ticktext": words}
     return _figure([*level, *traces], height=520, xaxis=axis, yaxis=AXIS | {"title": {"text": view.metric}})
 
 
-def against_cost(view: ScoreView, cost: str, numbers: Mapping[str, int]) -> Figure:
+def against_cost(view: ScoreView, cost: str, styles: Mapping[str, Look]) -> Figure:
     """Scores of a table against `bytes` or `token` (seconds)."""
     costs = [(line, cost_value(line, cost)) for line in view.lines if line["value"] is not None]
     lines, values = zip(*((line, value) for line, value in costs if value is not None), strict=True)
-    traces = _method_traces(view, lines, values, numbers)
+    traces = _method_traces(view, lines, values, styles)
     words = "bytes held" if cost == "bytes" else "seconds per token"
     axis: dict[str, Any] = AXIS | {"type": "log", "title": {"text": words}}
     if cost == "bytes":
@@ -136,8 +131,8 @@ def rank_intervals(ranks: FamilyRanks) -> Figure:
             "mode": "markers",
             "x": middles,
             "y": [*range(count - 1, -1, -1)],
-            "error_x": {"type": "data", "array": halves, "thickness": 5, "width": 0, "color": COLOURS[0]},
-            "marker": {"color": COLOURS[0], "size": 9},
+            "error_x": {"type": "data", "array": halves, "thickness": 5, "width": 0, "color": COLOURS["blue"]},
+            "marker": {"color": COLOURS["blue"], "size": 9},
             "hoverinfo": "text",
             "text": [
                 f"{method}: mean {rank_words(mean, '.1f')} over {word}"

@@ -16,6 +16,7 @@ from mmkv_bench.tables.cost_rows import KNOWN
 from mmkv_bench.tables.costs import CostEntry, CostTable
 from mmkv_bench.tables.dataset_groups import TaskRanks, families, headlines, ranks_over
 from mmkv_bench.tables.notes import predicts_nothing, score_notes
+from mmkv_bench.tables.palette import Look, looks
 from mmkv_bench.tables.rows import CONTEXT
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
 from mmkv_bench.tables.score_text import SHORT, record
@@ -166,10 +167,9 @@ class ScoreViews:
         """Lines of all tables."""
         return [line for view in self.views for line in view.lines]
 
-    def styles(self) -> dict[str, int]:
-        """Method -> the number of its colour, shape and dash: the same in every chart."""
-        methods = {line["label"] for line in self.lines}
-        return {method: place for place, method in enumerate(sorted(methods, key=lambda name: text_field(name)[1]))}
+    def styles(self) -> dict[str, Look]:
+        """Return label -> look of its lines, the same in every chart."""
+        return looks(line["label"] for line in self.lines)
 
     def join_passes(self, tables: Sequence[CostTable]) -> list[str]:
         """Times of passes (`scenario=efficiency`), of any store, to lines without a time of their own; model, method, reading,

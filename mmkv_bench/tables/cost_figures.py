@@ -11,7 +11,8 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.cost_rows import Cost
 from mmkv_bench.tables.costs import TIMED, CostEntry, CostTable, Key, cell_key, cost_tables
-from mmkv_bench.tables.figure import band, canvas, legend_below, log2_axis, looks, point_style, small_print
+from mmkv_bench.tables.figure import band, canvas, legend_below, log2_axis, point_style, small_print
+from mmkv_bench.tables.palette import Look, looks
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.score_table import Line, ScoreTable
 from mmkv_bench.tables.text import caption, cell_words, context_words, line_label, number, unit_of
@@ -45,7 +46,7 @@ def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
             f"These rows have no {cost.name} against a length: run scenario=efficiency with lengths=[2048,8192,...] first"
         )
     every = [table for group in panels.values() for table in group]
-    styles = looks(method for table in every for method in table.methods)
+    styles = looks(method.label for table in every for method in table.methods)
     values = [row[cost.key].value for table in every for row in table.entries.values() if cost.key in row]
     scale = unit_of(cost.unit, [value for value in values if value is not None])
     n_columns = min(len(panels), _COLUMNS)
@@ -70,7 +71,7 @@ def _draw_lengths(
     tables: Sequence[CostTable],
     cost: Cost,
     scale: tuple[float, str],
-    styles: Mapping[str, tuple[str, str]],
+    styles: Mapping[str, Look],
 ) -> None:
     size, unit = scale
     lines: dict[tuple[str, str], Line] = {}
@@ -257,7 +258,7 @@ def front_figure(fronts: Sequence[Front]) -> Figure:
         raise ConfigError("There is no table of scores to draw: name rows that are scored.")
     tables = list({id(front.table): front.table for front in fronts}.values())
     costs = list(dict.fromkeys(front.cost.key for front in fronts))
-    styles = looks(point.method for front in fronts for point in front.points)
+    styles = looks(point.method.label for front in fronts for point in front.points)
     size = (max(5.0 * len(costs), 7.6), 4.1 * len(tables) + 0.9)
     figure, panels = canvas(len(tables), len(costs), size, sharey="row")
     for front in fronts:
@@ -271,7 +272,7 @@ def front_figure(fronts: Sequence[Front]) -> Figure:
     return figure
 
 
-def _draw_front(axes: Axes, front: Front, styles: dict[str, tuple[str, str]]) -> None:
+def _draw_front(axes: Axes, front: Front, styles: Mapping[str, Look]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     size, unit = unit_of(front.cost.unit, [point.x for point in front.points])

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.tables.figure import COLOURS, SHAPES, canvas, log2_axis, plain
+from mmkv_bench.tables.figure import canvas, log2_axis, plain
+from mmkv_bench.tables.palette import COLOURS as HUES
+from mmkv_bench.tables.palette import MARKERS, looks
 from mmkv_bench.tables.rows import choose
 from mmkv_bench.tables.score_table import AXES
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+COLOURS = tuple(HUES.values())
 
 BESIDE = {"prefix_search": "lorenz"}
 """Analysis -> another one that its figure shows too, where the same samples have it."""
@@ -122,7 +126,7 @@ def diagnostic_figure(panels: Sequence[Panel]) -> Figure:
 
 
 def _look(place: int) -> dict[str, Any]:
-    return {"color": COLOURS[place % len(COLOURS)], "marker": SHAPES[place % len(SHAPES)]}
+    return {"color": COLOURS[place % len(COLOURS)], "marker": tuple(MARKERS)[place % len(MARKERS)]}
 
 
 def _some(layers: Sequence[int]) -> list[int]:
@@ -182,11 +186,13 @@ def _coverage(axes: Sequence[Axes], panel: Panel) -> None:
     if len(full):
         each.axhline(full["value"].mean(), color="black", linestyle="--", linewidth=1.4, label="full")
     names = methods["part"].astype(str).str.replace(r"@[^ ]*", "", regex=True)
-    for place, (method, line) in enumerate(methods.groupby(names, sort=True)):
-        by = line.groupby("budget")["value"]
-        each.plot(by.mean().index, by.mean(), markersize=6, linewidth=1.6, label=method, **_look(place))
+    styles = looks(map(str, names.unique()))
+    for method, line in methods.groupby(names, sort=True):
+        by, look = line.groupby("budget")["value"], styles[str(method)]
+        style = {"color": look.colour, "marker": look.marker}
+        each.plot(by.mean().index, by.mean(), markersize=6, linewidth=1.6, label=method, **style)
         low, high = by.quantile(0.25), by.quantile(0.75)
-        each.fill_between(low.index, low, high, color=_look(place)["color"], alpha=0.15)
+        each.fill_between(low.index, low, high, color=look.colour, alpha=0.15)
     budgets = sorted(methods["budget"].unique())
     kind = "fraction" if (rows["budget_kind"] == "fraction").any() else "entries"
     log2_axis(each, budgets, [f"{budget:g}" for budget in budgets], AXES[kind])

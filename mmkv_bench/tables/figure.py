@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.notes import OVER
+from mmkv_bench.tables.palette import Look, looks
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.score_table import AXES, Entry, Line, ScoreTable
 from mmkv_bench.tables.text import caption, line_label, size_text
@@ -17,11 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart with every common colour vision; shapes repeat the distinction without colour.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F", "#5B3A8E")
-SHAPES = "osD^vP*X"
 FLASHCACHE = "flashcache"
-_FIXED = {BASELINE: ("black", "*"), "random": ("#7F7F7F", "x")}
 _DIFFERS_BY_PANEL = ("n=", "dataset_fingerprint=")
 
 
@@ -102,24 +99,6 @@ def save(figure: Figure, stem: Path, *, plain: bool = False) -> list[Path]:
     return paths
 
 
-def looks(methods: Iterable[Line]) -> dict[str, tuple[str, str]]:
-    """Label -> colour and marker of lines."""
-    return looks_of({method.label: method.base for method in methods})
-
-
-def looks_of(kinds: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Label -> colour and marker: black for `full`, grey for `random`, the others by name, 64 of them apart.
-
-    kinds: label -> family.
-    """
-    others = [label for label, base in sorted(kinds.items()) if base not in _FIXED]
-    styles = {label: _FIXED[base] for label, base in kinds.items() if base in _FIXED}
-    for place, label in enumerate(others):
-        turn, step = divmod(place, len(COLOURS))
-        styles[label] = COLOURS[step], SHAPES[(step + turn) % len(SHAPES)]
-    return styles
-
-
 def accuracy_figure(tables: Sequence[ScoreTable]) -> Figure:
     """Scores against the budget: one panel per table, with a common score axis and one legend.
 
@@ -127,7 +106,7 @@ def accuracy_figure(tables: Sequence[ScoreTable]) -> Figure:
     Raises ConfigError when a table has no budgets, when kinds differ, or when a cell has no headline.
     """
     _check(tables)
-    styles = looks([method for table in tables for method in table.methods if method.budgeted])
+    styles = looks(method.label for table in tables for method in table.methods if method.budgeted)
     figure, panels = canvas(1, len(tables), (5.2 * max(len(tables), 2) - 0.4, 4.6), sharey=True)
     for panel, table in zip(panels, tables, strict=True):
         _draw_scores(panel, table, tables, styles)
@@ -152,9 +131,7 @@ def _check(tables: Sequence[ScoreTable]) -> None:
         raise ConfigError("Budgets in entries and in fractions cannot share a figure: name tables of one kind.")
 
 
-def _draw_scores(
-    axes: Axes, table: ScoreTable, tables: Sequence[ScoreTable], styles: Mapping[str, tuple[str, str]]
-) -> None:
+def _draw_scores(axes: Axes, table: ScoreTable, tables: Sequence[ScoreTable], styles: Mapping[str, Look]) -> None:
     for method in table.methods:
         if not method.budgeted:
             _draw_level(axes, method, table.entries[method.label, ""])
@@ -210,7 +187,7 @@ def removal_figure(tables: Sequence[ScoreTable]) -> Figure:
             f"The rows hold no {FLASHCACHE} at budgets that are fractions; run variants of it with removal=largest, random and "
             "smallest (methods.flashcache.dba=false) at budget=[0.8,0.6,0.4,0.2]"
         )
-    styles = looks(method for table in drawn for method in table.methods if method.base == FLASHCACHE)
+    styles = looks(method.label for table in drawn for method in table.methods if method.base == FLASHCACHE)
     figure, panels = canvas(1, len(drawn), (max(5.0 * len(drawn), 6.4), 4.3), sharey=True)
     for axes, table in zip(panels, drawn, strict=True):
         full = next((table.entries[m.label, ""].value for m in table.methods if m.base == BASELINE), None)

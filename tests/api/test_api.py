@@ -19,7 +19,7 @@ from tests.cli.setting import CHECKOUT, verb
 from tests.run.setting import done
 
 PACKAGE = Path(mmkv_bench.__file__).parent
-NAMES = {"attach", "evaluate", "load_rows", "make_table", "method", "paper_tables"}
+NAMES = {"attach", "evaluate", "load_rows", "make_table", "method", "paper_tables", "plot"}
 BARE = ("lmms_eval", "hydra", "omegaconf", "wandb", "pandas", "pyarrow", "datasets", "scipy", "sklearn", "matplotlib")
 
 
@@ -162,3 +162,20 @@ def test_the_python_of_readme_and_docs_runs_as_it_stands(tmp_path, monkeypatch, 
     exec(compile(short.replace("limit=20", "limit=2"), "README.md", "exec"), seen)
     told = capsys.readouterr().out
     assert "snapkv@64" in told and "exact_match**" in told and "| snapkv" in told
+
+
+def test_plot_draws_what_the_command_draws_and_refuses_what_it_does_not_know(tmp_path):
+    from mmkv_bench import plot
+    from mmkv_bench.config.files import conf_dir
+    from mmkv_bench.tables.figure import save
+
+    rows = conf_dir().parent / "results" / "tiny" / "large"
+    figure = plot(load_rows(rows), methods=["snapkv", "mmshift"], budgets=[64, 128], dataset="pages_walk_large")
+    save(figure, tmp_path / "here", plain=True)
+    words = ["--methods", "snapkv,mmshift", "--budgets", "64,128", "--dataset", "pages_walk_large"]
+    assert verb("plot")(["budget", str(rows), *words, "--out", str(tmp_path / "there")]) == 0
+    assert [axes.get_title() for axes in figure.axes] == ["pages_walk_large"]
+    assert {line.get_label() for line in figure.axes[0].lines} >= {"snapkv", "mmshift"}
+    assert (tmp_path / "there.png").stat().st_size > 10_000
+    with pytest.raises(ConfigError, match="no option method; did you mean 'methods'"):
+        plot(rows, method="snapkv")

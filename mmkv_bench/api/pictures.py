@@ -1,0 +1,195 @@
+"""Pictures of rows: scores against budgets and costs, costs against the length of prompts, diagnostics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mmkv_bench.api.rows import StoredRows
+    from mmkv_bench.tables.cost_rows import Cost
+    from mmkv_bench.tables.score_table import ScoreTable
+
+AXES = ("entries", "fraction")
+OF_SCORES = ("budget", "front", "removal")
+
+
+@dataclass(frozen=True)
+class PlotRequest:
+    """What a picture shows of which rows; the names are the flags of `mmkv-bench plot`, None takes all or the usual one.
+
+    rows, costs: folders of rows; the second one of passes, for `front`.
+    """
+
+    kind: str
+    rows: Path
+    metric: str | None = None
+    dataset: Sequence[str] | None = None
+    protocol: Sequence[str] | None = None
+    reading: Sequence[str] | None = None
+    methods: Sequence[str] | None = None
+    budgets: Sequence[str] | None = None
+    cost: Sequence[str] | None = None
+    costs: Path | None = None
+    tokens: int | None = None
+    batch: int | None = None
+    prompts: str | None = None
+
+
+def plot(rows: str | Path | StoredRows, kind: str = "budget", **options: Any) -> Figure:
+    """Draw what `mmkv-bench plot <kind> <rows>` draws.
+
+    Args:
+        rows: a folder of rows, or rows as `load_rows` and `evaluate` return them (all of their folder is drawn).
+        kind: `budget`, `length`, `front`, `removal`, or the name of a diagnostic.
+        options: the flags of the command: metric, dataset, protocol, reading, methods, budgets, cost, costs, tokens, batch,
+            prompts. Names and budgets are one value or a list: `methods=["snapkv", "mmshift"]`, `budgets=[64, 128]`.
+
+    Raises:
+        ConfigError: an unknown option, or rows that hold nothing to draw.
+    """
+    allowed = [field.name for field in fields(PlotRequest)][2:]
+    for name in options:
+        if name not in allowed:
+            raise ConfigError(f"plot has no option {name}; {nearest(name, allowed)}")
+    given = {name: _listed(name, value) for name, value in options.items()}
+    folder = Path(getattr(rows, "folder", rows))  # type: ignore[arg-type]
+    return draw(PlotRequest(kind, folder, **given))[0]
+
+
+def _listed(name: str, value: Any) -> Any:
+    """Return an option as the command has it: lists of texts, a folder as a path."""
+    if name == "costs" and value is not None:
+        return Path(getattr(value, "folder", value))
+    if name in ("dataset", "protocol", "reading", "methods", "budgets", "cost") and value is not None:
+        return [str(one) for one in (value if isinstance(value, list | tuple) else [value])]
+    return value
+
+
+def draw(request: PlotRequest) -> tuple[Figure, list[str]]:
+    """Return the picture, and sentences on what is left out of it.
+
+    Raises:
+        ConfigError: filters of scores for a picture without scores, or rows that hold nothing to draw.
+    """
+    if request.kind not in OF_SCORES:
+        for flag, names in (("methods", request.methods), ("budgets", _numbers(request))):
+            if names:
+                raise ConfigError(
+                    f"--{flag} {','.join(names)} chooses among scores, and plot {request.kind} draws none; leave it out"
+                )
+    drawers = {"budget": _budget, "length": _length, "front": _front, "removal": _removal}
+    return drawers.get(request.kind, _diagnostic)(request)
+
+
+def _budget(request: PlotRequest) -> tuple[Figure, list[str]]:
+    from mmkv_bench.tables.figure import accuracy_figure
+
+    return accuracy_figure(_score_tables(request)), []
+
+
+def _removal(request: PlotRequest) -> tuple[Figure, list[str]]:
+    from mmkv_bench.tables.figure import removal_figure
+
+    axes = (*(request.budgets or ()), *_axes(request, "fraction"))
+    return removal_figure(_score_tables(replace(request, budgets=axes))), []
+
+
+def _diagnostic(request: PlotRequest) -> tuple[Figure, list[str]]:
+    from mmkv_bench.tables.diagnostic_figure import diagnostic_figure, panels
+
+    return diagnostic_figure(panels(request.rows, request.kind, request.dataset)), []
+
+
+def _length(request: PlotRequest) -> tuple[Figure, list[str]]:
+    from mmkv_bench.forecast.roofline import roofline_by_context
+    from mmkv_bench.store.store import Store
+    from mmkv_bench.tables.cost_figures import length_figure
+    from mmkv_bench.tables.costs import cost_tables, needed, set_limits
+
+    costs = _costs(request, ["tpot_s"])
+    if len(costs) > 1:
+        names = ", ".join(cost.name for cost in costs)
+        raise ConfigError(f"plot length draws one cost, got {names}; name one with --cost")
+    rows = request.rows
+    tables = [
+        table
+        for table in cost_tables(rows, (), beside=[*costs, *needed(costs)])
+        if (request.protocol or ["paper"])[0] == table.context["protocol"]
+        and table.axis in _axes(request, table.axis)
+        and (request.dataset is None or table.context["dataset"] in request.dataset)
+    ]
+    return length_figure(set_limits(tables, costs, roofline_by_context(Store(rows))), costs[0]), []
+
+
+def _front(request: PlotRequest) -> tuple[Figure, list[str]]:
+    from mmkv_bench.tables.cost_figures import front_figure, fronts
+
+    roots = list(dict.fromkeys([request.rows, request.costs or request.rows]))
+    costs = _costs(request, ["bytes", "tpot_s"])
+    drawn = fronts(_score_tables(request), costs, roots, request.tokens, request.batch, request.prompts)
+    left_out = [
+        f"not drawn against {front.cost.name}, which is not known of them ({front.table.dataset}): {', '.join(front.alone)}"
+        for front in drawn
+        if front.alone
+    ]
+    return front_figure(drawn), left_out
+
+
+def _costs(request: PlotRequest, usual: Sequence[str]) -> list[Cost]:
+    from mmkv_bench.tables.cost_rows import divided, refuse_unknown
+
+    names, costs = divided(request.cost or usual)
+    refuse_unknown(names, ())
+    return costs
+
+
+def _axes(request: PlotRequest, default: str) -> list[str]:
+    """The kinds of budgets that are asked for, or this one."""
+    return [name for name in request.budgets or () if name in AXES] or [default]
+
+
+def _numbers(request: PlotRequest) -> list[str]:
+    """The single budgets that are asked for."""
+    return [name for name in request.budgets or () if name not in AXES]
+
+
+def _score_tables(request: PlotRequest) -> list[ScoreTable]:
+    """The tables of scores: one of each dataset.
+
+    Raises:
+        ConfigError: a dataset with several, or none at all.
+    """
+    from mmkv_bench.tables.build import build
+    from mmkv_bench.tables.compare import narrowed
+    from mmkv_bench.tables.rows import load
+
+    tables = build(
+        load(request.rows),
+        datasets=request.dataset,
+        protocols=request.protocol or ["paper"],
+        readings=request.reading,
+        metrics=[request.metric] if request.metric else None,
+    )
+    tables = [table for table in tables if table.budgets and table.axis in _axes(request, table.axis)]
+    if request.methods or _numbers(request):
+        tables = [table for table in narrowed(tables, request.methods, _numbers(request) or None) if table.budgets]
+    for dataset in dict.fromkeys(table.dataset for table in tables):
+        several = [table for table in tables if table.dataset == dataset]
+        if len(several) > 1:
+            kinds = "; ".join(
+                f"{t.metric}, {t.axis}, reading={' and '.join(t.readings)}, model={t.context['model']}" for t in several
+            )
+            raise ConfigError(
+                f"The rows hold {len(several)} tables of {dataset} ({kinds}), and one is drawn: name --metric, --protocol, "
+                "--reading or --budgets"
+            )
+    if not tables:
+        raise ConfigError("The rows hold no table of scores with a budget of that kind, so there is nothing to draw")
+    return sorted(tables, key=lambda table: (request.dataset or [table.dataset]).index(table.dataset))
