@@ -176,13 +176,13 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
         return first, rest
     if "=" in first or first.startswith(("-", "~", "+")):
         return "run", list(arguments)
-    words = rephrased(arguments)
-    if all("=" in word for word in words):
-        raise ConfigError(f"{first!r} is no verb; write {command(PROGRAM, words)}")
     if answer := field_words.VERBS.get(first.lower().replace("_", "-")):
         raise ConfigError(
             f"{first!r} is no verb; {answer.format(words=''.join(f' {shlex.quote(word)}' for word in rest))}"
         )
+    words = rephrased(arguments)
+    if all("=" in word for word in words):
+        raise ConfigError(f"{first!r} is no verb; write {command(PROGRAM, words)}")
     clause = nearest(first, VERBS)
     if not clause.startswith(SIMILAR):
         clause = f"`{PROGRAM} --help` lists the verbs, and settings of a run are written key=value"

@@ -39,6 +39,8 @@ KEYS = _by_word(
     ("wandb.name wandb_name wandb.run_name run_name", "logger.name"),
     ("wandb.mode wandb_mode", "logger.mode"),
     ("hydra/launcher", "launcher"),
+    ("window_size method.window_size observation_window obs_window", "method.window"),
+    ("kernel_size method.kernel_size", "method.pool"),
     ("num_repeats n_repeats num_runs iterations num_iterations", "repeats"),
     ("partition slurm.partition slurm_partition queue", "hydra.launcher.partition"),
     ("account slurm.account slurm_account", "hydra.launcher.account"),
@@ -86,6 +88,10 @@ NAME_ANSWERS = {
     "method": _by_word(
         ("all *", "a run takes the methods that it names; on the embedded model `experiment=methods` has all of them"),
         (
+            "tova tovapress",
+            "scores of the library kvpress are run by `method=kvpress kvpress.press=TOVAPress`",
+        ),
+        (
             "none no null baseline original dense",
             "the cache without compression is `method=full`, and it runs beside every other method, too",
         ),
@@ -93,7 +99,10 @@ NAME_ANSWERS = {
     "dataset": _by_word(
         ("all *", "`mmkv-bench data list` lists the datasets; all of a benchmark are `dataset=milebench`"),
     ),
-    "model": _by_word(("all *", "a run takes one model; `mmkv-bench run --help` lists them")),
+    "model": _by_word(
+        ("all *", "a run takes one model; `mmkv-bench run --help` lists them"),
+        ("llavanext llavanext7b", "write `model=llava_v1_6_mistral_7b` or `model=llava_v1_6_vicuna_7b`"),
+    ),
 }
 """Group -> name -> answer."""
 
@@ -160,7 +169,10 @@ ANSWERS = _by_word(
         "tensor_parallel_size tensor_parallel tp tp_size parallelize",
         "a model larger than one device is divided by layers: write `model.device_map=auto`",
     ),
-    ("gpu_memory_utilization", "passes hold at most `scenario=efficiency memory_limit=8GiB`; write that" + _LEAVE[1:]),
+    (
+        "gpu_memory_utilization",
+        "passes hold at most `scenario=efficiency memory_limit=8GiB`; write that, or leave it out",
+    ),
     (
         "quantization quantize quant nbits n_bits bits kv_bits quant_bits kv_cache_dtype",
         "the cache is quantised by `method=kivi kivi.bits={digits}`, weights are not; write that, or leave it out",

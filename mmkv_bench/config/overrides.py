@@ -18,7 +18,7 @@ from mmkv_bench.config.field_words import NAME_ANSWERS
 from mmkv_bench.config.files import groups, options
 from mmkv_bench.config.names import tables
 from mmkv_bench.config.schema import LIST_GROUPS, SCHEMAS, accepts, allowed
-from mmkv_bench.errors import SIMILAR, ConfigError, near, nearest
+from mmkv_bench.errors import SIMILAR, ConfigError, folded, near, nearest
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -133,7 +133,7 @@ def check_option(group: str, name: str, extra: tuple[str, ...]) -> None:
 
 def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...]) -> str:
     """The clause about a name that a group does not have: what the field means by it, the groups that have it, or a near one."""
-    if answer := NAME_ANSWERS.get(group, {}).get(name.lower()):
+    if answer := NAME_ANSWERS.get(group, {}).get(folded(name) or name):
         return answer
     if others := [f"`{other}={name}`" for other in groups() if other != group and name in options(other, extra)]:
         return f"write {' or '.join(others)}"

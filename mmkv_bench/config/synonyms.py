@@ -33,8 +33,9 @@ def understood(override: Override, extra: tuple[str, ...]) -> Override:
     if word in KEYS and not (word in ("methods", "datasets") and isinstance(override.value(), Mapping)):
         mark = text[: len(text) - len(text.lstrip("+~"))]
         return understood(parse(f"{mark}{KEYS[word]}={value}"), extra)
-    if value.lower() in VALUES.get(key, {}):
-        return parse(f"{key}={VALUES[key][value.lower()]}")
+    same = VALUES.get(key, {})
+    if (text := ",".join(same.get(one.lower(), one) for one in value.split(","))) != value and same:
+        return parse(f"{key}={text}")
     return _renamed(override, extra) if key in groups() and not override.is_delete() else override
 
 

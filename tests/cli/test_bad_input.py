@@ -86,6 +86,7 @@ def nowhere(tmp_path, monkeypatch):
         (["plan", "-m", "budget=16,32"], "write `mmkv-bench plan 'budget=[16,32]'`"),
         (["plan", "--batch", "16"], "write `mmkv-bench plan scenario=efficiency batch=16`"),
         (["eval", "method=snapkv"], "write `mmkv-bench run method=snapkv`"),
+        (["methods"], "`mmkv-bench run --help` lists"),
         (["--list-tasks"], "`mmkv-bench run --help` lists"),
         (["report"], "for example `mmkv-bench report "),
         (["plan", "samples=[nope]"], "pages_small has none of these"),

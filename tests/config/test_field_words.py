@@ -37,8 +37,8 @@ def test_every_synonym_is_of_a_key_or_name_that_there_is():
     assert not taken & {*field_words.KEYS, *field_words.ANSWERS}
     for key in {*field_words.KEYS.values()} - {*groups()}:
         value = {"seed": 1, "limit": 1, "repeats": 1, "budget": 64, "logger.mode": "online"}.get(key, "x")
-        value = 1 if key.endswith(("_min", "_gb", "_node", "_task", "nodes")) else value
-        settings_compose([*(["launcher=slurm"] if key.startswith("hydra.") else []), f"{key}={value}"])
+        value = 1 if key.endswith(("_min", "_gb", "_node", "_task", "nodes", "window", "pool")) else value
+        settings_compose([*(["launcher=slurm"] if key.startswith("hydra.") else []), "method=snapkv", f"{key}={value}"])
     for key, values in field_words.VALUES.items():
         for value in {*values.values()}:
             compose([f"{key}={value}"])

@@ -68,6 +68,7 @@ def test_a_folder_is_a_model_only_where_it_lies(tmp_path, monkeypatch):
         ),
         ("dataset=demo", "write `experiment=demo`"),
         ("method=all", "`experiment=methods`"),
+        ("method=*", "`experiment=methods`"),
         ("compression_ratio=0.9", "write `budget=10%`"),
         ("compression_ratio=8", "write the share as `budget=10%`"),
         ("snapkv.window=8", "choose it with 'method=[mmshift,snapkv]'"),
