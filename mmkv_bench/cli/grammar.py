@@ -113,7 +113,7 @@ class Parser(argparse.ArgumentParser):
     def _with_defaults(self, words: list[str]) -> list[str]:
         """The words, with its value behind a flag that may stand alone: argparse would take the name that follows for it."""
         alone = {flag: action for action in self._actions if action.nargs == "?" for flag in action.option_strings}
-        pairs = zip(words, [*words[1:], ""], strict=True)
+        pairs = zip(words, [*words, ""][1:], strict=True)
         return [
             f"{word}={alone[word].const}" if word in alone and after not in (alone[word].choices or ()) else word
             for word, after in pairs
