@@ -190,14 +190,13 @@ def _longtable(grids: Sequence[Grid], setting: _Setting, caption: Sequence[str])
 
 
 def _header(grids: Sequence[Grid], setting: _Setting) -> list[str]:
-    grid, names = grids[0], []
-    for lines in _headings(grids, setting):
-        text = r" \\ ".join(map(escape, lines))
-        names.append(rf"\shortstack{{{text}}}" if len(lines) > 1 else text)
+    grid, widths = grids[0], _widths(grids, setting)
+    names = [_stacked(lines) for lines in _headings(grids, setting)]
     groups, rules, at = [""] * grid.labels, "", grid.labels + 1
     for name, columns in groupby(grid.groups):
         count = len(list(columns))
-        groups.append(rf"\multicolumn{{{count}}}{{c}}{{{escape(name)}}}")
+        lines = _broken(name, sum(widths[at - 1 : at - 1 + count]) - 2 * setting.gap, setting.size)
+        groups.append(rf"\multicolumn{{{count}}}{{c}}{{{_stacked(lines)}}}")
         rules += rf"\cmidrule(lr){{{at}-{at + count - 1}}}" if name else ""
         at += count
     above = [" & ".join(groups) + r" \\", rules] if grid.groups else []
@@ -208,15 +207,26 @@ def _headings(grids: Sequence[Grid], setting: _Setting) -> list[list[str]]:
     """The lines of every column's header."""
     if not setting.stacked:
         return [[name] for name in grids[0].header]
-    headings = []
-    for name, width in zip(grids[0].header, _widths(grids, setting), strict=True):
-        lines = [""]
-        for word in _words(name):
-            if lines[-1] and _width(lines[-1] + word.rstrip(), setting.size) > width - 2 * setting.gap:
-                lines.append("")
-            lines[-1] += word
-        headings.append([line.rstrip() for line in lines])
-    return headings
+    widths = _widths(grids, setting)
+    return [
+        _broken(name, width - 2 * setting.gap, setting.size)
+        for name, width in zip(grids[0].header, widths, strict=True)
+    ]
+
+
+def _broken(name: str, width: float, size: int) -> list[str]:
+    """The lines of a name that breaks between words where it is wider [points]."""
+    lines = [""]
+    for word in _words(name):
+        if lines[-1] and _width(lines[-1] + word.rstrip(), size) > width:
+            lines.append("")
+        lines[-1] += word
+    return [line.rstrip() for line in lines]
+
+
+def _stacked(lines: Sequence[str]) -> str:
+    text = r" \\ ".join(map(escape, lines))
+    return rf"\shortstack{{{text}}}" if len(lines) > 1 else text
 
 
 def _words(name: str) -> list[str]:

@@ -210,7 +210,8 @@ class ScoreTable:
     is printed for it (None: nobody expects it to);
     `free` is the share of the answers that no method can change (`audit.free_share`), `calibrations` says of each calibrated
     line what its artefacts were made of, `primary` is the study's primary endpoint, `versions` the versions by budget of lines
-    that have several (see `versions`), `cpus` how many cells were made beside which kind of CPU.
+    that have several (see `versions`), `cpus` how many cells were made beside which kind of CPU,
+    `letters` the fallbacks of all tables that it stands beside in one.
     """
 
     context: dict[str, str]
@@ -227,6 +228,7 @@ class ScoreTable:
     versions: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     primary: PrimaryEndpoint | None = None
     cpus: dict[str, int] = field(default_factory=dict)
+    letters: tuple[str, ...] = ()
     _comparable_at: dict[str, bool] = field(default_factory=dict, repr=False)
     _above_at: dict[str, frozenset[str]] = field(default_factory=dict, repr=False)
 
@@ -272,8 +274,9 @@ class ScoreTable:
 
     @cached_property
     def fallbacks(self) -> tuple[str, ...]:
-        """Names of the fallbacks that occur in the table, in order."""
-        return tuple(sorted({reason for entry in self.entries.values() for reason in entry.audit.fallbacks}))
+        """Names of the fallbacks that occur in the table, in order, or those that `letters` stand for."""
+        occurring = sorted({reason for entry in self.entries.values() for reason in entry.audit.fallbacks})
+        return self.letters or tuple(occurring)
 
     @cached_property
     def comparable(self) -> bool:

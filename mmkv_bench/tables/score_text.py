@@ -14,8 +14,9 @@ from mmkv_bench.statistics.intervals import ALPHA
 from mmkv_bench.statistics.metric_kinds import FIDELITY, MEASURES, lower_is_better
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import Pair, asked_pairs, better, comparisons, every_pair, separated_pairs
-from mmkv_bench.tables.notes import fidelity_notes, marks, score_notes
+from mmkv_bench.tables.notes import fidelity_notes, marks
 from mmkv_bench.tables.rows import Rows
+from mmkv_bench.tables.score_notes import score_notes
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
 from mmkv_bench.tables.text import caption, interval_text, line_label, p_value, score, signed, title
@@ -70,7 +71,7 @@ def _table(
 ) -> Table:
     columns = table.budgets or ("",)
     header = ["method", *(budget or "all" for budget in columns)]
-    grids = [Grid(header, [_row(table, method, columns, intervals) for method in table.methods])]
+    grids = [Grid(header, [row(table, method, columns, intervals) for method in table.methods])]
     if not table.comparable and len(table.common_ids):
         shown = [(line_label(m), [table.entry(m.label, b) for b in columns]) for m in table.methods]
         common = [[label, *(score(entry.common) if entry else "" for entry in entries)] for label, entries in shown]
@@ -102,7 +103,8 @@ def _table(
     )
 
 
-def _row(table: ScoreTable, method: Line, columns: Sequence[str], intervals: bool) -> list[GridCell | str]:
+def row(table: ScoreTable, method: Line, columns: Sequence[str], intervals: bool) -> list[GridCell | str]:
+    """The method's name and its cell at each budget."""
     if method.budgeted:
         return [line_label(method), *(_cell(table, method, budget, intervals) for budget in columns)]
     one = _cell(table, method, "", intervals, span=len(columns))

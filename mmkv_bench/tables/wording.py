@@ -43,7 +43,8 @@ def captioned(tables: Sequence[Table], caption: str | None) -> list[Table]:
         return list(tables)
     if len(tables) != 1:
         raise ConfigError(
-            f"--caption is of one table and there are {len(tables)}; choose one with --dataset, --metric or --protocol"
+            f"--caption is of one table and there are {len(tables)}; choose one with --dataset, --metric or --protocol, or "
+            "--join them"
         )
     return [replace(tables[0], title=caption, caption="", short="")]
 

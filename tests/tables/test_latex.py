@@ -11,7 +11,7 @@ from mmkv_bench.papers.judgement import fill
 from mmkv_bench.papers.layout import load
 from mmkv_bench.papers.table import render
 from mmkv_bench.tables import notes
-from mmkv_bench.tables.latex import escape, latex
+from mmkv_bench.tables.latex import PACKAGES, escape, latex
 from mmkv_bench.tables.table import Grid, GridCell, Note, Table
 from tests.cli.setting import verb
 from tests.latex import compiled
@@ -38,6 +38,18 @@ def test_marks_special_characters_and_many_tables_compile(tmp_path):
     paper = fill(load("mmshift_table01"), Evidence.of([]))
     said = compiled(render([paper, fill(load("prefixkv_table13"), Evidence.of([]))], "latex"), tmp_path)
     assert "Overfull \\hbox" not in said, "a wide table is made to fit"
+
+
+@pytest.mark.full
+def test_two_tasks_by_four_budgets_by_eight_methods_need_booktabs_alone_and_no_box_is_overfull(tmp_path, capsys):
+    names = [f"--name={line}=Our_{line} & {number}% \\x" for number, line in enumerate(("mmshift", "snapkv"))]
+    for number, words in enumerate(([], ["--no-interval", "--notes", "all"], ["--no-interval", "--notes", "none"])):
+        assert verb("tables")([str(TINY / "large"), "--join", "--format", "latex", *words, *names]) == 0
+        text = capsys.readouterr().out
+        alone = words[2:] == ["none"]
+        said = compiled(text, tmp_path, ["booktabs"] if alone else PACKAGES)
+        assert (text.splitlines()[0] == "% needs booktabs") >= alone and text.count(r"\multicolumn{4}{c}{") >= 2, number
+        assert "Overfull \\hbox" not in said and "Float too large" not in said
 
 
 @pytest.mark.full

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,18 @@ def test_lines_get_the_names_and_a_table_the_caption_that_a_reader_gives(root: P
     assert "did you mean 'mmshift'" in refusal(capsys, root, "--name", "mmshif=a")
     assert "random is another line" in refusal(capsys, root, "--name", "mmshift=random")
     assert "there are 4; choose" in refusal(capsys, root, "--caption", "One")
+
+
+def test_tasks_are_groups_of_columns_of_one_table(root: Path, capsys) -> None:
+    text = printed(capsys, root, "--join", "--no-interval", "--notes")
+    entries, fraction = re.sub(" +", " ", text).split("\n**lookup, walk3, exact_match**")
+    assert "| method | lookup 64 | walk3 64 |" in entries and "| mmshift | **0.83** a | **0.83** a |" in entries
+    assert "lookup 0.2" in fraction and "11/12 ok" in fraction and "walk3: " not in text, "all holds for both tasks"
+    written = printed(capsys, root, "--join", "--budgets", "64", "--format", "latex", "--notes", "none")
+    assert r" & \multicolumn{1}{c}{lookup} & \multicolumn{1}{c}{walk3} \\" in written
+    assert r"\cmidrule(lr){2-2}\cmidrule(lr){3-3}" in written and written.count("tabular}") == 2
+    assert "--join print two things" in refusal(capsys, root, "--join", "--ranks")
+    assert "--join prints scores alone" in refusal(capsys, root, "--join", "--pairs")
 
 
 def test_filters_keep_what_they_name(root: Path, capsys) -> None:

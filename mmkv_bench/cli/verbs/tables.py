@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from mmkv_bench.tables.cost_rows import Cost
     from mmkv_bench.tables.table import Table
 
-_OF_SCORES = ("groups", "pairs", "ranks", "methods", "budgets", "against")
-_NOT_CSV = ("groups", "ranks", "against", "caption")
+_OF_SCORES = ("groups", "pairs", "ranks", "join", "methods", "budgets", "against")
+_NOT_CSV = ("groups", "ranks", "join", "against", "caption")
+_ONE_THING = ("groups", "ranks", "join")
 STAND_INS = "standins"
 
 
@@ -45,6 +46,7 @@ def tables_options(parser: Parser) -> None:
     for flag, text in {
         "groups": "means over the groups of a benchmark's datasets (not csv)",
         "ranks": "ranks over all tasks, in place of the tables (not csv)",
+        "join": "tables of several tasks as one: tasks are groups of columns (not csv)",
         "no-interval": "scores without their intervals (not csv)",
         "pairs": "also the separated pairs (csv: all pairs, instead)",
     }.items():
@@ -62,6 +64,7 @@ def tables_options(parser: Parser) -> None:
         "mmkv-bench tables runs/demo --protocol strict --format latex",
         "mmkv-bench tables results/tiny/large --methods snapkv,keydiff --budgets 64,128 --against mmshift",
         "mmkv-bench tables results/tiny/methods --ranks",
+        "mmkv-bench tables results/tiny/large --join --no-interval --notes none --name mmshift=Ours --format latex",
         "mmkv-bench tables results/tiny/methods --format html > tables.html",
         "mmkv-bench tables results/tiny/ablations --metric fidelity",
         "mmkv-bench tables runs/speed --metric tpot_s,ttft_s,peak,bytes",
@@ -110,8 +113,11 @@ def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Se
     for name in _NOT_CSV if given.format == "csv" else ():
         if getattr(given, name):
             raise ConfigError(f"--{name} is for tables to read, not for csv; leave out --format csv")
-    if given.groups and given.ranks:
-        raise ConfigError("--groups and --ranks print two things; ask for them in two commands")
+    things = [name for name in _ONE_THING if getattr(given, name)]
+    if len(things) > 1:
+        raise ConfigError(f"--{things[0]} and --{things[1]} print two things; ask for them in two commands")
+    if given.join and (given.pairs or given.against):
+        raise ConfigError("--join prints scores alone; leave out --pairs and --against, or --join")
     if _fidelity_alone(given, names) and of_scores:
         single = ", ".join(sorted(among([GROUP])))
         raise ConfigError(f"--{of_scores[0]} is for tables of one metric; give --metric one or more of {single}")
@@ -134,6 +140,7 @@ def _score_tables(given: argparse.Namespace, metrics: Sequence[str]) -> list[Tab
         tables_of_groups,
         tables_of_ranks,
     )
+    from mmkv_bench.tables.joined import joined_tables
     from mmkv_bench.tables.rows import load
     from mmkv_bench.tables.score_text import tables_of_scores
 
@@ -151,6 +158,8 @@ def _score_tables(given: argparse.Namespace, metrics: Sequence[str]) -> list[Tab
         return tables_of_ranks(built)
     if given.groups:
         return tables_of_groups(group_tables(built, groups_of(rows), gate_configs(rows)), intervals=intervals)
+    if given.join:
+        return joined_tables(built, intervals=intervals)
     compare = bool(given.methods or given.against)
     return tables_of_scores(built, intervals=intervals, pairs=given.pairs, compare=compare, against=given.against)
 
