@@ -80,9 +80,7 @@ def _linked_lines(lines: list[str], table: ScoreTable, named: dict[str, None]) -
             entry = entries.get((fields[0], budget)) or entries[fields[0], ""]  # `full` has no budget
             name = entry.cells[0][:SHORT]
             named[name] = None
-            parts[place] = re.sub(
-                r"\d\.\d\d", lambda number, name=name: f"[{number[0]}][{name}]", parts[place], count=1
-            )
+            parts[place] = re.sub(r"\d\.\d\d", rf"[\g<0>][{name}]", parts[place], count=1)
         yield "|".join(parts)
 
 
