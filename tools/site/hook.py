@@ -17,8 +17,11 @@ TOP = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
+    "results/tiny/large/cells.md": "cells.md",
 }
 STYLE = ".doc-contents details p { white-space: pre-line; }\n"  # lists of class attributes, one a line
+WORKER = "assets/iframe-worker.js"
+DEFINITION = re.compile(r"^\[(?P<name>\w+)\]: (?P<target>\S+)\n", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)")
 PICTURE = re.compile(r"!\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 
@@ -37,6 +40,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     text = "# The rooms of the package\n\nMade from the docstrings.\n\n" + "\n".join(listed) + "\n"
     files.append(File.generated(config, "api/index.md", content=text))
     files.append(File.generated(config, "assets/site.css", content=STYLE))
+    files.append(File.generated(config, WORKER, content=(Path(__file__).parent / "iframe-worker.js").read_text()))
     config.nav = [*(entry for entry in config.nav if "API" not in entry), {"API": api_pages()}]
     return files
 
@@ -75,6 +79,8 @@ def on_page_markdown(markdown: str, page, config: MkDocsConfig, files: Files) ->
     def shown(found: re.Match[str]) -> str:
         return f"![{found['text']}]({found['target'].removeprefix('docs/')})"
 
+    targets = {found["name"]: found["target"] for found in DEFINITION.finditer(markdown)}
+    markdown = re.sub(r"\]\[(\w+)\]", lambda found: f"]({targets[found[1]]})", DEFINITION.sub("", markdown))
     parts = re.split(r"(^```.*?^```)", markdown, flags=re.MULTILINE | re.DOTALL)  # code stays as it is
     return "".join(part if part.startswith("```") else PICTURE.sub(shown, LINK.sub(linked, part)) for part in parts)
 
