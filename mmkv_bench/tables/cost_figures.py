@@ -12,7 +12,7 @@ from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.cost_rows import Cost
 from mmkv_bench.tables.costs import TIMED, CostEntry, CostTable, Key, cell_key, cost_tables
 from mmkv_bench.tables.figure import band, canvas, legend_below, log2_axis, point_style, small_print
-from mmkv_bench.tables.palette import Look, looks
+from mmkv_bench.tables.palette import MARKERS, Look, looks
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.score_table import Line, ScoreTable
 from mmkv_bench.tables.text import caption, cell_words, context_words, line_label, number, unit_of
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _STROKES = ("-", "--", "-.", ":")
+_AXES = {"entries": "entries", "fraction": "shares of the prompt", "none": "nothing"}
 _COLUMNS = 3
 _LETTERS = 13  # of the small print, in an inch
 _BANDS = 4
@@ -46,16 +47,19 @@ def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
             f"These rows have no {cost.name} against a length: run scenario=efficiency with lengths=[2048,8192,...] first"
         )
     every = [table for group in panels.values() for table in group]
-    styles = looks(method.label for table in every for method in table.methods)
+    styles = _line_styles(every)
+    axes_of = {key[:-1]: {other[-1] for other in panels if other[:-1] == key[:-1]} for key in panels}
     values = [row[cost.key].value for table in every for row in table.entries.values() if cost.key in row]
     scale = unit_of(cost.unit, [value for value in values if value is not None])
     n_columns = min(len(panels), _COLUMNS)
     n_rows = -(-len(panels) // n_columns)
     figure, grid = canvas(n_rows, n_columns, (max(5.2 * n_columns, 7.6), 4.3 * n_rows + 0.8), len(panels))
-    for axes, group in zip(grid, panels.values(), strict=False):
+    for axes, (key, group) in zip(grid, panels.items(), strict=False):
         _draw_lengths(axes, group, cost, scale, styles)
         kind = f", {group[0].shape['dataset']}" * (len({table.shape["dataset"] for table in every}) > 1)
-        axes.set_title(f"{group[0].context['model']}{kind}, batch {group[0].shape['batch']}", fontsize=11)
+        title = f"{group[0].context['model']}{kind}, batch {group[0].shape['batch']}"
+        title += f", budgets in {_AXES[group[0].axis]}" if len(axes_of[key[:-1]]) > 1 else ""
+        axes.set_title(title, fontsize=11)
     legend_below(figure, grid[: len(panels)])
     words = context_words(every[0].context, every[0].readings, [table.context for table in every])[1:]
     words += [f"device={name}" for name in dict.fromkeys(table.context["device"] for table in every)]
@@ -66,29 +70,41 @@ def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
     return figure
 
 
+def _line_styles(tables: Sequence[CostTable]) -> dict[tuple[str, str], dict[str, str]]:
+    """(Label, budget) -> colour of the method, marker and stroke: of no two lines the same, in whichever panels they are."""
+    methods = looks(method.label for table in tables for method in table.methods)
+    lines = {(table.axis, method.label, budget): None for table in tables for method, budget in table.lines()}
+    budgets = sorted({(axis, float(budget), budget) for axis, _, budget in lines if budget})
+    places = {budget: place for place, (_, _, budget) in enumerate(budgets)}
+    styles, markers = {}, [*MARKERS]
+    for _, label, budget in lines:
+        colour, shape = methods[label]
+        place = places.get(budget, 0)
+        marker = markers[(markers.index(shape) + place) % len(markers)] if shape in markers else shape
+        styles[label, budget] = {"color": colour, "marker": marker, "linestyle": _STROKES[place % len(_STROKES)]}
+    return styles
+
+
 def _draw_lengths(
     axes: Axes,
     tables: Sequence[CostTable],
     cost: Cost,
     scale: tuple[float, str],
-    styles: Mapping[str, Look],
+    styles: Mapping[tuple[str, str], Mapping[str, str]],
 ) -> None:
     size, unit = scale
     lines: dict[tuple[str, str], Line] = {}
     for table in tables:
         lines |= {(method.label, budget): method for method, budget in table.lines()}
-    budgets = sorted({budget for _, budget in lines if budget}, key=float)
     for place, (key, method) in enumerate(lines.items()):
-        colour, shape = styles[method.label]
+        colour = styles[key]["color"]
         entries = [(int(t.shape["prompt_tokens"]), t.entries.get(key, {}).get(cost.key), t) for t in tables]
         points = [(tokens, e, t) for tokens, e, t in entries if e is not None and e.value is not None]
         if not points:
             continue
-        stroke = "-" if not key[1] else _STROKES[budgets.index(key[1]) % len(_STROKES)]
         y = [e.value / size for _, e, _ in points if e.value is not None]
-        style = {"color": colour, "marker": shape, "linestyle": stroke}
         name = line_label(method) + (f", {key[1]}" if key[1] else "")
-        axes.plot([tokens for tokens, _, _ in points], y, markersize=7, linewidth=1.8, label=name, **style)
+        axes.plot([tokens for tokens, _, _ in points], y, markersize=7, linewidth=1.8, label=name, **styles[key])
         _intervals(axes, points, size, colour, place, len(lines))
         limits = [(tokens, t.limits.least[key] / size) for tokens, _, t in points if t.limits and key in t.limits.least]
         if cost.key == TIMED and limits:
@@ -149,13 +165,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Front:
-    """Points of one table against one cost. source: what the costs are of; alone: cells of the table without that cost."""
+    """Points of one table against one cost. source: what the costs are of; alone: cells of the table without that cost;
+    disturbed: what disturbed passes."""
 
     table: ScoreTable
     cost: Cost
     source: str
     points: tuple[Point, ...]
     alone: tuple[str, ...]
+    disturbed: tuple[str, ...] = ()
 
 
 def fronts(
@@ -212,6 +230,13 @@ def _front(table: ScoreTable, cost: Cost, answers: Sequence[CostTable], passes: 
             if (entry := other.entries[method.label, budget].get(cost.key)) is not None and entry.value is not None
         }
         front = _joined(table, cost, entries, source)
+        if front.points and tables is passes and cost.unit in ("seconds", "tokens/s"):
+            disturbed = dict.fromkeys(word for other in tables for word in other.disturbed)
+            counts = sorted({entry.n for entry in entries.values()})
+            repeats = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+            words = f"{source}, medians of {repeats} repeat{'s' * (counts[-1] > 1)}"
+            words += "" if any(point.x_low is not None for point in front.points) else ", too few for an interval"
+            return replace(front, source=words, disturbed=tuple(disturbed))
         if front.points:
             return front
     raise ConfigError(
@@ -268,7 +293,9 @@ def front_figure(fronts: Sequence[Front]) -> Figure:
         panel.set_ylabel(f"{table.dataset}\n{table.metric.replace('_', ' ')}", fontsize=10.5)
     legend_below(figure, panels)
     sources = dict.fromkeys(f"{front.cost.name}: {front.source}" for front in fronts)
-    small_print(figure, [caption(tables[0], tables), *sources], 125)
+    disturbed = dict.fromkeys(word for front in fronts for word in front.disturbed)
+    words = [f"disturbed: {', '.join(disturbed)}"] if disturbed else []
+    small_print(figure, [caption(tables[0], tables), *sources, *words], 125)
     return figure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +84,10 @@ def test_scores_and_costs_of_two_stores_are_joined_by_what_the_cells_are(tmp_pat
     assert {key for key, point in points.items() if not point.best} == {("keydiff", "0.1")}
     assert [(point.method.label, point.x) for point in time_front.points] == [("snapkv", 0.1), ("full", 0.3)]
     assert time_front.alone == ("keydiff at 0.1", "keydiff at 0.2", "snapkv at 0.2")
-    assert time_front.source == "passes of 64 prompt tokens, batch 2"
+    assert time_front.source == "passes of 64 prompt tokens, batch 2, medians of 3 repeats"
+    assert any(point.x_low is not None for point in time_front.points)
+    words = front_figure([bytes_front, time_front]).get_suptitle().replace("\n", " ")
+    assert "medians of 3 repeats" in words and "disturbed: clock held down" in words and not bytes_front.disturbed
 
 
 def test_points_are_drawn_one_a_cell_with_the_front_through_the_best(tmp_path):
@@ -125,3 +129,17 @@ def test_passes_of_several_batches_are_not_mixed(tmp_path):
     score, speed = scored(tmp_path / "score"), timed(tmp_path / "speed", STEPS)
     with pytest.raises(ConfigError, match="--batch 3: the passes have batch 2"):
         fronts(build(load(score)), divided(["tpot_s"])[1], [speed], tokens=64, batch=3)
+
+
+def test_panels_of_two_kinds_of_budgets_have_titles_and_lines_of_their_own(tmp_path):
+    whole = cost_tables(timed(tmp_path, STEPS), [KNOWN["tpot_s"]])
+    entries = [
+        replace(table, axis="entries", entries={(name, b and "64"): own for (name, b), own in table.entries.items()})
+        for table in whole
+    ]
+    figure = length_figure([*whole, *entries], KNOWN["tpot_s"])
+    titles = [axes.get_title() for axes in figure.axes if axes.get_visible()]
+    assert len(set(titles)) == 2 and titles[1].endswith("batch 2, budgets in entries")
+    lines = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines.values()}
+    assert {"snapkv, 64", "snapkv, 0.1", "full"} == set(lines) and len(looks) == 3
