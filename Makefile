@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site size check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -48,6 +48,7 @@ help:
 	@echo "make papers            every table of the papers, measured beside printed, into runs/papers_pages, docs/reproducibility.md, and the"
 	@echo "                       stand-ins of their layouts (results/tiny/papers)"
 	@echo "make site              docs, README and the API from docstrings as pages in site/, built offline"
+	@echo "make notebooks         run the notebooks and write their outputs into them: minutes"
 	@echo "make size              lines of code per room, words of README and docs, files that the first command and DictConfig pass through"
 	@echo "make check-export      are exported records (RECORDS=<folder>, or those of results/tiny/large) valid Every Eval Ever ones"
 	@echo "make check-platforms   does the lock install on Linux, macOS and Windows, Python 3.11 to 3.14; downloads nothing"
@@ -190,6 +191,9 @@ size: $(STAMP)
 site: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --clean -f tools/site/mkdocs.yml -d $(CURDIR)/site
 
+notebooks: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.notebooks
+
 # Downloads the wheel of every-eval-ever (for Python 3.12) to read its schema.
 check-export: $(STAMP)
 	$(BIN)/python tools/check_export.py $(RECORDS)
@@ -209,7 +213,7 @@ lock: $(STAMP)
 # An interrupted install leaves no stamp and is continued. The package itself is installed editable. TORCH_BACKEND=cpu takes
 # torch from PyTorch's own CPU wheels, which uv knows by that name; the lock's CUDA packages are then not installed.
 ifdef TORCH_BACKEND
-LOCKED := --torch-backend $(TORCH_BACKEND) -c requirements.lock -r pyproject.toml --extra dev --extra slurm --extra notebooks
+LOCKED := --torch-backend $(TORCH_BACKEND) -c requirements.lock -r pyproject.toml --extra dev --extra slurm
 else
 LOCKED := -r requirements.lock
 endif

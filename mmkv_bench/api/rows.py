@@ -171,7 +171,10 @@ def evaluate(
 
 
 class _Printed:
-    """Tables that a notebook shows as they print."""
+    """Tables that Python and notebooks show as they print."""
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_markdown_(self) -> str:
         return str(self)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +24,25 @@ FLASHCACHE = "flashcache"
 _DIFFERS_BY_PANEL = ("n=", "dataset_fingerprint=")
 
 
+@cache
+def _picture() -> type[Figure]:
+    """The class of all figures: matplotlib's, which notebooks show even where pyplot was never imported."""
+    from matplotlib.figure import Figure
+
+    class Picture(Figure):
+        def _repr_png_(self) -> bytes:
+            content = io.BytesIO()
+            self.savefig(content, format="png", dpi=100)
+            return content.getvalue()
+
+    return Picture
+
+
 def canvas(
     down: int, across: int, size: tuple[float, float], used: int | None = None, **axes: Any
 ) -> tuple[Figure, list[Axes]]:
     """A figure of `size` inches and its panels, row by row; those behind the first `used` are hidden."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    figure = _picture()(figsize=size, dpi=150, layout="constrained")
     panels = list(figure.subplots(down, across, squeeze=False, **axes).ravel())
     for panel in panels[used if used is not None else len(panels) :]:
         panel.set_visible(False)

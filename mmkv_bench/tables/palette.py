@@ -30,6 +30,10 @@ MARKERS = {
     "P": "cross",
     "*": "star",
     "X": "x",
+    "p": "pentagon",
+    "h": "hexagon",
+    "<": "triangle-left",
+    ">": "triangle-right",
 }
 """Marker in matplotlib -> symbol in plotly."""
 
@@ -65,32 +69,29 @@ _LISTED = {
 }
 
 
+_OTHERS = ("brown", "pink", "gold", "sky")  # hues of names that are not shipped
+
+
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """Return label -> look of the lines of a picture, no two alike among 64.
+    """Return label -> look of the lines of a picture, no two alike while a hue has markers left.
 
-    A shipped method has the look of its name. Any other label has one that its name decides: the hue of the method whose name it
-    begins with, else any; where another line of the picture has that look, the next free one.
+    A shipped method has the look of its name, whatever else is drawn. Any other label has the hue of the method whose name it
+    begins with, else one that its name decides; its marker is the next one that no shipped method and no line before it has.
     """
-    names = sorted(set(labels), key=lambda label: (_name(label) not in _LISTED, _hue(label) is None, label))
-    free = [Look(colour, marker) for marker in _MARKERS for colour in COLOURS.values()]
-    given: dict[str, Look] = {}
-    for label in names:
-        look = _LISTED.get(_name(label))
-        if look is None or look in given.values():
-            start = zlib.crc32(label.encode()) % len(free)
-            order = free[start:] + free[:start]
-            hue = _hue(label)
-            order.sort(key=lambda one: (one in given.values(), hue is not None and one.colour != hue))
-            look = order[0]
-        given[label] = look
+    labels = set(labels)
+    given = {label: _LISTED[label] for label in sorted(labels) if label in _LISTED}
+    for label in sorted(labels - set(given)):
+        start = zlib.crc32(label.encode())
+        hue = _hue(label) or COLOURS[_OTHERS[start % len(_OTHERS)]]
+        markers = [_MARKERS[(start // 8 + step) % len(_MARKERS)] for step in range(len(_MARKERS))]
+        taken = {*_LISTED.values(), *given.values()}
+        given[label] = next(
+            (look for marker in markers if (look := Look(hue, marker)) not in taken), Look(hue, markers[0])
+        )
     return given
-
-
-def _name(label: str) -> str:
-    return label.split(" ", maxsplit=1)[0].split("@", maxsplit=1)[0]
 
 
 def _hue(label: str) -> str | None:
     """Return the hue of the longest shipped name that a label begins with."""
-    begun = [name for name, look in _LISTED.items() if label.startswith(name) and look.colour in COLOURS.values()]
+    begun = [name for name in _LISTED if label.startswith(name)]
     return _LISTED[max(begun, key=len)].colour if begun else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mmkv_bench.config.files import options
 from mmkv_bench.tables.palette import COLOURS, GREY, looks
 
-DARK = "#1b1b1b"
+DARK = "#1e1e1e"
 
 
 def luminance(colour: str) -> float:
@@ -29,12 +29,16 @@ def test_a_shipped_method_has_one_look_in_every_picture_and_no_two_are_alike():
     assert len(set(every.values())) == len(every) >= 36
     for name in every:
         assert looks([name, "mine", "snapkv_wide (tuned)"])[name] == every[name]
-    assert looks(["snapkv (released)"])["snapkv (released)"] == every["snapkv"]
 
 
-def test_lines_of_ones_own_keep_away_from_shipped_looks_and_variants_have_the_hue_of_their_base():
-    names = [*options("method"), *(f"mine{number}" for number in range(20)), "mmshift_votes_2"]
-    given = looks(names)
-    assert len(set(given.values())) == len(names)
-    assert given["mmshift_votes_2"].colour == given["mmshift"].colour
-    assert looks(reversed(names)) == given
+def test_lines_of_ones_own_keep_their_hue_and_away_from_shipped_looks():
+    shipped = options("method")
+    others = [*(f"mine{number}" for number in range(12)), "mmshift (tuned)", "mmshift, 64", "full, 64", "full (paper)"]
+    given = looks([*shipped, *others])
+    assert len(set(given.values())) == len(given)
+    assert given["mmshift (tuned)"].colour == given["mmshift, 64"].colour == given["mmshift"].colour
+    assert given["full, 64"].colour == given["full (paper)"].colour == "black"
+    for label in others:
+        assert looks([label])[label].colour == given[label].colour
+        assert label[:4] != "mine" or given[label].colour not in (given["mmshift"].colour, given["snapkv"].colour)
+    assert looks(reversed([*shipped, *others])) == given
