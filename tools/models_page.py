@@ -61,7 +61,7 @@ def page() -> str:
         "Made by `make docs` from the files in `conf/model`; do not edit. `model=<name>` runs one of these;",
         "`model=hf model.path=<hub id or folder>` any other checkpoint of the same families, and `model=tiny`, the default,",
         "the embedded model of README.md. Weights: `model.weights=hub` (default: those of the repository, at the commit that",
-        "`model.revision` names, else at the newest, which rows record), `model.weights=<folder>` (a checkpoint's folder), or",
+        "`model.revision` names, else at the newest, which rows record), `model.weights=<folder>` (a checkpoint's folder, or a text model's `.gguf` file with the extra `gguf`), or",
         "`model.weights=random` (the true shape without a download; `model.layers=2` cuts it to two layers). Random answers",
         "mean nothing, and no table of scores is made of them.",
         "",
