@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mmkv_bench.checksums import digest_of
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.models.gguf import is_gguf
 
 _PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 _REPORTS = {"card.json"}  # what was measured of a model does not change what it answers
@@ -25,6 +26,8 @@ def model_files(folder: Path) -> list[Path]:
     Raises:
         ConfigError: no config.json, no weights in safetensors form, or an index of shards that are not in the folder.
     """
+    if is_gguf(folder):
+        return [folder]
     beside = {
         file for pattern in _PATTERNS for file in folder.glob(pattern) if file.is_file() and file.name not in _REPORTS
     }
@@ -47,12 +50,14 @@ def folder_fingerprint(folder: str | Path, cache: Path | None = None) -> str:
     replaced ones never taken for the old; a cache that cannot be written costs time only.
 
     Args:
-        folder: model folder; cache: cache folder, `cache_dir()` by default.
+        folder: model folder, or a GGUF file; cache: cache folder, `cache_dir()` by default.
 
     Raises:
         ConfigError: see `model_files`; a file that is written while it is read.
     """
     root = Path(folder)
+    if is_gguf(root):
+        return digest_of([("", root)], cache)[:16]  # by content: a file is the same under another name
     return digest_of(((file.relative_to(root).as_posix(), file) for file in model_files(root)), cache)[:16]
 
 
@@ -114,7 +119,7 @@ def sentence(path: str, revision: str | None, error: BaseException) -> str:
     """The sentence for a `path` that cannot be loaded, from the error of transformers or of the hub's client behind it."""
     what = f"model.path={path}"
     if path.startswith((".", "/", "~")) or os.path.exists(path):
-        if not Path(path).is_dir():
+        if not Path(path).is_dir() and not is_gguf(path):
             return f"{what} is not there; give the folder of a Hugging Face checkpoint, or a hub id"
     else:
         causes = list(_causes(error))

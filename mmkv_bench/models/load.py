@@ -17,7 +17,7 @@ from mmkv_bench.devices.requirements import check_meant
 from mmkv_bench.errors import ConfigError, GenerationTimeout, MMKVError, UnsupportedError, out_of_memory
 from mmkv_bench.families.facts import ModelFacts, model_facts, text_model
 from mmkv_bench.families.registry import apply_limits, families, family
-from mmkv_bench.models import files
+from mmkv_bench.models import files, gguf
 from mmkv_bench.models.chat_template import Template, check_media
 from mmkv_bench.models.files import cached_folder
 
@@ -57,6 +57,8 @@ def load_config(path: str, revision: str | None = None) -> Any:
     """
     try:
         config = _auto_config(path, revision)
+    except MMKVError:
+        raise
     except Exception as error:  # a config may say anything, and libraries raise what they like
         if out_of_memory(error):  # no fault of the folder
             raise
@@ -97,7 +99,7 @@ def load_model(
     """Load weights and processor.
 
     Args:
-        path: local folder or hub id; dtype: float32, bfloat16, float16, or auto for the checkpoint's own.
+        path: local folder, GGUF file or hub id; dtype: float32, bfloat16, float16, or auto for the checkpoint's own.
         attention: implementation to wrap (`stock`); the vision tower keeps transformers' default.
         device: auto, cpu or cuda; device_map: accelerate's, instead of `device`.
         min_pixels, max_pixels, video_max_pixels, frames: see `families.registry.apply_limits`.
@@ -112,15 +114,16 @@ def load_model(
     config = load_config(path, revision)
     where = device_of(device)
     multimodal = model_facts(config).multimodal
-    common = {"revision": revision, "trust_remote_code": False}
+    folder, file = gguf.location(path)
+    common = {"revision": revision, "trust_remote_code": False, **file}
     try:
-        processor = (AutoProcessor if multimodal else AutoTokenizer).from_pretrained(path, **common)
+        processor = (AutoProcessor if multimodal else AutoTokenizer).from_pretrained(folder, **common)
         apply_limits(processor, min_pixels, max_pixels, video_max_pixels, frames)
         loader = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
         model = loader.from_pretrained(
-            path,
+            folder,
             **common,
-            use_safetensors=True,
+            use_safetensors=None if file else True,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             device_map=device_map,
             disable_mmap=where.type == "cpu" and _fits(path, revision),
@@ -198,8 +201,9 @@ def device_of(setting: str) -> torch.device:
 def _auto_config(path: str, revision: str | None) -> Any:
     from transformers import AutoConfig
 
+    folder, file = gguf.location(path)
     try:
-        return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        return AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=False, **file)
     except ValueError as error:
         ours = [one for one in families().values() if one.classes_version is not None]
         named = [one for one in ours if one.model_type in str(error)]  # the model_type that transformers does not know

@@ -22,6 +22,7 @@ from mmkv_bench.models.files import (
     hub_folder,
     model_files,
 )
+from mmkv_bench.models.gguf import is_gguf
 from mmkv_bench.models.load import LoadedModel, device_of, load_config, load_model, quiet_transformers, set_up
 from mmkv_bench.models.shape import GENERATION, config_of, plain, values_of
 from mmkv_bench.models.video import DEFAULT_FRAMES
@@ -39,7 +40,7 @@ class Source:
 
     Attributes:
         kind: `hub`, `folder` or `random`, the column `weights` of the rows.
-        path: hub id or local folder; None for random weights.
+        path: hub id, local folder or GGUF file; None for random weights.
         settings: the run's `model` node.
     """
 
@@ -80,9 +81,10 @@ class Source:
             )
         if weights != HUB:
             folder = resolve_path(str(weights))
-            if not Path(folder).is_dir():
+            if not Path(folder).is_dir() and not is_gguf(folder):
                 raise ConfigError(
-                    f"model.weights={weights} is not a folder; allowed: hub, random, or the folder of a checkpoint; give one"
+                    f"model.weights={weights} is not a folder; allowed: hub, random, the folder of a checkpoint, or "
+                    "a GGUF file; give one"
                 )
             return cls(FOLDER, folder, model)
         if not model.path:
@@ -91,7 +93,7 @@ class Source:
                 "write model.path=<folder or id>, or model=tiny for the embedded model"
             )
         path = resolve_path(model.path)
-        return cls(FOLDER if Path(path).is_dir() else HUB, path, model)
+        return cls(FOLDER if Path(path).is_dir() or is_gguf(path) else HUB, path, model)
 
     @property
     def place(self) -> str:

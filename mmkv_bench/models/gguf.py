@@ -1,0 +1,54 @@
+"""Weights in one GGUF file (`model.weights=<file>.gguf`), read and dequantised by transformers."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mmkv_bench.errors import ConfigError, UnsupportedError
+
+SUFFIX = ".gguf"
+
+
+def is_gguf(path: str | Path) -> bool:
+    """Return True for a file that is there and is named as a GGUF file."""
+    return str(path).endswith(SUFFIX) and Path(path).is_file()
+
+
+def location(path: str) -> tuple[str, dict[str, Any]]:
+    """The folder or hub id that `from_pretrained` gets for a path, and the argument that names a GGUF file in it.
+
+    Raises:
+        ConfigError, UnsupportedError: see `check`.
+    """
+    if not is_gguf(path):
+        return path, {}
+    check(Path(path))
+    return str(Path(path).parent), {"gguf_file": Path(path).name}
+
+
+def check(file: Path) -> None:
+    """Refuse a GGUF file that cannot be a text model with its tokenizer.
+
+    Raises:
+        ConfigError: the package `gguf` is not installed, a file that cannot be read, or one without tokenizer.
+        UnsupportedError: the vision tower of a multimodal model.
+    """
+    if find_spec("gguf") is None:
+        raise ConfigError(f"{file} is a GGUF file and needs the package gguf; run: pip install 'mmkv-bench[gguf]'")
+    from gguf import GGUFReader
+
+    try:
+        fields = GGUFReader(file).fields
+        architecture = fields["general.architecture"].contents()
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{file} is no GGUF file that can be read ({reason}); copy or download it again") from error
+    if architecture == "clip":
+        raise UnsupportedError(
+            f"{file} holds the vision tower of a multimodal model, and only text models are read from GGUF files; give "
+            "the model's folder in Hugging Face format"
+        )
+    if "tokenizer.ggml.tokens" not in fields:
+        raise ConfigError(f"{file} has no tokenizer; give a GGUF file with one, or a folder in Hugging Face format")

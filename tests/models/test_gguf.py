@@ -1,0 +1,93 @@
+"""GGUF files: read and dequantised by transformers, identified by content, refused where they hold something else."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.models.source import Source
+from tests.families.shapes import node
+
+gguf = pytest.importorskip("gguf", reason="the package gguf is not installed (pip install 'mmkv-bench[gguf]')")
+WIDTH, HEADS, ROWS = 32, 4, 300
+
+
+def written(path, architecture="llama", tokenizer=True):
+    """A GGUF file of a narrow Llama of one layer, its attention's output quantised to Q8_0."""
+    import numpy as np
+
+    writer, draws = gguf.GGUFWriter(path, architecture), np.random.default_rng(0)
+    writer.add_block_count(1)
+    writer.add_context_length(128)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(2 * WIDTH)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_vocab_size(ROWS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    if tokenizer:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list([*(chr(0x100 + index) for index in range(ROWS - 1)), "\u0100\u0101"])
+        writer.add_token_types([1] * ROWS)
+        writer.add_token_merges(["\u0100 \u0101"])
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(1)
+        writer.add_chat_template("{% for m in messages %}{{ m['content'] }}{% endfor %}\u0103")
+    block = {
+        "attn_q": (WIDTH, WIDTH),
+        "attn_k": (WIDTH, WIDTH),
+        "attn_v": (WIDTH, WIDTH),
+        "attn_output": (WIDTH, WIDTH),
+    }
+    block |= {"ffn_gate": (2 * WIDTH, WIDTH), "ffn_up": (2 * WIDTH, WIDTH), "ffn_down": (WIDTH, 2 * WIDTH)}
+    block |= {"attn_norm": (WIDTH,), "ffn_norm": (WIDTH,)}
+    shapes = {"token_embd": (ROWS, WIDTH), "output_norm": (WIDTH,), "output": (ROWS, WIDTH)}
+    for name, shape in (shapes | {f"blk.0.{name}": shape for name, shape in block.items()}).items():
+        values = draws.standard_normal(shape, dtype=np.float32)
+        kind = gguf.GGMLQuantizationType.Q8_0 if name.endswith("attn_output") else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+    return path
+
+
+def of(file) -> Source:
+    return Source.of(node("hf", path=None, weights=str(file)))
+
+
+def test_a_file_is_its_content_and_computes_what_transformers_computes(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    file = written(tmp_path / "small.gguf")
+    source = of(file)
+    loaded = source.load()
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="small.gguf", dtype=torch.float32).eval()
+    tokens = torch.arange(10)[None]
+    with torch.inference_mode():
+        assert torch.equal(loaded.model(tokens).logits.float(), reference(tokens).logits)
+    (tmp_path / "sub").mkdir()
+    elsewhere = shutil.copy(file, tmp_path / "sub" / "renamed.gguf")
+    assert of(elsewhere).fingerprint() == source.fingerprint()
+    changed = bytearray(file.read_bytes())
+    changed[-1] ^= 1
+    elsewhere.write_bytes(changed)
+    assert of(elsewhere).fingerprint() != source.fingerprint()
+
+
+def test_what_is_refused(tmp_path):
+    with pytest.raises(UnsupportedError, match="vision tower of a multimodal model"):
+        of(written(tmp_path / "mmproj.gguf", "clip")).described  # noqa: B018
+    with pytest.raises(ConfigError, match="has no tokenizer"):
+        of(written(tmp_path / "bare.gguf", tokenizer=False)).described  # noqa: B018
+    (tmp_path / "text.gguf").write_text("no model")
+    with pytest.raises(ConfigError, match="no GGUF file that can be read"):
+        of(tmp_path / "text.gguf").described  # noqa: B018
