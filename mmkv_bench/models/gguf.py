@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ def location(path: str) -> tuple[str, dict[str, Any]]:
     return str(Path(path).parent), {"gguf_file": Path(path).name}
 
 
+@cache
 def check(file: Path) -> None:
-    """Refuse a GGUF file that cannot be a text model with its tokenizer.
+    """Refuse a GGUF file that cannot be a text model with its tokenizer; once a process, for its many texts take seconds.
 
     Raises:
         ConfigError: the package `gguf` is not installed, a file that cannot be read, or one without tokenizer.

@@ -126,7 +126,7 @@ def load_model(
             use_safetensors=None if file else True,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             device_map=device_map,
-            disable_mmap=where.type == "cpu" and _fits(path, revision),
+            disable_mmap=not file and where.type == "cpu" and _fits(path, revision),  # dequantised weights are copies
         )
     except (MMKVError, MemoryError):
         raise
