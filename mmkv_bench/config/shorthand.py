@@ -156,7 +156,7 @@ def _setting(override: Override, stem: str, path: str) -> str:
 
 # ---------------------------------------------------------------------- a model's place
 def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
-    """Tell whether a model is named by where it lies: a folder, or a name of the hub.
+    """Tell whether a model is named by where it lies: a folder, a GGUF file, or a name of the hub.
 
     Raises:
         ConfigError: a sweep over such places.
@@ -171,7 +171,12 @@ def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
     value = override.value()
     if not isinstance(value, str) or value in options("model", extra) or unavailable.find(value) is not None:
         return False
-    return "/" in value or value.startswith((".", "~")) or (value != "" and Path(value).is_dir())
+    return (
+        "/" in value
+        or value.startswith((".", "~"))
+        or value.endswith(".gguf")
+        or (value != "" and Path(value).is_dir())
+    )
 
 
 def _model(place: str) -> Iterator[Override]:

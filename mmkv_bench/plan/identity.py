@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import devices
 from mmkv_bench.devices.requirements import check_meant
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.models.gguf import is_gguf
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan.cells import DatasetIdentity, Identity
 from mmkv_bench.plan.validate import no_cuda
@@ -125,6 +126,8 @@ def resolve_dtype(setting: str, config: Any, path: str | None) -> str:
     `config` is what `Source.described` gives, `path` its folder or hub id, None for random weights."""
     if setting != "auto":
         return setting
+    if path and is_gguf(path):
+        return "float32"  # that transformers dequantises to
     text = config.get_text_config(decoder=True)
     declared = getattr(config, "dtype", None) or getattr(text, "dtype", None)
     if declared is not None:

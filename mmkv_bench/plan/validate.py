@@ -234,6 +234,7 @@ def _variants(methods: Nodes, variants: Nodes, folders: tuple[str, ...]) -> None
 
 
 def _model(model: Model) -> None:
+    from mmkv_bench.models.gguf import check, is_gguf
     from mmkv_bench.models.source import RANDOM, Source
 
     source = Source.of(model)
@@ -245,8 +246,12 @@ def _model(model: Model) -> None:
         from mmkv_bench.models.files import model_files
 
         model_files(place)
+    elif is_gguf(place):
+        check(place)
     elif place.exists():
-        raise ConfigError(f"model.path={path} is a file; allowed: the folder that holds config.json; give that folder")
+        raise ConfigError(
+            f"model.path={place} is a file; allowed: the folder that holds config.json, or a .gguf file; give one of these"
+        )
     elif path.startswith((".", "/", "~", schema.PACKAGE_SCHEME)) or not _HUB_ID.fullmatch(path):
         raise ConfigError(
             f"model folder {path} does not exist; allowed: an existing folder of a Hugging Face checkpoint or a hub id "
