@@ -60,6 +60,7 @@ class Commands:
         }
         if row.get("reading") is None:
             settings.pop("reading", None)
+        settings["out"] = f"runs/{row['cell'][:12]}"
         versions = f"torch {row['torch']}, transformers {row['transformers']}"
         note = f"It is this very cell under {versions} and the same weights and data."
         return {"line": shlex.join([PROGRAM, *words(settings)]), "note": note}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +26,7 @@ from mmkv_bench.report.answers import (
     parsed,
     sample_scores,
 )
-from mmkv_bench.report.command import Commands
+from mmkv_bench.report.command import PROGRAM, Commands
 from mmkv_bench.report.fields import Field, budget_words, datatable, interval, score, text_field
 from mmkv_bench.report.folder import Folder
 from mmkv_bench.report.kept_maps import KeptTokens, kept_section
@@ -278,7 +279,16 @@ class StorePages:
                 prompt=prompt,
                 table=_answers_table(group, shown, place),
                 kept=kept_section(kept, images, group.cells, folder) if kept else None,
+                remake=shlex.join(
+                    [PROGRAM, "show", str(self.root), sample, *_compressed(group, shown, place), "--remake"]
+                ),
             )
+
+
+def _compressed(group: CellGroup, shown: GroupAnswers, place: int) -> list[str]:
+    """The hash of the first cell that compresses and answered this sample, alone; none where there is no such cell."""
+    cells = zip(group.hashes, shown.answers, strict=True)
+    return [cell for cell, rows in cells if cell != group.full and rows[place]["status"] == "ok"][:1]
 
 
 def _left_out(cut: Mapping[str, int], most: int) -> list[str]:

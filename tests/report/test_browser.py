@@ -212,6 +212,11 @@ def test_dark_light_and_printed_pages_are_readable(opened) -> None:
     assert tab.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
     assert tab.evaluate(f'getComputedStyle(document.querySelector("{tick}")).fill') == "rgb(0, 0, 0)"
     assert tab.pdf()[:4] == b"%PDF" and wrong == []
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    tab.wait_for_function("document.querySelector('.js-plotly-plot .main-svg').getAttribute('width') === '700'")
+    table.set_viewport_size({"width": 700, "height": 900})  # A4 without its margins
+    table.emulate_media(media="print")
+    assert table.evaluate("document.querySelector('#cells').getBoundingClientRect().right") <= 700
 
 
 @pytest.mark.parametrize("page", ["index.html", "table.html", "cells/*.html", "samples/0-0.html", "samples/0-0-0.html"])
@@ -227,6 +232,34 @@ def test_no_page_is_wider_than_a_telephone(opened, page: str) -> None:
     heights = "[...document.querySelectorAll('.chart .main-svg:first-child')].map((node) => "
     heights += "node.closest('.chart').clientHeight - node.getBoundingClientRect().height)"
     assert all(rest >= 0 for rest in tab.evaluate(heights)), "no chart lies over what follows it"
+
+
+PAGES = ("index.html", "table.html", "cells/*.html", "samples/0-0.html", "samples/0-0-0.html")
+SCREENS: dict[str, dict[str, Any]] = {
+    "light": {},
+    "dark": {"color_scheme": "dark"},
+    "telephone": {"viewport": {"width": 320, "height": 800}},
+    "400 %": {"viewport": {"width": 320, "height": 256}, "device_scale_factor": 4},
+}
+
+
+def test_no_page_breaks_a_rule_of_axe_and_no_chart_has_a_button_that_uploads_it(opened) -> None:
+    go, _, wrong = opened
+    package = pytest.importorskip("axe_playwright_python", reason="no axe here: make installs it")
+    axe = Path(package.__file__).with_name("axe.min.js").read_text()
+    broken, buttons = [], set()
+    for screen, options in SCREENS.items():
+        for page in PAGES:
+            tab = go(page, **options)
+            tab.wait_for_selector("#cells a" if page == "table.html" else "body[data-ready]")
+            tab.evaluate(axe)
+            rules = tab.evaluate("axe.run().then((result) => result.violations)")
+            broken += [(screen, page, rule["id"], node["target"]) for rule in rules for node in rule["nodes"]]
+            names = "[...document.querySelectorAll('.modebar-btn')].map((button) => button.dataset.title)"
+            buttons |= {*tab.evaluate(names)}
+            tab.close()
+    assert broken == wrong == []
+    assert buttons == {"Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"}
 
 
 def test_a_report_that_was_not_copied_whole_says_so(opened, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ const inline = (id) => ($(id) ? JSON.parse($(id).textContent) : null);
 const visible = (node) => node.offsetParent !== null;
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const scheme = () => document.documentElement.classList.toggle("dark", dark.matches);  // what DataTables goes by
-const CONFIG = { responsive: true, displaylogo: false };
+const BUTTONS = ["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"];  // none uploads the chart
+const CONFIG = { responsive: true, displaylogo: false, plotlyServerURL: "", modeBarButtons: [BUTTONS] };
 const figures = {};
 const mmkv = { put(name, figure) { figures[name] = figure; } };  // scripts below figures/ call it
 
@@ -121,6 +122,10 @@ async function start() {
   });
   await update();
   document.body.dataset.ready = "";
+}
+const PAPER = { beforeprint: { width: 700 }, afterprint: { width: null, autosize: true } };  // pixels across A4
+for (const [when, size] of Object.entries(PAPER)) {
+  addEventListener(when, () => document.querySelectorAll(".chart.js-plotly-plot").forEach((node) => Plotly.relayout(node, size)));
 }
 scheme();
 dark.addEventListener("change", scheme);
