@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.report.charts import against_budget, against_cost, rank_intervals
+from mmkv_bench.report.charts import against_budget, against_cost, against_length, printed, rank_intervals
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.folder import Folder, check
 from mmkv_bench.report.scores import COSTS, Family, ScoreViews
 from mmkv_bench.report.store_pages import StorePages
 
 if TYPE_CHECKING:
+    from mmkv_bench.tables.costs import CostTable
     from mmkv_bench.tables.rows import Rows
+    from mmkv_bench.tables.table import Table
 
 
 Receipts = Mapping[Path, Mapping[str, Mapping[str, Any]]]
@@ -44,23 +46,23 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
             another version, a disk that refuses.
     """
     from mmkv_bench.tables.build import build
-    from mmkv_bench.tables.costs import CostTable, cost_tables
+    from mmkv_bench.tables.cost_rows import KNOWN
+    from mmkv_bench.tables.costs import cost_tables
+    from mmkv_bench.tables.deployment import deployment_tables
 
     check(out)
-    folder, views, commands = Folder(out), ScoreViews(), Commands()
+    measured = [table for root in roots for table in deployment_tables(root)]
+    folder, views, commands = Folder(out, passes=bool(measured)), ScoreViews(), Commands()
     costs: list[CostTable] = []
     left_out: list[str] = []
     cells = answers = 0
     for number, root in enumerate(roots):
-        store_costs = cost_tables(root, (), beside=COSTS)
+        store_costs = cost_tables(root, (), beside=[*COSTS, KNOWN["ttft_s"], KNOWN["peak_total"]])
         costs += store_costs
         rows = _scored(root, any(table.per_pass for table in store_costs))
         if not number:
             folder.begin()  # not before some rows were read: a mistake leaves an earlier report as it was
         if rows is None:
-            left_out.append(
-                f"{root} holds timed passes alone; `mmkv-bench tables {root} --metric tpot_s,ttft_s,peak` prints all they tell."
-            )
             continue
         tables = build(rows)
         pages = StorePages(number, root, rows, tables)
@@ -72,6 +74,8 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
     stores = list(map(str, roots))
     about = f"{cells:,} cells, {answers:,} answers, {len(views.views)} tables, of {', '.join(stores)}."
     _write_tables(folder, views, stores, about, left_out)
+    if measured:
+        _write_passes(folder, measured, [table for table in costs if table.per_pass])
     parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in sorted(folder.bytes.items()) if size)
     size = f"{sum(folder.bytes.values()) / 1e6:.1f} MB in {folder.files:,} files ({parts})"
     folder.finish()
@@ -109,6 +113,21 @@ def _write_tables(
         folder.page("index", "scores.html", **shared, family=None)
     for number, family in enumerate(views.families):
         _family_page(folder, number, family, shared | {"families": list(zip(files, words, strict=True))})
+
+
+def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[CostTable]) -> None:
+    """Write the page of timed passes: costs against the length of the prompt, and what each budget gives a service."""
+    figures = []
+    for key, words in {
+        "tpot_s": "Time per token",
+        "ttft_s": "Time to first token",
+        "peak_total": "Peak memory",
+    }.items():
+        figure = against_length(costs, key)
+        if figure is not None:
+            folder.figure(f"passes-{key}", figure)
+            figures.append((f"passes-{key}", words))
+    folder.page("passes", "passes.html", title="Timed passes", figures=figures, tables=list(map(printed, measured)))
 
 
 def _family_page(folder: Folder, number: int, family: Family, shared: dict[str, object]) -> None:

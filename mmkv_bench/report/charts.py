@@ -6,11 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mmkv_bench.report.fields import byte_words, number, rank_words
+from mmkv_bench.report.fields import budget_words, byte_words, number, rank_words
 from mmkv_bench.report.scores import FamilyRanks, ScoreLine, ScoreView, cost_value
-from mmkv_bench.tables.palette import COLOURS, GREY, MARKERS, Look
+from mmkv_bench.tables.costs import CostEntry, CostTable
+from mmkv_bench.tables.palette import COLOURS, GREY, MARKERS, Look, looks
+from mmkv_bench.tables.table import Table
 from mmkv_bench.tables.text import axis_words
 
+DASHES = ("solid", "dash", "dot", "dashdot")
 AXIS = {"automargin": True}
 MANY_NUMBERS = 400
 """Fields of a heat map above which the numbers are not written into them."""
@@ -99,6 +102,64 @@ def against_cost(view: ScoreView, cost: str, styles: Mapping[str, Look]) -> Figu
         ticks = _powers_of_two(values)
         axis |= {"tickvals": ticks, "ticktext": [byte_words(tick) for tick in ticks]}
     return _figure(traces, height=480, xaxis=axis, yaxis=AXIS | {"title": {"text": view.metric}})
+
+
+def against_length(tables: Sequence[CostTable], cost: str) -> Figure | None:
+    """A cost of timed passes against the prompt's length, a line for each method, budget and batch; None where none has it."""
+    points: dict[tuple[str, str, str], list[tuple[int, CostEntry]]] = {}
+    for table in tables:
+        for method, budget in table.lines():
+            entry = table.entries[method.label, budget].get(cost)
+            if entry is not None and entry.value is not None:
+                key = method.label, budget_words(table.axis, budget) if budget else "", str(table.shape["batch"])
+                points.setdefault(key, []).append((int(table.shape["prompt_tokens"]), entry))
+    styles, traces = looks(label for label, _, _ in points), []
+    scale, unit = (2**30, "GiB") if cost == "peak_total" else (1e-3, "ms")
+    for (label, budget, batch), entries in points.items():
+        entries.sort(key=lambda point: point[0])
+        numbers = [(entry.value or 0.0, entry.low, entry.high) for _, entry in entries]
+        colour, marker = styles[label].colour.replace("black", GREY), styles[label].marker
+        budgets = sorted({other for name, other, _ in points if name == label})
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": ", ".join(filter(None, (label, budget, f"batch {batch}"))),
+                "x": [tokens for tokens, _ in entries],
+                "y": [number(value / scale) for value, _, _ in numbers],
+                "error_y": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [0 if high is None else number((high - value) / scale) for value, _, high in numbers],
+                    "arrayminus": [0 if low is None else number((value - low) / scale) for value, low, _ in numbers],
+                    "thickness": 1,
+                    "width": 3,
+                },
+                "line": {"color": colour, "dash": DASHES[budgets.index(budget) % len(DASHES)], "width": 2},
+                "marker": {"symbol": MARKERS.get(marker, marker), "size": 8, "color": colour},
+            }
+        )
+    if not traces:
+        return None
+    lengths = sorted({tokens for entries in points.values() for tokens, _ in entries})
+    ticks = {"tickvals": lengths, "ticktext": [f"{tokens:,}" for tokens in lengths]}
+    axis = AXIS | {"type": "log", "title": {"text": "prompt tokens"}} | ticks
+    return _figure(traces, height=480, xaxis=axis, yaxis=AXIS | {"title": {"text": unit}, "rangemode": "tozero"})
+
+
+def printed(table: Table) -> dict[str, Any]:
+    """A table as the page of timed passes shows it: texts with their intervals and marks, and all notes."""
+    grids = [
+        {
+            "header": grid.header,
+            "rows": [
+                [" ".join(filter(None, (cell.text, cell.interval, *cell.marks))) for cell in row] for row in grid.cells
+            ],
+        }
+        for grid in table.grids
+    ]
+    notes = [*table.split_notes("all")[0]]
+    return {"title": table.title, "caption": table.caption, "grids": grids, "notes": notes}
 
 
 def _powers_of_two(values: Sequence[float]) -> list[float]:

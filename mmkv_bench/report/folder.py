@@ -35,10 +35,10 @@ class Folder:
         bytes: of everything written so far, by folder; `pages` are those at the top.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, passes: bool = False) -> None:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-        self.root = root
+        self.root, self.passes = root, passes
         self.bytes: dict[str, int] = {}
         self.files = 0
         self._heads: set[str] = set()
@@ -84,7 +84,8 @@ class Folder:
     def page(self, name: str, template: str, /, **values: Any) -> None:
         """Write `<name>.html`; values: what the template shows."""
         root = "../" * name.count("/")
-        text = self._templates.get_template(template).render(root=root, page=f"{name}.html", **values)
+        shared = {"root": root, "page": f"{name}.html", "passes": self.passes}
+        text = self._templates.get_template(template).render(**shared, **values)
         self.write(f"{name}.html", text.encode())
 
     def figure(self, name: str, figure: Figure | None, header: Sequence[str] = (), rows: Sequence[Any] = ()) -> None:

@@ -159,7 +159,7 @@ class StorePages:
                         row=row,
                         group=group.name,
                         config=config,
-                        command=commands.of(row, number, content),
+                        command=commands.of({**row, "cell": one.cell}, number, content),
                         receipt=receipts.get(one.cell),
                         seeds=[] if one.seed is None else seeds,
                         number=place,

@@ -73,7 +73,10 @@ def test_what_is_imported_is_asked_for():
         name: where[name][0]
         for name in names & where.keys() - {*sys.stdlib_module_names, "mmkv_bench", "kvpress", "triton"}
     }
-    declared = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["slurm"]]
+    declared = [
+        *PROJECT["dependencies"],
+        *(text for extra in ("slurm", "gguf") for text in PROJECT["optional-dependencies"][extra]),
+    ]
     asked = {canonicalize_name(Requirement(text).name) for text in declared}
     assert len(foreign) > 20
     assert {name for name, package in foreign.items() if canonicalize_name(package) not in asked} == set()
