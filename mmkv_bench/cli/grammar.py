@@ -112,10 +112,11 @@ class Parser(argparse.ArgumentParser):
 
     def _with_defaults(self, words: list[str]) -> list[str]:
         """The words, with its value behind a flag that may stand alone: argparse would take the name that follows for it."""
-        alone = {flag: action for action in self._actions if action.nargs == "?" for flag in action.option_strings}
+        optional = [action for action in self._actions if action.nargs == "?" and action.choices]
+        alone = {flag: action for action in optional for flag in action.option_strings}
         pairs = zip(words, [*words, ""][1:], strict=True)
         return [
-            f"{word}={alone[word].const}" if word in alone and after not in (alone[word].choices or ()) else word
+            f"{word}={alone[word].const}" if word in alone and after not in alone[word].choices else word
             for word, after in pairs
         ]
 

@@ -180,8 +180,8 @@ def test_what_attach_cannot_do_is_refused():
     model = zoo.model("llama")
     with pytest.raises(ConfigError, match="needs a budget"):
         attach(model, parts.compressor())
-    with pytest.raises(ConfigError, match="protocol='stern' is unknown; did you mean 'strict'"):
-        attach(model, full(), protocol="stern")
+    with pytest.raises(ConfigError, match="protocol='strikt' is unknown; did you mean 'strict'"):
+        attach(model, full(), protocol="strikt")
     with attach(model, full()), pytest.raises(ConfigError, match="already"), attach(model, full()):
         pass
     inputs = zoo.prompt("llama")

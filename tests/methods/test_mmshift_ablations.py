@@ -405,7 +405,7 @@ def test_statistics_of_the_last_tokens_are_those_of_a_shorter_prompt():
         (lambda: MMShiftScorer(last_tokens=-1), "last_tokens is -1"),
         (lambda: MMShiftScorer(plain_layers=-1), "plain_layers is -1"),
         (lambda: MMShiftScorer(voting="group"), "did you mean 'groups'"),
-        (lambda: MMShiftScorer(modality="visual"), "did you mean 'vision'"),
+        (lambda: MMShiftScorer(modality="visual"), "allowed: separate, text, unified, vision"),
         (lambda: MMShiftScorer(expansion="local"), "allowed: global, layer"),
     ],
 )

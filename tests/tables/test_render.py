@@ -97,7 +97,7 @@ MARKDOWN_PAIRS = (
     + NOTES
 )
 
-LATEX = r"""% needs amssymb, array, booktabs, longtable, pdflscape, xcolor
+LATEX = r"""% needs booktabs
 \begin{table}
 \centering
 \caption{walk3, exact\_match. budget: entries kept per KV head; model=tiny; protocol=paper; reading=paper; n=20; 95\% intervals (wilson)}
