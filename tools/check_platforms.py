@@ -1,7 +1,7 @@
 """`make check-platforms`: does requirements.lock install on every platform that docs/run.md names? Downloads no package.
 
 For each platform and Python version, uv looks in the package index whether every locked version has a wheel there.
-Three packages are published as source only; they are plain Python, so any platform can build them.
+Four packages are published as source only; they are plain Python, so any platform can build them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLATFORMS = {
     "Windows x86-64": "x86_64-pc-windows-msvc",
 }
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-SOURCE_ONLY = ("antlr4-python3-runtime", "transformers-stream-generator", "zss")
+SOURCE_ONLY = ("antlr4-python3-runtime", "docopt", "transformers-stream-generator", "zss")
 MACOS = {"MACOSX_DEPLOYMENT_TARGET": "14.0"}
 
 
