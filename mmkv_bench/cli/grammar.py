@@ -116,7 +116,7 @@ class Parser(argparse.ArgumentParser):
         alone = {flag: action for action in optional for flag in action.option_strings}
         pairs = zip(words, [*words, ""][1:], strict=True)
         return [
-            f"{word}={alone[word].const}" if word in alone and after not in alone[word].choices else word
+            f"{word}={alone[word].const}" if word in alone and after not in (alone[word].choices or ()) else word
             for word, after in pairs
         ]
 
