@@ -100,7 +100,7 @@ class Compressor:
 
     @property
     def resamples(self) -> bool:
-        """True where the answer comes from the full cache of a prompt with smaller pictures (`generation/smaller_prompts.py`)."""
+        """True where the answer comes from the full cache of a smaller prompt (`generation/smaller_prompts.py`)."""
         return self.scorer is not None and self.scorer.resamples
 
     @property

@@ -397,9 +397,7 @@ def attach(
     if budget is None and not compressor.unbudgeted:
         raise ConfigError(f"method {compressor.name} needs a budget; allowed: entries >= 1 or a fraction in (0, 1]")
     if compressor.resamples:
-        from mmkv_bench.compression.scorers.pixels import ALONE
-
-        raise UnsupportedError(ALONE)
+        raise UnsupportedError(compressor.eviction.scorer.alone)
     rule = protocol_named(protocol)
     return Session(
         model, PrefillListener(compressor, budget, rule, seed, prompt_tokens, context, answer, phases), **options

@@ -32,6 +32,7 @@ LIST_GROUPS = ("method", "dataset")
 """Config groups of which a run may choose several; their files live under `methods.<name>`, `datasets.<name>`."""
 
 PACKAGE_SCHEME = "pkg://"
+FETCHED_SCHEME = "fetched://"
 
 
 def _key(default: Any, help: str, allowed: str | tuple[str, ...] = "") -> Any:
@@ -66,6 +67,7 @@ class Model:
     weights: str = _key(
         "hub", "hub: those of model.path; a folder: its own; random: the shape alone", "hub, random, or a folder"
     )
+    adapter: str | None = _key(None, "LoRA adapter added to the weights; null = none", "a folder as PEFT writes it")
     layers: int | None = _key(
         None, "random weights: layers of the text model and of the vision tower", "a whole number >= 1"
     )
@@ -452,11 +454,16 @@ _SCALARS = [{kind, *other} for kind in (str, int, float, bool) for other in ((),
 
 
 def resolve_path(path: str) -> str:
-    """A model path as the loader takes it: `pkg://mmkv_bench/tiny/weights` becomes that folder, `~` the home folder.
+    """A model path as the loader takes it: `pkg://mmkv_bench/tiny/weights` becomes that folder, `~` the home folder, and
+    `fetched://name/file` what `mmkv-bench fetch model name` wrote below the cache folder.
 
     Raises:
         ConfigError: a package that is not installed.
     """
+    if path.startswith(FETCHED_SCHEME):
+        from mmkv_bench.checksums import cache_dir
+
+        return str(cache_dir() / "models" / path.removeprefix(FETCHED_SCHEME))
     if path.startswith(PACKAGE_SCHEME):
         from importlib.resources import files
 

@@ -138,7 +138,9 @@ def require_upstream(spec: TaskSpec, path: Path) -> bool:
     if spec.dataset_path:
         return False
     if reads_itself(config):
-        obtain = str(config["metadata"].get("obtain", "get its files")).strip()
+        obtain = str(config["metadata"].get("obtain") or "").strip()
+        if not obtain:  # it writes its own
+            return False
         raise MissingDataError(
             f"task {spec.name} reads its data from local folders only: {obtain}, or "
             f"datasets.{spec.dataset}.dataset_path=<folder>"

@@ -112,15 +112,18 @@ def _pages(spec: TaskSpec) -> DataReport:
 
 
 def _with_reader(spec: TaskSpec, config: Mapping[str, Any], where: str) -> DataReport:
-    report = DataReport(f"folder {spec.dataset_path}" if spec.dataset_path else "no local folder", where)
+    obtain = str(config["metadata"].get("obtain") or "").strip()
     if not spec.dataset_path:
-        report.missing.append(f"{config['metadata'].get('obtain', 'its files')}".strip().rstrip("."))
+        report = DataReport("no local folder" if obtain else "written here at each start", where)
+    else:
+        report = DataReport(f"folder {spec.dataset_path}", where)
+        files = [file for file in Path(spec.dataset_path).rglob("*") if file.is_file()]
+        report.files, report.bytes = len(files), sum(file.stat().st_size for file in files)
+    if obtain and not spec.dataset_path:
+        report.missing.append(obtain.rstrip("."))
         return report
     from mmkv_bench.evaluation.documents import documents, media_columns, paths_without_bytes
 
-    folder = Path(spec.dataset_path)
-    files = [file for file in folder.rglob("*") if file.is_file()]
-    report.files, report.bytes = len(files), sum(file.stat().st_size for file in files)
     try:
         docs = documents(spec, None)
     except MMKVError as error:
@@ -129,7 +132,7 @@ def _with_reader(spec: TaskSpec, config: Mapping[str, Any], where: str) -> DataR
     data = docs.full[docs.split]
     report.rows, report.columns = len(docs.refs), list(data.column_names)
     named = {path for column in media_columns(data) for path in paths_without_bytes(data.data.column(column))}
-    if absent := sorted(os.path.relpath(path, folder) for path in named if not os.path.isfile(path)):
+    if absent := sorted(os.path.relpath(path, spec.dataset_path) for path in named if not os.path.isfile(path)):
         more = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
         report.missing.append(f"pictures that samples name: {', '.join(absent[:SHOWN])}{more}")
     return report

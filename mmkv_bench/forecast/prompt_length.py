@@ -18,6 +18,7 @@ from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.families.base import PixelLimits
 from mmkv_bench.families.registry import image_tokens
 from mmkv_bench.models.source import Source
+from mmkv_bench.store.schema import RESAMPLING
 
 if TYPE_CHECKING:
     from mmkv_bench.datasets.specs import TaskSpec
@@ -59,7 +60,7 @@ def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
     names = [
         cell["cell"]
         for cell in cells.to_pylist()
-        if cell["config"] in same and cell["base"] != "pixels"  # whose pictures are smaller
+        if cell["config"] in same and cell["base"] not in RESAMPLING  # whose prompts are smaller
     ]
     rows = store.responses(names, ("dataset", "prompt_tokens", "visual_tokens"), coded=True)
     lengths = {}

@@ -1,4 +1,4 @@
-"""Make prompts smaller: cut those longer than a model's context, or show smaller pictures (the control `pixels`).
+"""Make prompts smaller: cut those longer than a model's context, or to a budget (the controls `pixels` and `cut_prompt`).
 
 A dataset asks for a cut with its generation setting `cut_prompt`; without it a prompt that is too long is an error of its
 sample. Lengths are counted as the model reads them, template included, and the answer keeps its room.
@@ -12,7 +12,8 @@ sample. Lengths are counted as the model reads them, template included, and the 
 
 `pixels` is the full cache of a smaller prompt, in place of a part of the whole one's cache. There are `LEVELS` sizes: shares of
 the sides of images, of tiles where a family counts these, and of a video's frames. The largest size whose prompt has no more
-entries than the budget is found by bisection; the model's own processor encodes each.
+entries than the budget is found by bisection; the model's own processor encodes each. `cut_prompt` is the same for text, whose
+sizes are shares of the prompt's tokens, cut as by `middle`.
 """
 
 from __future__ import annotations
@@ -69,8 +70,11 @@ def fitted(
     return list(messages) if way is None else middle(processor, messages, limit), list(images)
 
 
-def middle(processor: Any, messages: Sequence[dict], limit: int | None) -> list[dict]:
+def middle(processor: Any, messages: Sequence[dict], limit: int | None, least: int = 0) -> list[dict]:
     """Return the messages, without their middle where the rendered prompt has more than `limit` tokens.
+
+    Args:
+        least: tokens of the text that stay, whatever the limit.
 
     Raises:
         UnsupportedError: messages that are not one user's text, a text with a media marker, or a limit that leaves nothing.
@@ -88,7 +92,7 @@ def middle(processor: Any, messages: Sequence[dict], limit: int | None) -> list[
     if length <= limit:
         return list(messages)
     ids = tokenizer("".join(piece["text"] for piece in pieces), add_special_tokens=False)["input_ids"]
-    half = (limit - (length - len(ids))) // 2
+    half = max(limit - (length - len(ids)), least) // 2
     while half > 0:
         ends = (ids[:half], ids[-half:])
         kept = "".join(
@@ -96,9 +100,9 @@ def middle(processor: Any, messages: Sequence[dict], limit: int | None) -> list[
         )
         cut = [{"role": messages[0]["role"], "content": [{"type": "text", "text": kept}]}]
         excess = prompt_length(processor, cut) - limit
-        if excess <= 0:
+        if excess <= 0 or 2 * half <= least:
             return cut
-        half -= (excess + 1) // 2  # text that is cut anew may be a few tokens longer
+        half = max(half - (excess + 1) // 2, least // 2)  # text that is cut anew may be a few tokens longer
     raise UnsupportedError(
         f"a prompt of {length} tokens cannot be cut to {limit}: its template alone has {length - len(ids)}; raise "
         "model.max_prompt_tokens or lower max_new_tokens"
@@ -199,7 +203,6 @@ def _behind(parts: Sequence[dict], instruction: str) -> tuple[list[dict], list[d
 
 LEVELS = 256
 """Number of sizes: a side of 2,048 pixels is scaled in steps of 8; a token covers a square of at least 28 pixels."""
-OVER = "pixels_over_budget"
 
 
 @dataclass
@@ -207,7 +210,7 @@ class SmallerPrompts:
     """Prompts of one sample at smaller sizes.
 
     Attributes:
-        encode: share of sides, tiles and frames -> the prompt. whole: the sample's prompt at full size.
+        encode: share of sides, tiles and frames, or of text -> the prompt. whole: the sample's prompt at full size.
     """
 
     encode: Callable[[float], EncodedPrompt]
@@ -237,8 +240,10 @@ class SmallerPrompts:
 
 
 def resampled(specs: Sequence[CellSpec], prompt: EncodedPrompt, family: ModelFacts) -> list[CellSpec]:
-    """Return the cells that are answered from a smaller prompt: those of `pixels` whose whole prompt does not fit."""
-    candidates = [spec for spec in specs if spec.compressor.resamples and prompt.visual_tokens]
+    """Return the cells that are answered from a smaller prompt: those of `pixels` and `cut_prompt` whose whole prompt does not
+    fit."""
+    candidates = [spec for spec in specs if spec.compressor.resamples]
+    candidates = [spec for spec in candidates if prompt.visual_tokens or not spec.compressor.needs_visual]
     return [spec for spec in candidates if spec.evicts(lengths_of(protocol(spec.protocol), prompt, family).reduced)]
 
 
@@ -265,9 +270,9 @@ def _accounted(result: ForkResult, spec: CellSpec, smaller: SmallerPrompts, smal
     result.prompt_tokens, result.visual_tokens = whole.length, whole.visual_tokens
     result.context_tokens, result.budget_entries = lengths.reduced, spec.entries(lengths.reduced)
     if result.status == "ok":
-        fallbacks = result.fallback
+        fallbacks, over = result.fallback, spec.compressor.eviction.scorer.over_budget
         fill_asked(result, spec, lengths, sum(map(len, result.kept)), whole.types[0])
-        result.fallback += [*fallbacks, *([OVER] if reduced > spec.entries(lengths.reduced) else [])]
+        result.fallback += [*fallbacks, *([over] if reduced > spec.entries(lengths.reduced) else [])]
         result.bytes_full = result.bytes_full // reduced * lengths.reduced
         result.tokens_from_compressed = result.n_tokens  # the whole prompt was never prefilled for it
     return result

@@ -18,6 +18,7 @@ from mmkv_bench.errors import ConfigError, GenerationTimeout, MMKVError, Unsuppo
 from mmkv_bench.families.facts import ModelFacts, model_facts, text_model
 from mmkv_bench.families.registry import apply_limits, families, family
 from mmkv_bench.models import files, gguf
+from mmkv_bench.models.adapter import merged
 from mmkv_bench.models.chat_template import Template, check_media
 from mmkv_bench.models.files import cached_folder
 
@@ -87,6 +88,7 @@ def load_model(
     path: str,
     *,
     revision: str | None = None,
+    adapter: str | None = None,
     dtype: str = "auto",
     attention: str = "sdpa",
     device: str = "auto",
@@ -99,7 +101,8 @@ def load_model(
     """Load weights and processor.
 
     Args:
-        path: local folder, GGUF file or hub id; dtype: float32, bfloat16, float16, or auto for the checkpoint's own.
+        path: local folder, GGUF file or hub id; adapter: folder of a LoRA adapter (see `models.adapter`).
+        dtype: float32, bfloat16, float16, or auto for the checkpoint's own.
         attention: implementation to wrap (`stock`); the vision tower keeps transformers' default.
         device: auto, cpu or cuda; device_map: accelerate's, instead of `device`.
         min_pixels, max_pixels, video_max_pixels, frames: see `families.registry.apply_limits`.
@@ -128,6 +131,7 @@ def load_model(
             device_map=device_map,
             disable_mmap=not file and where.type == "cpu" and _fits(path, revision),  # dequantised weights are copies
         )
+        model = model if adapter is None else merged(model, adapter)
     except (MMKVError, MemoryError):
         raise
     except Exception as error:  # a config may say anything, and libraries raise what they like

@@ -10,11 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.checksums import digest_of
 from mmkv_bench.config.files import options
-from mmkv_bench.config.schema import resolve_path
+from mmkv_bench.config.schema import FETCHED_SCHEME, resolve_path
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.families.facts import read, stated, text_config
 from mmkv_bench.families.registry import apply_limits, family
+from mmkv_bench.models import adapter
 from mmkv_bench.models.files import (
     cached_folder,
     folder_fingerprint,
@@ -73,6 +75,10 @@ class Source:
                     f"model={model.name} has no shape, so its weights cannot be random; allowed: "
                     f"{', '.join(shaped())}; choose one of these, or weights that exist"
                 )
+            if model.adapter is not None:
+                raise ConfigError(
+                    f"model.adapter={model.adapter} was trained on weights, and these are random; leave one of them out"
+                )
             return cls(RANDOM, None, model)
         if model.layers is not None:
             raise ConfigError(
@@ -93,6 +99,11 @@ class Source:
                 "write model.path=<folder or id>, or model=tiny for the embedded model"
             )
         path = resolve_path(model.path)
+        if model.path.startswith(FETCHED_SCHEME) and not Path(path).exists():
+            raise ConfigError(
+                f"the weights of model={model.name} are not in {path}; `mmkv-bench fetch model "
+                f"{model.path.removeprefix(FETCHED_SCHEME).partition('/')[0]}` gets them"
+            )
         return cls(FOLDER if Path(path).is_dir() or is_gguf(path) else HUB, path, model)
 
     @property
@@ -173,7 +184,7 @@ class Source:
         if self.kind != HUB:
             return self.described, *self.fingerprint()
         folder = cached_folder(self.place, self.settings.revision)
-        identity = (hub_fingerprint(self.place, folder.name), folder.name) if folder else (None, None)
+        identity = (self._adapted(hub_fingerprint(self.place, folder.name)), folder.name) if folder else (None, None)
         return self.described_here(), *identity
 
     def fingerprint(self) -> tuple[str, str | None]:
@@ -181,8 +192,19 @@ class Source:
 
         Random weights: a checksum of shape, layers, processor settings, the rules that make weights, tokens and prompts
         (`SCHEME` of their files), and the version of transformers that builds the architecture. Their precision is a
-        column of its own.
+        column of its own. An adapter's files are part of the model.
         """
+        weights, commit = self._of_weights()
+        return self._adapted(weights), commit
+
+    def _adapted(self, weights: str) -> str:
+        """The fingerprint with the adapter's files; that of the weights where there is none."""
+        if self.settings.adapter is None:
+            return weights
+        files = digest_of((file.name, file) for file in adapter.files(self.settings.adapter))
+        return hashlib.sha256(f"{weights} {files}".encode()).hexdigest()[:16]
+
+    def _of_weights(self) -> tuple[str, str | None]:
         if self.commit is not None:
             return hub_fingerprint(self.place, self.commit), self.commit
         if self.kind == FOLDER:
@@ -208,7 +230,7 @@ class Source:
         Raises:
             ConfigError: files that changed since; which of the two contents was loaded nobody knows.
         """
-        if self.kind == FOLDER and self.fingerprint()[0] != fingerprint:
+        if (self.kind == FOLDER or self.settings.adapter) and self.fingerprint()[0] != fingerprint:
             raise ConfigError(
                 f"the files of model {self.settings.name} in {self.path} changed while this run was loading them, so its "
                 "answers could be of neither version; nothing was written: start the run again when they stay as they are"
@@ -218,7 +240,8 @@ class Source:
         """The files that the model is read from, sorted; none of random weights."""
         if self.kind == RANDOM:
             return []
-        return model_files(Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision))
+        folder = Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision)
+        return [*model_files(folder), *(adapter.files(self.settings.adapter) if self.settings.adapter else [])]
 
     def load(self) -> LoadedModel:
         """The model in eval mode with its processor, on its device and in its precision, as the settings say.
@@ -235,6 +258,7 @@ class Source:
                 model.name,
                 self.place,
                 revision=self.commit,
+                adapter=model.adapter,
                 dtype=model.dtype,
                 attention=model.attention,
                 device=model.device,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mmkv_bench.deadline import time_limit
@@ -15,7 +16,7 @@ from mmkv_bench.generation.engine import Engine, as_row
 from mmkv_bench.generation.fidelity import ExtraMeasures
 from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.generation.smaller_prompts import SmallerPrompts, answered, fitted, prompt_limit, resampled
+from mmkv_bench.generation.smaller_prompts import SmallerPrompts, answered, fitted, middle, prompt_limit, resampled
 from mmkv_bench.plan.selection import chosen
 from mmkv_bench.plan.validate import bytes_of
 from mmkv_bench.run.prompt_rows import prompt_row, visual_places
@@ -32,6 +33,8 @@ CONTEXT_END, CONTROLS = (
     "context_end",
     "control_token_in_text",
 )  # fallbacks that are given here and not by a method's part
+
+LEAST_TEXT = 8  # tokens of a prompt's text that `cut_prompt` keeps at the smallest budget
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +62,16 @@ def prompt_of(
 
 
 def encoded(
-    loaded: LoadedModel, config: AnswerConfig, request: Request, identity: str, device: Any, share: float = 1.0
+    loaded: LoadedModel,
+    config: AnswerConfig,
+    request: Request,
+    identity: str,
+    device: Any,
+    share: float = 1.0,
+    tokens: int | None = None,
 ) -> EncodedPrompt:
-    """The request's prompt as the model reads it, made within `timeout_s`; share: of its pictures, see `encode`.
+    """The request's prompt as the model reads it, made within `timeout_s`; share: of its pictures, see `encode`; tokens: to
+    which the middle of its text is cut, all but `LEAST_TEXT`.
 
     Raises:
         GenerationTimeout: its chat template or processor takes longer; also what `encode` raises.
@@ -69,6 +79,8 @@ def encoded(
     model = config.model
     with time_limit(config.timeout_s, "making the prompt"):
         messages, images = prompt_of(loaded, request, model.max_prompt_tokens)
+        if tokens is not None:
+            messages = middle(loaded.processor, messages, tokens, LEAST_TEXT)
         return encode(
             loaded.processor,
             loaded.family,
@@ -196,17 +208,23 @@ class Answering:
         together = [spec for spec in specs if spec not in apart]
         if together:
             yield from self._of_prompt(request, prompt, together, extras)
-        if apart:
+        text = [spec for spec in apart if not spec.compressor.needs_visual]  # cut, where others get smaller pictures
+        for group in (text, [spec for spec in apart if spec not in text]):
             yield from answered(
                 SmallerPrompts(
-                    lambda share: encoded(self.loaded, self.config, request, identity, self.loaded.device, share),
-                    prompt,
-                    self.loaded.family,
+                    partial(self._smaller, request, identity, group is text, prompt), prompt, self.loaded.family
                 ),
-                apart,
+                group,
                 # Another prompt's distributions: no noise floor, no sampled reference.
                 lambda small, own: self._of_prompt(request, small, own, ExtraMeasures(reference=extras.reference)),
             )
+
+    def _smaller(
+        self, request: Request, identity: str, text: bool, whole: EncodedPrompt, share: float
+    ) -> EncodedPrompt:
+        """The prompt with this share of its text's tokens, or of its pictures."""
+        sizes = {"tokens": int(share * whole.length)} if text else {"share": share}
+        return encoded(self.loaded, self.config, request, identity, self.loaded.device, **sizes)
 
     def _of_prompt(
         self, request: Request, prompt: EncodedPrompt, specs: Sequence[CellSpec], extras: ExtraMeasures

@@ -26,6 +26,9 @@ FAILURES = STATUSES[1:]
 IDENTITY = ("model", "dataset", "method", "base", "reading", "protocol", "budget_kind", "seed", "dtype", "attention")
 """Columns of `cells` by which a stored cell is recognised, whatever its budget and versions."""
 
+RESAMPLING = {"pixels": "shows smaller pictures or fewer frames", "cut_prompt": "leaves out the middle of the text"}
+"""`base` of the controls that answer from the full cache of a smaller prompt -> what they do."""
+
 FALLBACKS = {
     "prompt_within_budget": "the prompt fits into the budget: nothing was evicted, and the answer is that of full",
     "window_reduced": "the observation window is shorter than configured: min(window, C // 2), or the prompt, allows no more; "
@@ -52,6 +55,7 @@ FALLBACKS = {
     "them one by one",
     "eager_decode": "decode=compiled: the method's decode policy holds a different number of entries in each step, so the "
     "answer was decoded eagerly",
+    "cut_prompt_over_budget": "cut_prompt: the shortest prompt, its template and a few tokens, has more entries than the budget",
     "pixels_over_budget": "pixels: the prompt with the smallest pictures, or the fewest frames, has more entries than the "
     "budget",
     "oracle_no_answer_step": "oracle: no token of the answer is decoded from the cache, so there is nothing to look ahead to",

@@ -64,6 +64,7 @@ _LISTED = {
     "full": Look("black", "*"),
     "random": Look(GREY, "x"),
     "pixels": Look(GREY, "P"),
+    "cut_prompt": Look(GREY, "X"),
     "blind": Look(GREY, "v"),
     "oracle": Look(GREY, "^"),
 }

@@ -19,6 +19,7 @@ from mmkv_bench.statistics.metric_kinds import (
     upstream,
 )
 from mmkv_bench.statistics.paired_test import LARGEST_SHARE
+from mmkv_bench.store.schema import RESAMPLING
 from mmkv_bench.tables.notes import (
     BEFORE_CUT,
     FIXTURE_DATA,
@@ -211,7 +212,7 @@ def _mark_notes(table: ScoreTable) -> list[Note]:
     ]
     defects = [words for method, _, words in over if not method.may_exceed and not method.resamples]
     if over:
-        pictures = all(method.resamples for method, _, _ in over)
+        pictures = all(method.base == "pixels" for method, _, _ in over)
         why = ", even with the smallest pictures or the fewest frames" * pictures
         mark(OVER, f"more entries than the budget{why}", _listed(excess, shorten=False))
     above = {label: None for budget in table.budgets or ("",) for label in sorted(table.above_bold(budget))}
@@ -309,8 +310,8 @@ def _line_notes(table: ScoreTable) -> list[Note]:
             (
                 method.resamples,
                 Rank.READING,
-                f"{method.label}: a control that evicts nothing and shows smaller pictures or fewer frames. Its entries are the "
-                "most that do not exceed the budget.",
+                f"{method.label}: a control that evicts nothing and {RESAMPLING.get(method.base)}. Its entries are the most that "
+                "do not exceed the budget.",
             ),
             (
                 method.cheats,

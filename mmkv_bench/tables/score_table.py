@@ -19,6 +19,7 @@ import numpy as np
 from mmkv_bench.config.files import conf_dir
 from mmkv_bench.statistics.column import Column
 from mmkv_bench.statistics.metric_kinds import lower_is_better
+from mmkv_bench.store.schema import RESAMPLING
 from mmkv_bench.store.study import PrimaryEndpoint
 from mmkv_bench.tables.audit import MOSTLY, Audit
 from mmkv_bench.tables.rows import BASELINE, config_of
@@ -59,8 +60,8 @@ class Line:
 
     @property
     def resamples(self) -> bool:
-        """True for the control that evicts nothing and shows smaller pictures."""
-        return self.base == "pixels"
+        """True for the controls that evict nothing and give a smaller prompt."""
+        return self.base in RESAMPLING
 
     @cached_property
     def _values(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.result import CellSpec
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.generation.smaller_prompts import LEVELS, OVER, SmallerPrompts, answered, resampled
+from mmkv_bench.generation.smaller_prompts import LEVELS, SmallerPrompts, answered, resampled
 from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.shape import config_of
 from mmkv_bench.tiny.pages import make_sample
@@ -104,7 +104,7 @@ def test_tokens_are_those_of_plain_generate_on_a_picture_made_smaller_by_hand(ti
         assert (result.bytes_full, result.bytes_device) == (whole * heads * slot, length * heads * slot)
         assert result.tokens_from_compressed == result.n_tokens
     over = found[apart[-1].cell]
-    assert over.fallback == [OVER] and over.entries_resident > over.entries_asked == 2 * heads
+    assert over.fallback == ["pixels_over_budget"] and over.entries_resident > over.entries_asked == 2 * heads
 
 
 MODELS = {

@@ -22,7 +22,9 @@ class Scorer(ABC):
         stochastic: the score depends on ``seed``; a cell of a deterministic method has none.
         needs_visual: prompts without visual tokens cannot be scored.
         negative: scores may be below 0, so that their sums are no shares.
-        resamples: nothing is scored; a run answers from the full cache of a prompt with smaller pictures (``pixels``).
+        resamples: nothing is scored; a run answers from the full cache of a prompt with smaller pictures (``pixels``) or a
+            shorter text (``cut_prompt``); alone: the sentence where no run makes it; over_budget: the fallback of a row whose
+            smallest prompt exceeds the budget.
         comparable: scores of different KV heads of a layer lie on one scale and say which head needs more entries; not
             so for scores that follow from a token's place alone or are the same in every head.
         later: names of parameters that came after cells of the method were stored. Each is a parameter of the method under
@@ -36,6 +38,8 @@ class Scorer(ABC):
     later: ClassVar[tuple[str, ...]] = ()
     halves: ClassVar[tuple[str, ...]] = ()
     resamples: bool = False
+    alone: ClassVar[str] = ""
+    over_budget: ClassVar[str] = ""
 
     @property
     def needs(self) -> Needs:

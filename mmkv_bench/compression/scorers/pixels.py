@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mmkv_bench.compression.lazy_torch import Tensor
 from mmkv_bench.compression.observation import Observation
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import UnsupportedError
-
-ALONE = (
-    "pixels shows the model smaller pictures, which a run makes of each sample's own; it compresses no cache, and a prompt "
-    "without pictures has nothing to be made smaller; use it in a run (method=pixels) on images or videos"
-)
 
 
 @dataclass(frozen=True)
@@ -31,9 +27,14 @@ class PixelsScorer(Scorer):
     needs_visual = True
     comparable = False
     resamples = True
+    over_budget: ClassVar[str] = "pixels_over_budget"
+    alone: ClassVar[str] = (
+        "pixels shows the model smaller pictures, which a run makes of each sample's own; it compresses no cache, and a prompt "
+        "without pictures has nothing to be made smaller; use it in a run (method=pixels) on images or videos"
+    )
 
     def key(self, budget: int, length: int) -> tuple[object, ...]:
         return ()
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        raise UnsupportedError(ALONE)
+        raise UnsupportedError(self.alone)
