@@ -1,16 +1,19 @@
 """Receipts of `verify`: which stored answers were made again, what of each was compared, and how it came out.
 
-A receipt is a JSON file. It names cells by their hash and each cell's answers by their digest, so that it fits no other rows.
+A receipt is a JSON file. It names cells by their hash, and each cell's answers and scores by their digests, so that it fits no
+other rows.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from mmkv_bench import __version__
@@ -20,7 +23,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.tally import tally
 
-FORMAT = 1
+FORMAT = 2
 NAMES = {"kept": "entries kept per head", "kept_digest": "digest of the kept positions"}
 """What a column says, where its name does not."""
 
@@ -61,14 +64,12 @@ def receipt(drawn: Sequence[StoredAnswer], seed: int | None, words: Sequence[str
     stores = []
     for root in dict.fromkeys(one.root for one in drawn):
         answers = [one for one in drawn if one.root == root]
-        digests = tally(Store(root)).digests
-        cells = {
-            cell: [one for one in answers if one.row["cell"] == cell]
-            for cell in {one.row["cell"]: None for one in answers}
-        }
-        stores.append(
-            {"rows": root.name, "cells": [_cell(cell, group, *digests[cell]) for cell, group in sorted(cells.items())]}
-        )
+        cells: dict[str, list[StoredAnswer]] = {}
+        for one in answers:
+            cells.setdefault(one.row["cell"], []).append(one)
+        digests, of_scores = tally(Store(root)).digests, score_digests(Store(root), cells)
+        entries = [_cell(cell, group, *digests[cell], of_scores[cell]) for cell, group in sorted(cells.items())]
+        stores.append({"rows": root.name, "cells": entries})
     return {
         "receipt": FORMAT,
         "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -83,11 +84,33 @@ def receipt(drawn: Sequence[StoredAnswer], seed: int | None, words: Sequence[str
     }
 
 
-def _cell(cell: str, answers: Sequence[StoredAnswer], stored: int, digest: str) -> dict[str, Any]:
+def score_digests(store: Store, cells: Collection[str]) -> dict[str, str]:
+    """Return by cell the digest of its samples' scores, 16 hex digits of a sha256; of a cell without scores that of none."""
+    columns = ("cell", "sample_id", "metric", "value")
+    rows = (
+        store.samples(cells, columns).select(columns).sort_by([(name, "ascending") for name in columns[:3]]).to_pandas()
+    )
+    texts = {
+        cell: part[[*columns[1:]]].to_json(orient="values", double_precision=15) for cell, part in rows.groupby("cell")
+    }
+    return {cell: hashlib.sha256(texts.get(cell, "[]").encode()).hexdigest()[:16] for cell in cells}
+
+
+def _scores(answers: Sequence[StoredAnswer]) -> dict[str, dict[str, float]]:
+    """Return by metric the mean of the answers that were scored again, as it is stored and as it came out."""
+    means = {}
+    for metric in sorted({name for one in answers for name in one.scores_again}):
+        scored = [one for one in answers if metric in one.scores_again]
+        stored, again = (fmean(one.scores[metric] for one in scored), fmean(one.scores_again[metric] for one in scored))
+        means[metric] = {"stored": stored, "made_again": again, "answers": len(scored)}
+    return means
+
+
+def _cell(cell: str, answers: Sequence[StoredAnswer], stored: int, digest: str, scores: str) -> dict[str, Any]:
     """Return what was compared in the answers of one cell.
 
     Args:
-        stored: answers that the store has of the cell; digest: their digest.
+        stored: answers that the store has of the cell; digest: their digest; scores: that of its scores.
     """
     row = answers[0].cell
     return {
@@ -96,6 +119,8 @@ def _cell(cell: str, answers: Sequence[StoredAnswer], stored: int, digest: str) 
         "dataset": row["dataset"],
         "answers_stored": stored,
         "answers_digest": digest,
+        "scores_digest": scores,
+        "scores": _scores(answers),
         "made_again": sum(bool(one.compared) for one in answers),
         "equal": sum(one.same for one in answers),
         "different": {one.row["sample_id"]: one.differing for one in answers if one.differing},
@@ -124,7 +149,8 @@ def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict
         ConfigError: a file that is no receipt, or one of other rows.
     """
     receipts: dict[Path, dict[str, Mapping[str, Any]]] = {root: {} for root in roots}
-    digests = {root: tally(Store(root)).digests for root in (roots if paths else ())}
+    stores = {root: Store(root) for root in (roots if paths else ())}
+    digests = {root: tally(store).digests for root, store in stores.items()}
     for number, path in enumerate(paths):
         made_at, entries = _read(path)
         about = [(root, cell) for root in digests for cell in entries if cell in digests[root]]
@@ -134,10 +160,11 @@ def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict
             )
         for root, cell in about:
             entry = entries[cell]
-            if digests[root][cell][1] != entry["answers_digest"]:
+            answers = digests[root][cell][1] == entry["answers_digest"]
+            if not answers or score_digests(stores[root], [cell])[cell] != entry["scores_digest"]:
                 raise ConfigError(
-                    f"{path} is about other answers of cell {cell[:8]} ({entry['label']}) than {root} holds; "
-                    "verify these rows anew"
+                    f"{path} is about other {'scores' if answers else 'answers'} of cell {cell[:8]} ({entry['label']}) than "
+                    f"{root} holds; verify these rows anew"
                 )
             receipts[root][cell] = entry | {"made_at": made_at, "file": f"{number}-{path.name}", "path": path}
     return receipts
@@ -148,7 +175,7 @@ def _read(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["receipt"] != FORMAT:
-            raise ValueError(f"format {data['receipt']}")
+            raise ValueError(f"format {data['receipt']}, read here is {FORMAT}: verify anew")
         return str(data["made_at"]), {
             entry["cell"]: _checked(entry) for part in data["stores"] for entry in part["cells"]
         }
@@ -167,7 +194,8 @@ def _checked(entry: Any) -> dict[str, Any]:
 
 
 _KINDS = {
-    **dict.fromkeys(("cell", "label", "answers_digest"), str),
+    **dict.fromkeys(("cell", "label", "answers_digest", "scores_digest"), str),
+    "scores": dict,
     **dict.fromkeys(("answers_stored", "made_again", "equal"), int),
 }
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ SCORES = "scores"
 
 EQUAL, DIFFERENT, OTHER_VERSIONS, INTERRUPTED = "equal", "different", "other versions", "interrupted"
 AT_ONCE = 50  # answers made again between two looks at what was compared
+FIRST = 4  # before the first look, so that the time left is known soon
 
 
 @dataclass
@@ -64,7 +65,7 @@ class StoredAnswer:
     """An answer that is made again: its store, its `responses` row and the row of its cell; then the outcome.
 
     Attributes:
-        scores: stored values by metric, without those that are null.
+        scores: stored values by metric, without those that are null. scores_again: those of the new answer.
         outcome: `equal`, `different`, or why the answer was not made again.
         compared, differing: columns that were compared, and those that are not equal; `scores` among them.
         kept: per layer int32 [KV heads, m], kept positions of the prompt, ascending behind padding of -1; None unless `remake`
@@ -75,6 +76,7 @@ class StoredAnswer:
     row: Row
     cell: Row
     scores: Mapping[str, float] = field(default_factory=dict)
+    scores_again: Mapping[str, float] = field(default_factory=dict)
     outcome: str = ""
     compared: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
@@ -129,7 +131,8 @@ def make_again(
         try:
             for _, together in groupby(sorted(wanted, key=_run_of), key=_run_of):
                 group = sorted(together, key=lambda one: one.row["doc_id"])
-                for part in (group[place : place + AT_ONCE] for place in range(0, len(group), AT_ONCE)):
+                ends = [0, *range(FIRST, len(group), AT_ONCE), len(group)]
+                for part in (group[begin:end] for begin, end in pairwise(ends) if begin < end):
                     bar.relabel(f"{part[0].root.name} {part[0].row['dataset']}")
                     with consent.rows_name_files(_method_files(part) if run_code else ()):
                         _repeat(part, model, watch)
@@ -203,7 +206,8 @@ def stored_answers(store: Store, keys: Iterable[tuple[str, str]]) -> list[Stored
 def _at(rows: pa.Table, keys: Collection[tuple[str, str]]) -> list[Row]:
     """Return the rows with these keys (cell, sample id)."""
     pairs = zip(rows["cell"].to_pylist(), rows["sample_id"].to_pylist(), strict=True)
-    return rows.take([place for place, key in enumerate(pairs) if key in keys]).to_pylist()
+    places = [place for place, key in enumerate(pairs) if key in keys]
+    return rows.take(places).to_pylist() if places else []
 
 
 def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: RequestTimeout | None) -> None:
@@ -229,10 +233,11 @@ def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch:
         key = one.row["cell"], one.row["sample_id"]
         one.compared = [name for name in COMPARED if one.row[name] is not None]
         one.differing = [name for name in one.compared if one.row[name] != rows[key][name]]
-        common = one.scores.keys() & scores.get(key, {}).keys()
-        if common:
+        one.scores_again = {name: value for name, value in scores.get(key, {}).items() if name in one.scores}
+        if one.scores_again:
             one.compared.append(SCORES)
-            one.differing += [SCORES] if any(one.scores[name] != scores[key][name] for name in common) else []
+            changed = any(one.scores[name] != value for name, value in one.scores_again.items())
+            one.differing += [SCORES] * changed
         one.outcome = DIFFERENT if one.differing else EQUAL
 
 

@@ -16,7 +16,7 @@ ROWS = conf_dir().parent / "results" / "tiny" / "large"
 def test_the_page_of_a_verified_cell_links_its_receipt_and_others_say_how_to_get_one(tmp_path):
     drawn = draw([ROWS], 1, 0)
     for one in drawn:
-        one.compared, one.outcome = ["status", "answer"], EQUAL
+        one.compared, one.outcome, one.scores_again = ["status", "answer", "scores"], EQUAL, one.scores
     file = tmp_path / "receipt.json"
     file.write_text(json.dumps(receipt(drawn, 0)))
     receipts = receipts_of([file], [ROWS])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from statistics import fmean
 
 import pyarrow.compute as pc
 import pytest
@@ -87,6 +88,11 @@ def test_words_choose_the_cells_whose_answers_are_all_made_again_and_the_receipt
         "kept_digest": digests,
     }
     assert receipts_of([receipt], [rows])[rows][entry["cell"]]["equal"] == 4
+    values = Store(rows).samples([entry["cell"]]).to_pylist()
+    for metric, means in entry["scores"].items():
+        mean = fmean(row["value"] for row in values if row["metric"] == metric)
+        assert means == {"stored": mean, "made_again": mean, "answers": 4}
+    assert entry["scores"], "the recounted score stands in the receipt"
 
     root = shutil.copytree(rows, tmp_path / "rows")
     tamper(root, stored[2], answer="another one")
@@ -95,7 +101,7 @@ def test_words_choose_the_cells_whose_answers_are_all_made_again_and_the_receipt
     with pytest.raises(ConfigError, match="about other answers of cell"):
         receipts_of([receipt], [root])
     for text, message in (
-        ('{"receipt": 1}', "is no receipt"),
+        ('{"receipt": 1}', "is no receipt .*verify anew"),
         (receipt.read_text().replace(entry["cell"], "0" * 16), "no cell of"),
     ):
         receipt.write_text(text)
@@ -107,11 +113,16 @@ def test_a_changed_score_is_found(rows, tmp_path, capsys):
     root = shutil.copytree(rows, tmp_path / "rows")
     store, cell = Store(root), draw([root], None, 0)[0].row["cell"]
     samples, metrics = store.samples([cell]), store.metrics([cell])
+    receipt = tmp_path / "receipt.json"
+    assert main([str(root), cell, "--samples", "1", "--receipt", str(receipt)]) == 0
+    assert receipts_of([receipt], [root])[root][cell]["equal"] == 1
     value = pc.subtract(1.0, samples["value"])
     samples = samples.set_column(samples.column_names.index("value"), "value", value)
     store.write_scores(iter([samples]), lambda rows: metrics)
     assert main([str(root), cell, "--all"]) == 1
     assert ": scores" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="about other scores of cell"):
+        receipts_of([receipt], [root])
 
 
 def test_words_that_choose_nothing_are_answered(rows, tmp_path, capsys):
