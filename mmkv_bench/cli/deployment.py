@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import ONE_BY_ONE
 from mmkv_bench.efficiency.plan import TEXT, kind_of
+from mmkv_bench.efficiency.summary import summary_lines
 from mmkv_bench.forecast.device_speed import slug_of
 from mmkv_bench.forecast.roofline import MS, prefill_operations
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.deployment import (
     COUNTED,
     LEAST,
@@ -45,8 +48,15 @@ def deployment_of(
     Raises:
         ConfigError: a folder without scored rows.
     """
-    losses = [loss for folder in scores for loss in _losses(folder)]
     passes, notes = _measured(plan, forecasts)
+    losses = []
+    for folder in scores:
+        losses += (own := _losses(folder))
+        models = sorted({key[0] for loss in own for key in loss.lost})
+        if plan.model.name not in models:
+            words = f"{folder} has scores of {', '.join(models) or 'no model'}, and none of {plan.model.name}; no column shows them."
+            notes = [*notes, Note(words, Rank.WARNING)]
+    largest = _largest(plan, forecasts) if passes else {}
     counted = {(one.cell, one.tokens, one.visual_tokens > 0, one.batch): one for one in peaks if one.peaks}
     tables = []
     for (prompts, tokens), group in groupby(forecasts.datasets, lambda one: (one.dataset, one.tokens)):
@@ -64,7 +74,9 @@ def deployment_of(
                 label += f" {cell.reading}" if cell.reading not in (None, "paper") else ""
                 option = _option(cell, one, counted.get((label, tokens, kind_of(prompts) != TEXT, one.sequences)))
                 place = option.key, option.batch
-                options.setdefault(place, measured[place].over(option) if place in measured else option)
+                option = measured[place].over(option) if place in measured else option
+                sequences = largest.get((cell.cell, tokens))
+                options.setdefault(place, option if sequences is None else replace(option, largest=sequences))
         device = ", ".join({setting.device: None for setting in used} or [forecasts.given.device])
         setting = Setting(plan.model.name, device, prompts, tokens, plan.pass_config.batch_prefill)
         disturbed = [note for rows in used.values() for note in rows.notes]
@@ -113,6 +125,20 @@ def _measured(plan: EfficiencyPlan, forecasts: Forecast) -> tuple[Mapping[Settin
         return found, []
     words = f"Passes in {plan.out} were measured on {', '.join(devices)}, not on {asked or 'one device'}, and are not used; "
     return {}, [Note(f"{words}`mmkv-bench tables {plan.out} --metric tpot_s,tokens_s,peak` prints them.", Rank.WARNING)]
+
+
+def _largest(plan: EfficiencyPlan, forecasts: Forecast) -> dict[tuple[str, int], Estimate]:
+    """By cell and length of the prompt, the largest batch that passes of `batch=max` measured; none where they were under another
+    memory limit than the one that is asked about."""
+    if plan.memory_limit not in (None, forecasts.given.memory) and forecasts.given.memory is not None:
+        return {}
+    rows = Store(plan.out).timings([cell.cell for cell in plan.cells])
+    lines = summary_lines(rows, plan.baselines, None, plan.memory_limit)
+    if not len(lines):
+        return {}
+    lines = lines[lines["largest_batch"].notna() & lines["batch_prefill"].isin([plan.pass_config.batch_prefill])]
+    keys = zip(lines["cell"], lines["prompt_tokens"].astype(int), strict=True)
+    return {key: Estimate(float(most)) for key, most in zip(keys, lines["largest_batch"], strict=True)}
 
 
 def _losses(folder: str) -> list[ScoreLoss]:

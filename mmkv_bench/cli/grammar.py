@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from mmkv_bench.cli.rephrase import command, rephrased
+from mmkv_bench.cli.rephrase import rephrased, written
 from mmkv_bench.config import field_words
 from mmkv_bench.errors import SIMILAR, ConfigError, nearest
 
@@ -97,9 +97,10 @@ class Parser(argparse.ArgumentParser):
         loose = unknown if settings is None else [word for word in (*unknown, *settings) if not _is_setting(word)]
         if loose and settings is not None:
             valued = [flag for action in self._actions if action.nargs is None for flag in action.option_strings]
-            words = rephrased(arguments, self._option_string_actions, valued)
+            words = rephrased(self.prog, arguments, self._option_string_actions, valued)
             if not {*loose} & {*words}:
-                raise ConfigError(f"{loose[0]!r} is not written so; write {command(self.prog, words)}")
+                raise ConfigError(f"{loose[0]!r} is not written so; write {written(self.prog, words)}")
+            loose = [word for word in loose if word in words]
         for word in loose:
             flag = word.partition("=")[0]
             if answer := field_words.VERBS.get(flag.lstrip("-").replace("_", "-")):
@@ -178,12 +179,19 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
     if "=" in first or first.startswith(("-", "~", "+")):
         return "run", list(arguments)
     if answer := field_words.VERBS.get(first.lower().replace("_", "-")):
+        line, words_go_on, _ = answer.partition("{words}")
+        if words_go_on:
+            program = line.rpartition("`")[2]
+            try:
+                rest = rephrased(program, [word for word in rest if word != "--slurm"])
+            except ConfigError as error:
+                raise ConfigError(f"{first!r} is no verb; {answer.format(words='')}. {error}") from None
         raise ConfigError(
             f"{first!r} is no verb; {answer.format(words=''.join(f' {shlex.quote(word)}' for word in rest))}"
         )
-    words = rephrased(arguments)
+    words = rephrased(PROGRAM, arguments)
     if all("=" in word for word in words):
-        raise ConfigError(f"{first!r} is no verb; write {command(PROGRAM, words)}")
+        raise ConfigError(f"{first!r} is no verb; write {written(PROGRAM, words)}")
     clause = nearest(first, VERBS)
     if not clause.startswith(SIMILAR):
         clause = f"`{PROGRAM} --help` lists the verbs, and settings of a run are written key=value"

@@ -15,18 +15,22 @@ from mmkv_bench.errors import ConfigError
 
 _BUDGET = re.compile(r"\d+(\.\d+)?%?")
 _SEVERAL = ("-m", "--multirun")
+_CHOICES = ("method", "model", "dataset", "experiment")
 
 
-def rephrased(words: Sequence[str], flags: Collection[str] = (), valued: Collection[str] = ()) -> list[str]:
+def rephrased(
+    program: str, words: Sequence[str], flags: Collection[str] = (), valued: Collection[str] = ()
+) -> list[str]:
     """The words with what means a setting written as one; other words stay as they are.
 
     Args:
-        flags: of the verb, which stay; valued: those that the next word is the value of.
+        program: with its verb. flags: of the verb, which stay; valued: those that the next word is the value of.
 
     Raises:
-        ConfigError: a word whose meaning depends on more than the word, with what to type for it.
+        ConfigError: a word whose meaning depends on more than the word, with what to type for it and the other words as settings.
     """
     left, result = [word for word in words if word not in _SEVERAL or word in flags], list[str]()
+    answers: list[str] = []
     several = len(left) < len(words)
     while left:
         word = left.pop(0)
@@ -36,12 +40,47 @@ def rephrased(words: Sequence[str], flags: Collection[str] = (), valued: Collect
         elif divided and not word.startswith("-"):
             result.append(_setting(key, value) if several else word)
         elif _is_key(key) and (divided or (left and left[0][:1] != "-" and "=" not in left[0])):
-            setting = _setting(key, value if divided else left[0])
-            left = left if divided else left[1:]
-            result += ["scenario=efficiency", setting] if key == "batch" else [setting]
+            values = [value] if divided else [left.pop(0)]
+            while word.startswith("--") and left and left[0][:1] != "-" and "=" not in left[0] and not _is_key(left[0]):
+                values.append(left.pop(0))  # --dataset one two
+            try:
+                setting = _setting("dataset" if word == "--data" else key, ",".join(values))
+            except ConfigError as error:
+                answers.append(str(error))
+                continue
+            speed = "scenario=efficiency"
+            result += [speed, setting] if key == "batch" and speed not in (*program.split(), *result) else [setting]
+        elif answer := ANSWERS.get(key.lower().replace("-", "_")):
+            answers.append(f"{word}: {filled(answer, value)}")
         else:
             result.append(_choice(word))
+    if answers:
+        others = (
+            f". The other words are written {command(program, result)}" if any("=" in one for one in result) else ""
+        )
+        raise ConfigError(f"{'. '.join(dict.fromkeys(answers))}{others}")
     return result
+
+
+def written(program: str, words: Sequence[str]) -> str:
+    """The command line of settings whose choices exist.
+
+    Raises:
+        ConfigError: a choice that there is not, with the command line that lacks it.
+    """
+    from mmkv_bench.config.compose import compose
+
+    for place, word in enumerate(words):
+        key = word.partition("=")[0]
+        if key in _CHOICES:
+            try:
+                compose([word])
+            except ConfigError as error:
+                line = command(program, [*words[:place], f"{key}=_", *words[place + 1 :]])
+                raise ConfigError(
+                    f"{error}. With one that there is, write {line.replace('=_', '=<' + key + '>')}"
+                ) from None
+    return command(program, words)
 
 
 def command(program: str, words: Sequence[str]) -> str:
@@ -70,10 +109,5 @@ def _choice(word: str) -> str:
     """A name as the choice that it is, a number as a budget; other words as they are."""
     if _BUDGET.fullmatch(word):
         return f"budget={word}"
-    chosen = [
-        f"{group}={name}"
-        for group in ("method", "model", "dataset", "experiment")
-        for name in [canonical(group, word)]
-        if name in options(group)
-    ]
+    chosen = [f"{group}={name}" for group in _CHOICES for name in [canonical(group, word)] if name in options(group)]
     return chosen[0] if len(chosen) == 1 and not word.startswith("-") else word

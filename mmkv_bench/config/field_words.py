@@ -92,12 +92,18 @@ NAME_ANSWERS = {
             "scores of the library kvpress are run by `method=kvpress kvpress.press=TOVAPress`",
         ),
         (
+            "fastv sparsevlm pyramiddrop visionzip",
+            "it drops visual tokens of the prompt, and the methods here drop entries of the cache; `mmkv-bench run --help` lists "
+            "them, nearest is `method=mmshift`",
+        ),
+        ("kivi2bit kivi2", "bits are a parameter: write `method=kivi kivi.bits=2`"),
+        (
             "none no null baseline original dense",
             "the cache without compression is `method=full`, and it runs beside every other method, too",
         ),
     ),
     "dataset": _by_word(
-        ("all *", "`mmkv-bench data list` lists the datasets; all of a benchmark are `dataset=milebench`"),
+        ("all * list help", "`mmkv-bench data list` lists the datasets; all of a benchmark are `dataset=milebench`"),
     ),
     "model": _by_word(
         ("all *", "a run takes one model; `mmkv-bench run --help` lists them"),
@@ -109,12 +115,13 @@ NAME_ANSWERS = {
 _LEAVE = "; leave it out"
 ANSWERS = _by_word(
     (
-        "ratio sparsity_ratio kv_ratio cache_ratio",
+        "ratio ratios sparsity_ratio kv_ratio cache_ratio",
         "it says neither what stays nor what goes: `budget={kept}` keeps {kept} of the entries, `budget={rest}` takes {kept} "
         "away; write one of them",
     ),
     (
-        "compression_ratio pruning_ratio prune_ratio eviction_ratio evict_ratio drop_ratio sparsity compression",
+        "compression_ratio compression_ratios pruning_ratio prune_ratio eviction_ratio evict_ratio drop_ratio sparsity "
+        "compression",
         "it counts what goes, and a budget what stays: write `budget={rest}`",
     ),
     (
@@ -153,7 +160,8 @@ ANSWERS = _by_word(
     ),
     (
         "resume overwrite force continue rerun restart",
-        "a run goes on from the rows in its folder" + _LEAVE + ", or begin anew with `out=runs/new`",
+        "a run goes on by itself from the rows in its folder: leave it out and write the run's command again, or begin anew with "
+        "`out=runs/new`",
     ),
     ("verbose debug verbosity log_level quiet", "nothing more or less can be said" + _LEAVE),
     ("trust_remote_code", "remote code is never run" + _LEAVE),
@@ -184,6 +192,11 @@ ANSWERS = _by_word(
         "write `hydra.launcher.timeout_min={minutes}`",
     ),
     ("mem slurm.mem hydra.launcher.mem", "write `hydra.launcher.mem_gb={digits}`"),
+    (
+        "array_index array_id shard_id num_shards n_shards shard_index world_size",
+        "a process takes one part of each dataset, counted from 0, by `shard=0/8`, and `mmkv-bench sweep launcher=slurm "
+        "shards=8` writes the array itself",
+    ),
     ("split dataset_split", "write `dataset.split={value}`"),
     ("subset", "the first samples are `limit={value}`, and a part of a benchmark is a dataset; write that"),
     ("hydra.run.dir", "the folder of a run's rows is `out={value}`; write that"),
@@ -204,13 +217,22 @@ VERBS = _by_word(
     ("datasets tasks benchmarks list-datasets", "write `mmkv-bench data list`"),
     ("help", "write `mmkv-bench --help`, or for what a run takes `mmkv-bench run --help`"),
     ("version", "write `mmkv-bench --version`"),
+    (
+        "latency throughput speed memory estimate-memory estimate-latency efficiency",
+        "write `mmkv-bench plan scenario=efficiency{words}` for a forecast; `mmkv-bench run scenario=efficiency` measures",
+    ),
     ("info env doctor dry-run dryrun estimate", "write `mmkv-bench plan{words}`"),
     (
         "download prepare pull",
         "a run downloads what it lacks; write `mmkv-bench data check{words}` to see what that is",
     ),
     (
-        "leaderboard results table compare summary",
+        "compare diff",
+        "methods stand beside one another in the table of a run (`mmkv-bench run method=[snapkv,keydiff] budget=64`), those of "
+        "stored rows in `mmkv-bench tables <rows> --pairs`, and several folders in `mmkv-bench report <rows> --out <folder>`",
+    ),
+    (
+        "leaderboard results table summary",
         "`mmkv-bench tables <rows>` prints scores, `mmkv-bench report <rows> --out <folder>` makes pages",
     ),
     (

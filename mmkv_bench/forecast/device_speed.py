@@ -100,8 +100,12 @@ def named(slug: str) -> DeviceSpeed:
     """
     speeds = stored()
     if slug not in speeds:
-        help = nearest(slug, speeds) if speeds else "none was measured; run `mmkv-bench plan --measure auto` on it"
-        raise ConfigError(f"--device {slug}: no measurement of it is in {folder()}; {help}")
+        help = nearest(slug, speeds) if speeds else "none was measured"
+        raise ConfigError(
+            f"--device {slug}: no measurement of it is in {folder()}; {help}. "
+            "Run `mmkv-bench plan --measure auto` on the device, or give the numbers of its data sheet: --device-memory [GiB], "
+            "--bandwidth [GB/s] and --matmul [TFLOP/s]"
+        )
     return speeds[slug]
 
 

@@ -77,12 +77,17 @@ class CellPeaks:
 
 
 def count_peaks(
-    plan: Plan, forecast: Forecast, prompts: Sequence[DryPrompt] | None = None, reserve: int = 32
+    plan: Plan,
+    forecast: Forecast,
+    prompts: Sequence[DryPrompt] | None = None,
+    reserve: int = 32,
+    tell: Callable[[int, int, str], None] = lambda done, total, label: None,
 ) -> tuple[list[CellPeaks], list[str]]:
     """Every different cell at every length and batch of the forecast, and notes.
 
     Args:
-        prompts: in the place of those lengths; reserve: slots for an answer's tokens.
+        prompts: in the place of those lengths; reserve: slots for an answer's tokens. tell: called before each dry run with how
+            many are done, of how many, and a label.
 
     Raises:
         ConfigError: a model whose shape is not here.
@@ -95,8 +100,10 @@ def count_peaks(
     prompts = _prompts(plan, forecast, config) if prompts is None else prompts
     batches = list(dict.fromkeys(one.sequences for one in forecast.datasets)) or [1]
     counted, memory = [], forecast.given.memory
+    runs = list(product(prompts, cells.items()))
     with dry_model(config, plan.cells[0].dtype, model.attention, kind) as dry:
-        for prompt, (name, cell) in product(prompts, cells.items()):
+        for number, (prompt, (name, cell)) in enumerate(runs):
+            tell(number, len(runs), f"{name} at {prompt.types.shape[1]:,} tokens")
             one = CellPeaks(name, prompt.types.shape[1], int((prompt.types > 0).sum()), {})
             try:
                 peaks = dry.peaks(*cell, prompt.types, prompt.inputs, reserve=reserve)

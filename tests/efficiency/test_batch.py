@@ -4,6 +4,7 @@ found from rows alone, up to the limit of memory."""
 from __future__ import annotations
 
 import copy
+import json
 import math
 from itertools import pairwise
 
@@ -26,6 +27,7 @@ from mmkv_bench.models.load import LoadedModel
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.status import status
 from tests import zoo
+from tests.cli.setting import verb
 from tests.efficiency.test_scenario import composed
 from tests.generation import common
 from tests.run.setting import done, go
@@ -435,3 +437,14 @@ def test_a_batch_on_another_device_is_the_hosts_and_its_memory_ends_where_it_is_
         with pytest.raises(torch.OutOfMemoryError):
             made.counted(given, cell, counted.peaks["total"].allocated - 1)
         assert made.counted(given, cell, counted.peaks["total"].allocated).peaks == counted.peaks
+
+
+@pytest.mark.full
+def test_a_plan_prints_the_largest_batches_that_were_measured(ran, capsys):
+    full, few = sorted({line["cell"]: line["largest_batch"] for line in ran[1].document["efficiency"]}.values())
+    assert verb("plan")([*ASKED, "model.device=cpu", f"out={ran[0]}", "--json"]) == 0
+    options = json.loads(capsys.readouterr().out.splitlines()[-1])["deployment"]
+    told = {
+        (one["method"], one["budget"]): (one["value"], one["source"]) for one in options if one["name"] == "largest"
+    }
+    assert told == {("full", "all"): (full, "measured"), ("snapkv", "8"): (few, "measured")}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.cli.grammar import Parser, amount, configuration, count, overrides_of, reader
@@ -152,9 +154,10 @@ def _print_passes(
     from mmkv_bench.tables.formats import write
 
     todo = missing(plan, Store(plan.out).timings(plan.names), list(plan.retry))
-    forecasts = forecast(
-        plan, passes.workloads_of(plan, todo), _assumptions(given, plan, launcher), passes.notes_of(plan)
-    )
+    assumptions = _assumptions(given, plan, launcher)
+    if plan.memory_limit is not None and given.device_memory is None:
+        assumptions = replace(assumptions, memory=plan.memory_limit)
+    forecasts = forecast(plan, passes.workloads_of(plan, todo), assumptions, passes.notes_of(plan))
     lacks = preflight.weights_lacking(plan.model)
     peaks: list[CellPeaks] = []
     notes: list[str] = []
@@ -175,8 +178,18 @@ def _peaks(
     plan: Plan, forecasts: Forecast, prompts: Sequence[DryPrompt] | None = None, reserve: int = 32
 ) -> tuple[list[CellPeaks], list[str]]:
     from mmkv_bench.forecast.memory import count_peaks  # torch
+    from mmkv_bench.run.progress import duration
 
-    return count_peaks(plan, forecasts, prompts, reserve)
+    begin = time.monotonic()
+
+    def tell(done: int, total: int, label: str) -> None:
+        left = f", {duration((time.monotonic() - begin) / done * (total - done))} left" if done else ""
+        print(
+            f"counting memory in dry runs of the model's code: {done} of {total} done{left}; next {label}",
+            file=sys.stderr,
+        )
+
+    return count_peaks(plan, forecasts, prompts, reserve, tell)
 
 
 def _memory(forecasts: Forecast, peaks: Sequence[CellPeaks], notes: Sequence[str]) -> dict[str, Any]:

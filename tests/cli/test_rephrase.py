@@ -1,0 +1,28 @@
+"""Promise: flags of other programs are answered with the settings that they are, never with a choice that there is not."""
+
+from __future__ import annotations
+
+from mmkv_bench.cli.main import main
+
+LINES = {
+    "run --method FastV --limit 5": ["unknown method 'FastV'", "`mmkv-bench run method=<method> limit=5`"],
+    "--tasks list": ["unknown dataset 'list'; `mmkv-bench data list`"],
+    "--data docvqa chartqa --verbose": ["leave it out", "`mmkv-bench run 'dataset=[docvqa,chartqa]'`"],
+    "run --method snapkv --budget 64 --resume": ["leave it out", "`mmkv-bench run method=snapkv budget=64`"],
+    "run --method snapkv --bs 4": ["`fork_batch=4`", "The other words are written `mmkv-bench run method=snapkv`"],
+    "sweep --methods snapkv,h2o --ratios 0.1,0.2": ["`budget=[10%,20%]`", "`mmkv-bench sweep 'method=[snapkv,h2o]'`"],
+    "plan --methods snapkv --context 32k": ["lengths=[32768]", "`mmkv-bench plan method=snapkv`"],
+    "submit --slurm --time 02:00:00 --method snapkv": [
+        "`hydra.launcher.timeout_min=120`",
+        "`mmkv-bench sweep launcher=slurm method=snapkv`",
+    ],
+    "memory --model tiny --batch 16": ["`mmkv-bench plan scenario=efficiency model=tiny batch=16`"],
+    "run --method snapkv --budget 64": ["'--method' is not written so; write `mmkv-bench run method=snapkv budget=64`"],
+}
+
+
+def test_each_line_is_answered_with_what_to_type(capsys):
+    for line, parts in LINES.items():
+        assert main(line.split()) == 2, line
+        error = capsys.readouterr().err
+        assert all(part in error for part in parts) and error.count("\n") == 1, (line, error)
