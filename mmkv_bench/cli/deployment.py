@@ -54,7 +54,7 @@ def deployment_of(
         losses += (own := _losses(folder))
         models = sorted({key[0] for loss in own for key in loss.lost})
         if plan.model.name not in models:
-            words = f"{folder} has scores of {', '.join(models) or 'no model'}, and none of {plan.model.name}; no column shows them."
+            words = f"{folder} has scores of {', '.join(models) or 'no model'}, none of {plan.model.name}; no column shows it."
             notes = [*notes, Note(words, Rank.WARNING)]
     largest = _largest(plan, forecasts) if passes else {}
     counted = {(one.cell, one.tokens, one.visual_tokens > 0, one.batch): one for one in peaks if one.peaks}
@@ -80,7 +80,7 @@ def deployment_of(
         device = ", ".join({setting.device: None for setting in used} or [forecasts.given.device])
         setting = Setting(plan.model.name, device, prompts, tokens, plan.pass_config.batch_prefill)
         disturbed = [note for rows in used.values() for note in rows.notes]
-        further = [*notes, *disturbed, *_prefill(forecasts, tokens), *_ragged(plan.cells)]
+        further = [*notes, *disturbed, *_prefill(forecasts, tokens, plan.cells), *_ragged(plan.cells)]
         tables.append(deployment_table(setting, [*options.values()], losses, forecasts.given.memory, further))
     return tables
 
@@ -92,8 +92,10 @@ def _option(cell: Cell, one: DatasetForecast, peak: CellPeaks | None) -> Option:
     )
     numbers: dict[str, Any] = {}
     if line is not None:
-        numbers["nbytes"] = Estimate(line.needs, LEAST)
-        if line.batch is not None:
+        whole = not cell.compressor.resamples  # a smaller prompt needs less while it is prefilled
+        if whole:
+            numbers["nbytes"] = Estimate(line.needs, LEAST)
+        if whole and line.batch is not None:
             numbers["largest"] = Estimate(line.batch, MOST)
         if line.ms is not None:
             numbers["step_s"] = Estimate(line.ms / MS, LEAST)
@@ -148,13 +150,15 @@ def _losses(folder: str) -> list[ScoreLoss]:
     return score_losses(build(load(folder)), folder)
 
 
-def _prefill(forecasts: Forecast, tokens: int) -> list[Note]:
+def _prefill(forecasts: Forecast, tokens: int, cells: Sequence[Cell]) -> list[Note]:
     """A note about the time before an answer, which no budget shortens."""
     rate, decoder = forecasts.given.rate, forecasts.sizes.decoder
     if rate is None or decoder is None:
         return []
     seconds = prefill_operations(decoder, tokens) / rate
-    return [Note(f"The prefill of one prompt takes at least {number(seconds)} s, whatever the budget.", Rank.MARK)]
+    smaller = dict.fromkeys(cell.method for cell in cells if cell.compressor.resamples)
+    but = f"; {' and '.join(smaller)}, whose prompts are smaller, less" * bool(smaller)
+    return [Note(f"The prefill of one prompt takes at least {number(seconds)} s, whatever the budget{but}.", Rank.MARK)]
 
 
 def _ragged(cells: Sequence[Cell]) -> list[Note]:

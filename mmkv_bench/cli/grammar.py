@@ -56,7 +56,7 @@ VERBS = {
     "pack": ("rows", "write the rows of a finished run as few files, each below 10 MB, with checksums; in place"),
     "fetch": (
         "rows",
-        "fetch published rows from a folder, a web server or the hub; every file is checked before it is kept",
+        "fetch published rows from a folder, a web server or the hub, or a model's weights; checked before they are kept",
     ),
     "export": (
         "rows",

@@ -27,7 +27,7 @@ from tests.compression import oracles
 from tests.generation import common
 
 LAYERS = 3
-OPEN = {*OUTSIDE, "pixels"}  # built from what the user names: tests/methods; no compressor of a cache
+OPEN = {*OUTSIDE, "pixels", "cut_prompt"}  # built from what the user names: tests/methods; no compressor of a cache
 NAMES = sorted(set(options("method")) - {"full"} - OPEN)
 READINGS = ("paper", "released")
 DEFAULTS = method_defaults(NAMES)  # composed once, because that is slow

@@ -27,7 +27,13 @@ from tests import zoo
 from tests.each import each
 
 CPU, TOKENS = torch.device("cpu"), 384
-OUTSIDE = {"custom", "kvpress", "snapkv_kvpress", "pixels"}  # name files and packages of their users; compress no cache
+OUTSIDE = {
+    "custom",
+    "kvpress",
+    "snapkv_kvpress",
+    "pixels",
+    "cut_prompt",
+}  # name files and packages of their users; compress no cache
 NAMES = sorted(set(options("method")) - OUTSIDE)
 BUDGET = Budget.parse(0.2)
 

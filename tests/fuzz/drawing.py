@@ -15,7 +15,7 @@ from mmkv_bench.config.files import options
 from mmkv_bench.methods.node import flat_parameters
 from tests.fuzz.mistakes import MISTAKES
 
-OUTSIDE = ("custom", "kvpress", "pixels")  # they run code from elsewhere, or make prompts of their own
+OUTSIDE = ("custom", "kvpress", "pixels", "cut_prompt")  # they run code from elsewhere, or make prompts of their own
 METHODS = tuple(name for name in options("method") if name not in OUTSIDE)
 PAGES = tuple(name for name in options("dataset") if name.startswith("pages"))
 FIXTURES = ("docvqa", "needle", "milebench_tqa", "chartqa", "longbench_trec", "vstar")

@@ -80,7 +80,12 @@ def some(cells: list) -> list:
     return [group[turn % len(group)] for turn, group in enumerate(groups.values())]
 
 
-OUTSIDE = {"custom", "kvpress", "pixels"}  # take a file or a package of the user's, or the pictures of a run
+OUTSIDE = {
+    "custom",
+    "kvpress",
+    "pixels",
+    "cut_prompt",
+}  # take a file or a package of the user's, or the pictures of a run
 
 
 @functools.cache

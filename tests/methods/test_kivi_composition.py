@@ -18,7 +18,14 @@ from tests.plan.setting import cells
 
 TARGET = "mmkv_bench.compression.decoding.kivi.KIVI"
 POLICY = {"_target_": TARGET, "bits": 4, "group": 4, "residual": 8}
-WITHOUT = {"full", "kivi", "pixels", "custom", "kvpress"}  # nothing is evicted, or the code is not in the package
+WITHOUT = {
+    "full",
+    "kivi",
+    "pixels",
+    "cut_prompt",
+    "custom",
+    "kvpress",
+}  # nothing is evicted, or the code is not in the package
 # Parameters without which a method needs what was measured of a model: other calibrated ones are tried as they are.
 ONLINE = {"prefixkv": {"mode": "online"}, "kivi_prefixkv": {"mode": "online"}}
 NAMES = sorted(set(options("method")) - WITHOUT)

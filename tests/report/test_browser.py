@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmkv_bench.config.files import conf_dir
 from mmkv_bench.report.build import build_report
 from mmkv_bench.store.kept_entries import digest, packed, unpacked
 from mmkv_bench.store.store import Store
@@ -63,6 +64,7 @@ def report(root: Path) -> Path:
     with Store(store).writer("w") as writer:
         writer.commit([first], asked | {"images": [str(image)], "visual": sum(boxes, [])})
     build_report([store], root / "report", 12)
+    build_report([conf_dir().parent / "results" / "tiny" / "efficiency"], root / "timed", 1)
     return root / "report"
 
 
@@ -249,7 +251,7 @@ def test_no_page_breaks_a_rule_of_axe_and_no_chart_has_a_button_that_uploads_it(
     axe = Path(package.__file__).with_name("axe.min.js").read_text()
     broken, buttons = [], set()
     for screen, options in SCREENS.items():
-        for page in PAGES:
+        for page in (*PAGES, "../timed/passes.html"):
             tab = go(page, **options)
             tab.wait_for_selector("#cells a" if page == "table.html" else "body[data-ready]")
             tab.evaluate(axe)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mmkv_bench.cli.grammar import Parser, count, rows_folder
 from mmkv_bench.cli.verbs.measure import ANALYSES
+from mmkv_bench.errors import ConfigError
 
 
 def plot_options(parser: Parser) -> None:
@@ -62,7 +63,17 @@ def plot(given: argparse.Namespace) -> int:
     from mmkv_bench.tables.figure import save
 
     options = {field.name: getattr(given, field.name) for field in fields(PlotRequest)}
+    stem = _stem(given.out)
     figure, left_out = draw(PlotRequest(**options))
-    for line in [*save(figure, given.out), *left_out]:
+    for line in [*save(figure, stem), *left_out]:
         print(line)
     return 0
+
+
+def _stem(path: Path) -> Path:
+    """The path without `.png` or `.svg`, of which both are made; other kinds of picture are refused."""
+    if path.suffix.lower() in (".pdf", ".jpg", ".jpeg", ".eps"):
+        raise ConfigError(
+            f"--out {path}: pictures are PNG and SVG; write --out {path.with_suffix('')}, which makes both"
+        )
+    return path.with_suffix("") if path.suffix.lower() in (".png", ".svg") else path

@@ -62,12 +62,14 @@ def _mib(folder: Path) -> float:
 
 
 def fetch_options(parser: Parser) -> None:
-    """Source and target of the rows."""
+    """Source and target of the rows, or a model."""
     parser.add_argument(
         "source",
-        help="what `mmkv-bench pack --publish` made: a folder, https://..., or hf://datasets/<owner>/<name>[@revision][/folder]",
+        help="what `mmkv-bench pack --publish` made: a folder, https://..., or hf://datasets/<owner>/<name>[@revision][/folder]; "
+        "or the word model",
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder for the rows; what is there and right stays")
+    parser.add_argument("model", nargs="?", help="behind the word model: a model whose weights are fetched")
+    parser.add_argument("--out", type=Path, help="folder for the rows; what is there and right stays")
     parser.add_argument(
         "--sha256",
         help="checksum of the manifest, as `pack --publish` printed it: then every byte of the rows is known by it",
@@ -75,11 +77,16 @@ def fetch_options(parser: Parser) -> None:
     parser.examples(
         "mmkv-bench fetch hf://datasets/<owner>/<name>@v1 --out runs/published",
         "mmkv-bench tables runs/published",
+        "mmkv-bench fetch model smollm2_135m_q4_1",
     )
 
 
 def fetch(given: argparse.Namespace) -> int:
-    """Fetch published rows, check and open them, and print their size."""
+    """Fetch published rows, check and open them, and print their size; or fetch the weights of a model."""
+    if given.model is not None:
+        return _fetch_model(given)
+    if given.out is None:
+        raise ConfigError(f"the rows of {given.source} need a folder; write --out runs/published")
     from mmkv_bench.store.publish import fetch, place
     from mmkv_bench.store.store import Store
 
@@ -87,6 +94,15 @@ def fetch(given: argparse.Namespace) -> int:
     cells = Store(given.out).cells().num_rows
     print(f"{given.out}: {cells} cells in {fetched + there} files, {fetched} fetched, {there} there already")
     print(f"mmkv-bench tables {given.out} prints their tables")
+    return 0
+
+
+def _fetch_model(given: argparse.Namespace) -> int:
+    from mmkv_bench.models.fetch import fetch_model
+
+    if given.source != "model" or given.out is not None or given.sha256 is not None:
+        raise ConfigError(f"weights are fetched by `mmkv-bench fetch model {given.model}`, without other words")
+    print(f"{fetch_model(given.model)}: the weights of model={given.model}")
     return 0
 
 
