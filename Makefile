@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real verify matrix bench-statistics bench-fork bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -125,6 +125,13 @@ results: $(STAMP)
 		$(BIN)/python -m mmkv_bench tables $(RESULTS)/$$name > $(RESULTS)/$$name/tables.md || exit 1; \
 		$(BIN)/python -m mmkv_bench pack $(PACK) $(RESULTS)/$$name || exit 1; \
 	done
+
+# The comparison on a pretrained language model; hours on two cores, continues where it was interrupted.
+results-real: $(STAMP)
+	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real fork_batch=64
+	$(BIN)/python -m mmkv_bench tables results/real > results/real/tables.md
+	$(BIN)/python -m mmkv_bench pack $(PACK) results/real
 
 # Two model families side by side; what was run before is not run again.
 matrix: $(STAMP)

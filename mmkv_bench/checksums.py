@@ -10,15 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
+from mmkv_bench.cache_folder import cache_dir
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.file_state import outlives_the_process, state_of
-
-
-def cache_dir() -> Path:
-    """The folder of remembered checksums: `$MMKV_BENCH_CACHE`, else `$XDG_CACHE_HOME/mmkv_bench`, else `~/.cache/mmkv_bench`."""
-    chosen = os.environ.get("MMKV_BENCH_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(chosen).expanduser() if chosen else Path(base) / "mmkv_bench"
 
 
 def digest_of(files: Iterable[tuple[str, Path]], cache: Path | None = None) -> str:

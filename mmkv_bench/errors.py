@@ -126,6 +126,9 @@ def near(name: str, allowed: Iterable[str]) -> list[str]:
         and (text[:1] == word[:1] or text in word or word in text)
         and sorted(re.findall(r"\d", text)) == sorted(re.findall(r"\d", word))
     }
+    if not near and re.search(r"\d", word):  # the same name with another number
+        alike = [one for one, text in names.items() if re.sub(r"\d+", "#", text) == re.sub(r"\d+", "#", word)]
+        return alike if len(alike) <= 6 else []
     best = max(near.values(), default=0.0)
     return sorted((one for one in near if near[one] >= best - _ALIKE), key=lambda one: -near[one])[:3]
 

@@ -21,9 +21,15 @@ ARROWS = {
     "protocols": set(),
     "devices": set(),
     "compression": {"devices", "protocols"},
-    "config": {"compression", "file_state", "protocols"},  # compression by name, a part's module when it is read
+    "config": {
+        "cache_folder",
+        "compression",
+        "file_state",
+        "protocols",
+    },  # compression by name, a part's module when it is read
     "file_state": set(),
-    "checksums": {"file_state"},
+    "cache_folder": set(),
+    "checksums": {"cache_folder", "file_state"},
     "deadline": set(),
     "statistics": set(),
     "tiny": set(),
@@ -31,13 +37,22 @@ ARROWS = {
     "families": {"protocols"},
     "models": {"checksums", "config", "deadline", "devices", "families"},
     "store": {"checksums", "devices", "file_state"},
-    "datasets": {"checksums", "file_state", "tiny"},
+    "datasets": {"cache_folder", "checksums", "file_state", "tiny"},
     "generation": {"families", "models", "compression", "devices", "protocols", "store"},
     "tables": {"config", "protocols", "statistics", "store"},
     "papers": {"config", "methods", "families", "models", "protocols", "statistics", "store", "tables", "forecast"},
     "report": {"config", "datasets", "models", "statistics", "store", "tables", "tiny"},
     "calibrate": {"config", "compression", "families", "models", "generation", "store", "tiny"},
-    "evaluation": {"checksums", "consent", "datasets", "installed", "judging", "file_state", "protocols"},
+    "evaluation": {
+        "cache_folder",
+        "checksums",
+        "consent",
+        "datasets",
+        "installed",
+        "judging",
+        "file_state",
+        "protocols",
+    },
     "methods": {
         "consent",
         "installed",
@@ -63,6 +78,7 @@ ARROWS = {
         "store",
     },
     "forecast": {
+        "cache_folder",
         "checksums",
         "columns",
         "compression",
@@ -79,6 +95,7 @@ ARROWS = {
     },
     "columns": set(),
     "run": {
+        "cache_folder",
         "checksums",
         "deadline",
         "file_state",

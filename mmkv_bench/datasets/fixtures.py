@@ -13,7 +13,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from mmkv_bench.checksums import cache_dir
+from mmkv_bench.cache_folder import cache_dir
 from mmkv_bench.errors import ConfigError, DataError, nearest
 
 ARCHIVES = Path(__file__).parent / "fixture_data"

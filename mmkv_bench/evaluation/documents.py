@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import consent
-from mmkv_bench.checksums import cache_dir, digest_of
+from mmkv_bench.cache_folder import cache_dir
+from mmkv_bench.checksums import digest_of
 from mmkv_bench.datasets import local_data, page_data, sources
 from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT
 from mmkv_bench.datasets.specs import GENERATION_DEFAULTS, TaskSpec, limited

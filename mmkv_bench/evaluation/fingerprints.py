@@ -22,7 +22,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mmkv_bench.checksums import cache_dir, digest_of
+from mmkv_bench.cache_folder import cache_dir
+from mmkv_bench.checksums import digest_of
 from mmkv_bench.datasets import page_data, sources
 from mmkv_bench.datasets.messages import Conversation
 from mmkv_bench.datasets.specs import TaskSpec

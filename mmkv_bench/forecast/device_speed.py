@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.checksums import cache_dir
+from mmkv_bench.cache_folder import cache_dir
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.store.provenance import device_name
 

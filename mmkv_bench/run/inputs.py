@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.checksums import Checksums, cache_dir
+from mmkv_bench.cache_folder import cache_dir
+from mmkv_bench.checksums import Checksums
 from mmkv_bench.errors import ConfigError, DataError
 from mmkv_bench.file_state import State, state_of
 from mmkv_bench.run.generate import Commits, failed

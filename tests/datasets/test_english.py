@@ -18,7 +18,7 @@ def test_documents_are_the_same_on_every_machine():
         prompt(page.context, f"{page.questions}")
         for page in (document(task, split, 7, size) for task, split, size in product(TASKS, SPLITS, SIZES))
     )
-    assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "46fc86cb74546f5c"
+    assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "1d330b5caacd460a"
 
 
 def test_train_shares_no_word_with_the_others_and_they_no_document():

@@ -198,7 +198,7 @@ def test_asking_for_a_model_that_cannot_run_says_why_and_what_it_needs(name):
 
 def test_other_names_are_unknown():
     assert find("qwen2_5_vl_7b") is None and find("tiny") is None and find("") is None
-    with pytest.raises(ConfigError, match=r"unknown model 'qwen2_5_vl_8b'; allowed: .*qwen2_5_vl_7b"):
+    with pytest.raises(ConfigError, match=r"unknown model 'qwen2_5_vl_8b'; did you mean .*'qwen2_5_vl_7b'"):
         compose(["model=qwen2_5_vl_8b"])
 
 

@@ -59,6 +59,19 @@ def loss_of(model, tokenizer, task: str, number: int, size: str):
     return functional.cross_entropy(logits.float(), labels[1:][places])
 
 
+def write(model, folder: Path) -> None:
+    """Write the adapter in float16, with sorted targets and without the place of its base, as it is committed."""
+    from safetensors.torch import load_file, save_file
+
+    model.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)
+    weights, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    save_file({name: value.half() for name, value in load_file(weights).items()}, weights, {"format": "pt"})
+    settings = json.loads(config.read_text())
+    settings |= {"base_model_name_or_path": None, "target_modules": sorted(settings["target_modules"])}
+    config.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
 def main() -> None:
     """Train, write the adapter and a line per step; continue where an interrupted training stopped."""
     parser = argparse.ArgumentParser()
@@ -115,7 +128,7 @@ def main() -> None:
                 {"steps": step + 1, "optimizer": optimizer.state_dict(), "weights": [w.detach() for w in weights]},
                 state,
             )
-            model.save_pretrained(args.out / "adapter")
+            write(model, args.out / "adapter")
 
 
 if __name__ == "__main__":
