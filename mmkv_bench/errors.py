@@ -127,10 +127,14 @@ def near(name: str, allowed: Iterable[str]) -> list[str]:
         and sorted(re.findall(r"\d", text)) == sorted(re.findall(r"\d", word))
     }
     if not near and re.search(r"\d", word):  # the same name with another number
-        alike = [one for one, text in names.items() if re.sub(r"\d+", "#", text) == re.sub(r"\d+", "#", word)]
+        alike = [one for one in names if _without_numbers(one) == _without_numbers(name)]
         return alike if len(alike) <= 6 else []
     best = max(near.values(), default=0.0)
     return sorted((one for one in near if near[one] >= best - _ALIKE), key=lambda one: -near[one])[:3]
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "#", re.sub(r"[\W_]+", "_", name.lower()))
 
 
 def first_line(error: BaseException) -> str:
