@@ -328,7 +328,8 @@ def test_an_interrupt_and_a_full_disk_leave_the_questions_that_are_under_way(ser
     started = time.perf_counter()
     with pytest.raises(StoreError, match="the disk is full"):
         Endpoint(settings).ask_all(questions, keep)
-    server.behaviours = [judge.answer] + [judge.silent(30)] * 8
+    # more than are asked, for a question of before may still be under way and take one
+    server.behaviours = [judge.answer] + [judge.silent(30)] * 16
     threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         Endpoint(dataclasses.replace(settings, timeout_s=60)).ask_all(questions, lambda *_: None)

@@ -26,7 +26,7 @@ from store_examples import (
 )
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store.schema import COLUMNS, FALLBACKS, RESPONSES, SCHEMAS
+from mmkv_bench.store.schema import COLUMNS, FALLBACKS, RESAMPLING, RESPONSES, SCHEMAS
 from mmkv_bench.store.store import Store
 from tests.each import each
 from tools.rows_page import PAGE, markdown
@@ -177,7 +177,6 @@ def test_every_fallback_of_a_built_in_part_is_documented():
     import mmkv_bench.compression
     from mmkv_bench.efficiency.measure import ROW_BY_ROW
     from mmkv_bench.generation.decode import EAGER_DECODE
-    from mmkv_bench.generation.smaller_prompts import OVER
     from mmkv_bench.run.generate import CONTEXT_END, CONTROLS
 
     givers, found = ("fallbacks", "outcome", "answer_fallbacks", "observed_fallbacks"), set()
@@ -188,7 +187,13 @@ def test_every_fallback_of_a_built_in_part_is_documented():
                 constants = (part for statement in body for part in ast.walk(statement))
                 found |= {c.value for c in constants if isinstance(c, ast.Constant) and isinstance(c.value, str)}
     names = {name for name in found if re.fullmatch(r"[a-z]+(_[a-z]+)+", name)}
-    assert names | {CONTEXT_END, CONTROLS, EAGER_DECODE, ROW_BY_ROW, OVER} == set(FALLBACKS)
+    assert names | {
+        CONTEXT_END,
+        CONTROLS,
+        EAGER_DECODE,
+        ROW_BY_ROW,
+        *(f"{base}_over_budget" for base in RESAMPLING),
+    } == set(FALLBACKS)
     for name in FALLBACKS:
         assert f"| `{name}` |" in markdown().split("## Fallbacks")[1]
 
