@@ -55,10 +55,9 @@ def rephrased(
         else:
             result.append(_choice(word))
     if answers:
-        others = (
-            f". The other words are written {command(program, result)}" if any("=" in one for one in result) else ""
-        )
-        raise ConfigError(f"{'. '.join(dict.fromkeys(answers))}{others}")
+        known, errors = _checked(result)
+        others = f". The other words are written {_line(program, known)}" if any("=" in one for one in known) else ""
+        raise ConfigError(f"{'. '.join(dict.fromkeys([*answers, *errors]))}{others}")
     return result
 
 
@@ -66,21 +65,34 @@ def written(program: str, words: Sequence[str]) -> str:
     """The command line of settings whose choices exist.
 
     Raises:
-        ConfigError: a choice that there is not, with the command line that lacks it.
+        ConfigError: choices that there are not, with the command line that lacks them.
     """
+    known, errors = _checked(words)
+    if errors:
+        raise ConfigError(f"{'. '.join(errors)}. With one that there is, write {_line(program, known)}")
+    return command(program, words)
+
+
+def _checked(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words with `<key>` for each choice that there is not, and what is to be said of these."""
     from mmkv_bench.config.compose import compose
 
-    for place, word in enumerate(words):
+    known, errors = [], []
+    for word in words:
         key = word.partition("=")[0]
-        if key in _CHOICES:
-            try:
+        try:
+            if key in _CHOICES:
                 compose([word])
-            except ConfigError as error:
-                line = command(program, [*words[:place], f"{key}=_", *words[place + 1 :]])
-                raise ConfigError(
-                    f"{error}. With one that there is, write {line.replace('=_', '=<' + key + '>')}"
-                ) from None
-    return command(program, words)
+        except ConfigError as error:
+            errors.append(str(error))
+            word = f"{key}=<{key}>"
+        known.append(word)
+    return known, errors
+
+
+def _line(program: str, words: Sequence[str]) -> str:
+    """`command`, with placeholders as they are."""
+    return re.sub(r"'(\w+=<\w+>)'", r"\1", command(program, words))
 
 
 def command(program: str, words: Sequence[str]) -> str:

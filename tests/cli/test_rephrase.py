@@ -9,6 +9,11 @@ LINES = {
     "--tasks list": ["unknown dataset 'list'; `mmkv-bench data list`"],
     "--data docvqa chartqa --verbose": ["leave it out", "`mmkv-bench run 'dataset=[docvqa,chartqa]'`"],
     "run --method snapkv --budget 64 --resume": ["leave it out", "`mmkv-bench run method=snapkv budget=64`"],
+    "run --method VL-Cache --retention 0.1 --task docvqa": [
+        "write `budget=10%`",
+        "unknown method 'VL-Cache'",
+        "The other words are written `mmkv-bench run method=<method> dataset=docvqa`",
+    ],
     "run --method snapkv --bs 4": ["`fork_batch=4`", "The other words are written `mmkv-bench run method=snapkv`"],
     "sweep --methods snapkv,h2o --ratios 0.1,0.2": ["`budget=[10%,20%]`", "`mmkv-bench sweep 'method=[snapkv,h2o]'`"],
     "plan --methods snapkv --context 32k": ["lengths=[32768]", "`mmkv-bench plan method=snapkv`"],
