@@ -314,8 +314,10 @@ def test_a_cache_that_cannot_be_written_stops_the_run_with_a_sentence(server, se
         outcome(dataclasses.replace(settings, cache=tmp_path / "file" / "judge"))
 
 
-def test_an_interrupt_and_a_full_disk_leave_the_questions_that_are_under_way(server, settings):
+def test_an_interrupt_and_a_full_disk_leave_the_questions_that_are_under_way(server, settings, request):
     """Neither waits for answers that would take 30 s."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     questions = {str(i): Question.of(f"question {i}") for i in range(8)}
     server.behaviours = [judge.answer, judge.answer] + [judge.silent(30)] * 8
     asked = []
