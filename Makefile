@@ -32,6 +32,7 @@ help:
 	@echo "make fuzz-identity     change one input file of a run at a time, before it and during it, 300 times, then 500 single bytes, fields and names: 0 may be silent; a quarter of an hour"
 	@echo "make lint              ruff check, ruff format --check, mypy, and no file or results too large for git"
 	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
+	@echo "make results-real      make or continue results/real: pretrained weights, English documents; hours"
 	@echo "make matrix            every model family x dataset x method once, random weights, own data; hours"
 	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
@@ -129,7 +130,10 @@ results: $(STAMP)
 # The comparison on a pretrained language model; hours on two cores, continues where it was interrupted.
 results-real: $(STAMP)
 	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
-	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real fork_batch=64
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real method=full dataset='[english_needles_question,english_records_question,english_passages_question]'
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real protocol=strict budget='[10%,20%]' \
+		method='[full,random,streamingllm,snapkv,keydiff,expected_attention,mmshift,h2o]'
 	$(BIN)/python -m mmkv_bench tables results/real > results/real/tables.md
 	$(BIN)/python -m mmkv_bench pack $(PACK) results/real
 

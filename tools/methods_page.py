@@ -201,7 +201,9 @@ def _budget(paper: Compressor, released: Compressor) -> str:
     if paper.unbudgeted:
         return "none"
     if paper.resamples:
-        return "at most C entries per KV head, the same of all; more where the smallest pictures have more (`pixels_over_budget`)"
+        assert paper.eviction is not None
+        over = paper.eviction.scorer.over_budget
+        return f"at most C entries per KV head, the same of all; more where the smallest prompt has more (`{over}`)"
     words = (
         "at most C entries per KV head, on average"
         if paper.falls_short

@@ -27,7 +27,7 @@ KEYS = _by_word(
     ("cache_len max_cache_len max_capacity_prompt max_capacity_prompts max_kv_size", "budget"),
     ("seeds random_seed rng_seed manual_seed", "seed"),
     ("num_samples max_samples n_samples nsamples num_examples max_examples n_examples sample_size n_limit", "limit"),
-    ("out_dir output_dir output output_path output_folder out_path save_dir save_path results_dir result_dir", "out"),
+    ("out_dir output_dir output output_path output_folder out_path save_dir save_path results_dir result_dir o", "out"),
     ("dtype torch_dtype precision model.torch_dtype", "model.dtype"),
     ("device", "model.device"),
     ("device_map", "model.device_map"),
@@ -94,7 +94,7 @@ NAME_ANSWERS = {
         (
             "fastv sparsevlm pyramiddrop visionzip",
             "it drops visual tokens of the prompt, and the methods here drop entries of the cache; `mmkv-bench run --help` lists "
-            "them, nearest is `method=mmshift`",
+            "them",
         ),
         ("kivi2bit kivi2", "bits are a parameter: write `method=kivi kivi.bits=2`"),
         (
@@ -196,6 +196,15 @@ ANSWERS = _by_word(
         "array_index array_id shard_id num_shards n_shards shard_index world_size",
         "a process takes one part of each dataset, counted from 0, by `shard=0/8`, and `mmkv-bench sweep launcher=slurm "
         "shards=8` writes the array itself",
+    ),
+    (
+        "model_args",
+        "each argument is a setting of its own: `model=hf model.path=<folder or hub id> model.dtype=bfloat16`; write those",
+    ),
+    (
+        "gpu",
+        "a run computes on the GPU that CUDA_VISIBLE_DEVICES names, `model.device=cuda` insists on one, and `mmkv-bench plan "
+        "--device a100` forecasts one that is not here",
     ),
     ("split dataset_split", "write `dataset.split={value}`"),
     ("subset", "the first samples are `limit={value}`, and a part of a benchmark is a dataset; write that"),

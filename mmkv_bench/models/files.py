@@ -14,7 +14,7 @@ from mmkv_bench.checksums import digest_of
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.gguf import is_gguf
 
-_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
+PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 _REPORTS = {"card.json"}  # what was measured of a model does not change what it answers
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -29,7 +29,7 @@ def model_files(folder: Path) -> list[Path]:
     if is_gguf(folder):
         return [folder]
     beside = {
-        file for pattern in _PATTERNS for file in folder.glob(pattern) if file.is_file() and file.name not in _REPORTS
+        file for pattern in PATTERNS for file in folder.glob(pattern) if file.is_file() and file.name not in _REPORTS
     }
     files = sorted(beside | {shard for index in folder.glob("*.safetensors.index.json") for shard in _shards(index)})
     names = {file.name for file in files}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,17 +22,19 @@ def location(path: str) -> tuple[str, dict[str, Any]]:
     """The folder or hub id that `from_pretrained` gets for a path, and the argument that names a GGUF file in it.
 
     Raises:
-        ConfigError, UnsupportedError: see `check`.
+        ConfigError, UnsupportedError: see `tensor_types`.
     """
     if not is_gguf(path):
         return path, {}
-    check(Path(path))
+    tensor_types(Path(path))
     return str(Path(path).parent), {"gguf_file": Path(path).name}
 
 
 @cache
-def check(file: Path) -> None:
-    """Refuse a GGUF file that cannot be a text model with its tokenizer; once a process, for its many texts take seconds.
+def tensor_types(file: Path) -> str:
+    """Return the types of a GGUF file's tensors with their numbers, most first: `Q4_1 210, F32 61`.
+
+    The file is read once a process, for its many texts take seconds.
 
     Raises:
         ConfigError: the package `gguf` is not installed, a file that cannot be read, or one without tokenizer.
@@ -42,7 +45,8 @@ def check(file: Path) -> None:
     from gguf import GGUFReader
 
     try:
-        fields = GGUFReader(file).fields
+        reader = GGUFReader(file)
+        fields = reader.fields
         architecture = fields["general.architecture"].contents()
     except (OSError, ValueError, KeyError, IndexError) as error:
         reason = " ".join(str(error).split())
@@ -54,3 +58,5 @@ def check(file: Path) -> None:
         )
     if "tokenizer.ggml.tokens" not in fields:
         raise ConfigError(f"{file} has no tokenizer; give a GGUF file with one, or a folder in Hugging Face format")
+    types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
+    return ", ".join(f"{name} {count}" for name, count in types.most_common())

@@ -24,7 +24,7 @@ from mmkv_bench.models.files import (
     hub_folder,
     model_files,
 )
-from mmkv_bench.models.gguf import is_gguf
+from mmkv_bench.models.gguf import is_gguf, tensor_types
 from mmkv_bench.models.load import LoadedModel, device_of, load_config, load_model, quiet_transformers, set_up
 from mmkv_bench.models.shape import GENERATION, config_of, plain, values_of
 from mmkv_bench.models.video import DEFAULT_FRAMES
@@ -111,6 +111,13 @@ class Source:
         """`path` of weights that exist."""
         assert self.path is not None, "only random weights have no path"
         return self.path
+
+    @property
+    def gguf_file(self) -> str | None:
+        """A GGUF file's name with the types of its tensors, most first: `model.gguf (Q4_1 210, F32 61)`; None of other weights."""
+        if self.path is None or not is_gguf(self.path):
+            return None
+        return f"{Path(self.path).name} ({tensor_types(Path(self.path))})"
 
     @cached_property
     def commit(self) -> str | None:
@@ -224,8 +231,8 @@ class Source:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16], None
 
     def confirm(self, fingerprint: str) -> None:
-        """Look again whether the model is still the one of `fingerprint`, of which this process is to write rows; of a
-        folder only what changed since is read.
+        """Check that the files of a folder, and of an adapter, are still those of `fingerprint`, so that rows name what was loaded.
+        Only files that changed since are read.
 
         Raises:
             ConfigError: files that changed since; which of the two contents was loaded nobody knows.

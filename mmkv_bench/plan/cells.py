@@ -117,7 +117,7 @@ def stored_rows(
 ) -> list[dict[str, Any]]:
     """Rows of the table `cells`: the cells, under what they are made (`identity.provenance`), and the run's configuration.
     resolved: `RunConfig.resolved`; prompt_format: of the loaded model."""
-    origin = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights")
+    origin = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights", "weights_file")
     common = {key: provenance[key] for key in origin} | {"prompt_format": prompt_format}
     return [cell.row() | common | {"config": json.dumps({**resolved, **cell.told()}, sort_keys=True)} for cell in cells]
 

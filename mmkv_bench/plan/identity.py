@@ -80,7 +80,8 @@ def provenance(model: Model, dtype: str) -> dict[str, Any]:
     """
     from mmkv_bench.store.provenance import collect
 
-    return collect(usable_device(model, dtype)) | {"weights": Source.of(model).kind}
+    source = Source.of(model)
+    return collect(usable_device(model, dtype)) | {"weights": source.kind, "weights_file": source.gguf_file}
 
 
 def _installed() -> dict[str, str]:

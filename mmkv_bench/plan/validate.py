@@ -107,7 +107,7 @@ def validate_combinations(names: Sequence[str], family: ModelFacts, compressors:
     for compressor in compressors:
         if compressor.scorer is not None:
             compressor.scorer.check_layers(family.num_layers)
-        if compressor.resamples and family.multimodal:
+        if compressor.resamples and compressor.needs_visual and family.multimodal:
             from mmkv_bench.families.registry import check_smaller
 
             check_smaller(family.rules)
@@ -234,7 +234,7 @@ def _variants(methods: Nodes, variants: Nodes, folders: tuple[str, ...]) -> None
 
 
 def _model(model: Model) -> None:
-    from mmkv_bench.models.gguf import check, is_gguf
+    from mmkv_bench.models.gguf import is_gguf, tensor_types
     from mmkv_bench.models.source import RANDOM, Source
 
     source = Source.of(model)
@@ -247,7 +247,7 @@ def _model(model: Model) -> None:
 
         model_files(place)
     elif is_gguf(place):
-        check(place)
+        tensor_types(place)
     elif place.exists():
         raise ConfigError(
             f"model.path={place} is a file; allowed: the folder that holds config.json, or a .gguf file; give one of these"

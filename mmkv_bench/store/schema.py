@@ -199,6 +199,11 @@ CELL_COLUMNS = (
     _may("driver", TEXT, "accelerator driver version; null on cpu"),
     _may("cpu", TEXT, "processor model"),
     _may("weights", TEXT, "where the weights came from; null in older rows", allowed=("hub", "folder", "random")),
+    _may(
+        "weights_file",
+        TEXT,
+        "GGUF file of the weights and the types of its tensors; null of other weights and in older rows",
+    ),
     _may("model_revision", TEXT, "revision on the hub; null for local folders"),
     _may(
         "prompt_format",

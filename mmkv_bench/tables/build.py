@@ -129,6 +129,7 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
     table.gate = _gate(sweep, table)
     table.primary = parts.primary
     table.cpus = sweep.cpus
+    table.weights_files = sweep.weights_files
     table.versions = {label: score for label, score in sweep.versions.items() if label in begun}
     return table
 

@@ -345,7 +345,7 @@ def _version_notes(table: ScoreTable) -> list[Note]:
 
 
 def _origin_notes(table: ScoreTable) -> list[Note]:
-    """Kinds of CPU, calibrations, answers that cannot be read, and lmms-eval's aggregates."""
+    """Kinds of CPU, quantised weights, calibrations, answers that cannot be read, and lmms-eval's aggregates."""
     kinds = sorted(table.cpus.items(), key=lambda kind: (-kind[1], kind[0]))
     readers: dict[tuple[str, ...], list[str]] = {}
     for label, artefacts in table.calibrations.items():
@@ -356,8 +356,9 @@ def _origin_notes(table: ScoreTable) -> list[Note]:
         f"Answers in which no choice can be read count as 0: {_listed(unread)}. lmms-eval does the same, unless its scorer draws "
         "a choice at random."
     )
+    quantised = f"Weights: {'; '.join(table.weights_files)}, dequantised. These are not the weights that the model's publisher trained."
     return [
-        *notes_that_hold((len(kinds) > 1, Rank.READING, cpus)),
+        *notes_that_hold((len(kinds) > 1, Rank.READING, cpus), (table.weights_files, Rank.READING, quantised)),
         *(
             Note(
                 f"Calibrated: {', '.join(labels)} by {' and '.join(artefacts)}. Other methods have not seen these data."

@@ -211,7 +211,7 @@ class ScoreTable:
     is printed for it (None: nobody expects it to);
     `free` is the share of the answers that no method can change (`audit.free_share`), `calibrations` says of each calibrated
     line what its artefacts were made of, `primary` is the study's primary endpoint, `versions` the versions by budget of lines
-    that have several (see `versions`), `cpus` how many cells were made beside which kind of CPU,
+    that have several (see `versions`), `cpus` how many cells were made beside which kind of CPU, `weights_files` the GGUF files of the weights,
     `letters` the fallbacks of all tables that it stands beside in one.
     """
 
@@ -229,6 +229,7 @@ class ScoreTable:
     versions: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     primary: PrimaryEndpoint | None = None
     cpus: dict[str, int] = field(default_factory=dict)
+    weights_files: tuple[str, ...] = ()
     letters: tuple[str, ...] = ()
     _comparable_at: dict[str, bool] = field(default_factory=dict, repr=False)
     _above_at: dict[str, frozenset[str]] = field(default_factory=dict, repr=False)

@@ -104,7 +104,7 @@ def _asked(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _READ = (
     *("place", "cell", "latest", "method", "base", "reading", "parameters", "tuned", "seed", "config"),
-    *("budget_kind", "budget_entries", "budget_fraction", "method_version", "cpu"),
+    *("budget_kind", "budget_entries", "budget_fraction", "method_version", "cpu", "weights_file"),
 )
 
 
@@ -135,6 +135,7 @@ class Sweep:
     versions: label -> budget -> versions of the method, the shown one first; only for lines with several versions.
     cpus: kind of CPU -> cells made on it; empty where rows do not record it.
     random_weights: some of the cells were made with random weights.
+    weights_files: column `weights_file`, each value once; empty where weights come from no GGUF file.
     """
 
     context: dict[str, str]
@@ -147,6 +148,7 @@ class Sweep:
     versions: dict[str, dict[str, tuple[int, ...]]]
     cpus: dict[str, int]
     random_weights: bool
+    weights_files: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, cells: pd.DataFrame, axis: str) -> Sweep:
@@ -183,6 +185,7 @@ class Sweep:
             versions=_versions(every, label_of),
             cpus=dict(Counter(row["cpu"] for row in rows if not missing(row.get("cpu")))),
             random_weights="weights" in cells and bool((cells["weights"] == "random").any()),
+            weights_files=tuple(sorted({row["weights_file"] for row in rows if not missing(row.get("weights_file"))})),
         )
 
     @property

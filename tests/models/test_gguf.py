@@ -72,6 +72,7 @@ def test_a_file_is_its_content_and_computes_what_transformers_computes(tmp_path)
     loaded = source.load()
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="small.gguf", dtype=torch.float32).eval()
     tokens = torch.arange(10)[None]
+    assert source.gguf_file == "small.gguf (F32 11, Q8_0 1)"
     with torch.inference_mode():
         assert torch.equal(loaded.model(tokens).logits.float(), reference(tokens).logits)
     (tmp_path / "sub").mkdir()

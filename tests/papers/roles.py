@@ -14,7 +14,7 @@ ROLES: Mapping[str, Mapping[str, str]] = {
         IDENTITY: "model model_fingerprint dataset dataset_fingerprint base reading protocol budget_kind budget_entries "
         "budget_fraction seed parameters dtype attention generation numerics_version method_version config git_dirty device cpu "
         "weights model_revision",
-        CONTEXT: "torch transformers versions git_commit driver prompt_format created_at",
+        CONTEXT: "torch transformers versions git_commit driver weights_file prompt_format created_at",
         FREE: f"{_ROW} method tuned allocation_scope row_digest",
     },
     "responses": {

@@ -10,7 +10,7 @@ from mmkv_bench.plan.planner import outline
 from mmkv_bench.plan.stale_answers import other_versions
 from mmkv_bench.store.store import Store
 
-ORIGIN = dict.fromkeys(("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights"))
+ORIGIN = dict.fromkeys(("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights", "weights_file"))
 
 
 def test_rows_of_another_version_are_named_once_and_those_of_this_one_never(tmp_path):
