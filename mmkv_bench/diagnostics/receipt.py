@@ -158,10 +158,10 @@ def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict
             raise ConfigError(
                 f"{path} is about no cell of {', '.join(map(str, roots))}; give the receipt of these rows, or leave it out"
             )
-        of_scores = {
-            root: score_digests(stores[root], [cell for at, cell in about if at == root])
-            for root in dict.fromkeys(root for root, _ in about)
-        }
+        cells_of: dict[Path, list[str]] = {}
+        for root, cell in about:
+            cells_of.setdefault(root, []).append(cell)
+        of_scores = {root: score_digests(stores[root], cells) for root, cells in cells_of.items()}
         for root, cell in about:
             entry = entries[cell]
             answers = digests[root][cell][1] == entry["answers_digest"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +128,7 @@ def load_model(
         model = loader.from_pretrained(
             folder,
             **common,
+            **({"config": config} if file else {}),
             use_safetensors=None if file else True,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             device_map=device_map,
@@ -206,8 +209,10 @@ def _auto_config(path: str, revision: str | None) -> Any:
     from transformers import AutoConfig
 
     folder, file = gguf.location(path)
+    if file:
+        return copy.deepcopy(_gguf_config(folder, Path(path).stat().st_mtime_ns, **file))
     try:
-        return AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=False, **file)
+        return AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=False)
     except ValueError as error:
         ours = [one for one in families().values() if one.classes_version is not None]
         named = [one for one in ours if one.model_type in str(error)]  # the model_type that transformers does not know
@@ -215,6 +220,14 @@ def _auto_config(path: str, revision: str | None) -> Any:
             raise
     named[0].register_classes()
     return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+
+
+@cache
+def _gguf_config(folder: str, changed_at: int, gguf_file: str) -> Any:
+    """The config of a GGUF file, read once a process: transformers reads all its tokens with it, which takes seconds."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False, gguf_file=gguf_file)
 
 
 SMALL = 50_000_000

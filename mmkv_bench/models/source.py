@@ -114,7 +114,7 @@ class Source:
 
     @property
     def gguf_file(self) -> str | None:
-        """A GGUF file's name with the types of its tensors, most first: `model.gguf (Q4_1 210, F32 61)`; None of other weights."""
+        """Name of a GGUF file with the types of its tensors, `model.gguf (Q4_1 210, F32 61)`; None of other weights."""
         if self.path is None or not is_gguf(self.path):
             return None
         return f"{Path(self.path).name} ({tensor_types(Path(self.path))})"
@@ -231,8 +231,8 @@ class Source:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16], None
 
     def confirm(self, fingerprint: str) -> None:
-        """Check that the files of a folder, and of an adapter, are still those of `fingerprint`, so that rows name what was loaded.
-        Only files that changed since are read.
+        """Check that the files of a folder and of an adapter are still those of `fingerprint`, so that rows name what was
+        loaded. Only files that changed since are read.
 
         Raises:
             ConfigError: files that changed since; which of the two contents was loaded nobody knows.

@@ -356,7 +356,8 @@ def _origin_notes(table: ScoreTable) -> list[Note]:
         f"Answers in which no choice can be read count as 0: {_listed(unread)}. lmms-eval does the same, unless its scorer draws "
         "a choice at random."
     )
-    quantised = f"Weights: {'; '.join(table.weights_files)}, dequantised. These are not the weights that the model's publisher trained."
+    files = "; ".join(table.weights_files)
+    quantised = f"Weights: {files}, dequantised. These are not the weights that the model's publisher trained."
     return [
         *notes_that_hold((len(kinds) > 1, Rank.READING, cpus), (table.weights_files, Rank.READING, quantised)),
         *(

@@ -211,7 +211,8 @@ class ScoreTable:
     is printed for it (None: nobody expects it to);
     `free` is the share of the answers that no method can change (`audit.free_share`), `calibrations` says of each calibrated
     line what its artefacts were made of, `primary` is the study's primary endpoint, `versions` the versions by budget of lines
-    that have several (see `versions`), `cpus` how many cells were made beside which kind of CPU, `weights_files` the GGUF files of the weights,
+    that have several (see `versions`), `cpus` how many cells were made beside which kind of CPU,
+    `weights_files` the GGUF files of the weights,
     `letters` the fallbacks of all tables that it stands beside in one.
     """
 
