@@ -227,6 +227,7 @@ class Session:
         new = self._new_tokens(args, kwargs)
         embeds = kwargs.get("inputs_embeds")
         rows = (embeds if embeds is not None else args[0] if args else kwargs["input_ids"]).shape[0]
+        _check_causal(kwargs.get("attention_mask"))
         mask = self._top.get("attention_mask")
         if mask is None:
             mask = kwargs.get("attention_mask")
@@ -402,3 +403,22 @@ def attach(
     return Session(
         model, PrefillListener(compressor, budget, rule, seed, prompt_tokens, context, answer, phases), **options
     )
+
+
+def _check_causal(mask: object) -> None:
+    """Refuse a prompt whose tokens attend to later ones: every score and every statistic of attention here is causal.
+
+    Args:
+        mask: of the text model's first forward, `[B, 1, n, slots]`, bool or added to scores, or several by layer type.
+
+    Raises:
+        UnsupportedError: a query may see a later token, as in PaliGemma's prompts.
+    """
+    for one in mask.values() if isinstance(mask, dict) else [mask]:
+        if not isinstance(one, Tensor) or one.ndim != 4 or one.shape[-2] < 2:
+            continue
+        if bool((one if one.dtype == torch.bool else one == 0).triu(1).any()):
+            raise UnsupportedError(
+                "this model's prompt tokens attend to later ones (a bidirectional mask), and scores are computed from causal "
+                "attention; only models with a causal prompt can be compressed"
+            )

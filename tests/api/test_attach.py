@@ -231,3 +231,18 @@ def test_a_batch_and_wrong_requests_are_refused_in_a_sentence():
             attach(model, "snapkv", 64)
     finally:
         model.eval()
+
+
+def test_a_prompt_whose_tokens_attend_to_later_ones_is_refused_and_a_causal_mask_is_not():
+    model = zoo.model("llama")
+    ids = torch.arange(2, 22)[None]
+    causal = torch.ones(20, 20, dtype=torch.bool).tril()[None, None]
+    for allowed, added in ((causal, False), (causal, True)):
+        mask = allowed.float().log() if added else allowed
+        with attach(model, "snapkv", 8) as session:
+            model(ids, attention_mask=mask, past_key_values=session.cache)
+    two_way = causal.clone()
+    two_way[..., :6, :6] = True  # a prefix, as PaliGemma's
+    for mask in (two_way, two_way.float().log(), {"full_attention": two_way}):
+        with attach(model, "snapkv", 8) as session, pytest.raises(UnsupportedError, match="attend to later ones"):
+            model(ids, attention_mask=mask, past_key_values=session.cache)
