@@ -146,7 +146,7 @@ def read(name: str) -> Dataset:
         "metrics": ", ".join(f"`{metric}`" for metric in node.get("metrics") or ()),
         "generation": "; ".join(f"{who}: {what}" for who, what in about["generation"].items()),
         "judge": JUDGES.get(str(about["judge"]), str(about["judge"])),
-        "traps": "\n".join(f"  - {trap}" for trap in about["traps"]),
+        "traps": "\n".join(f"  - {trap}" for trap in about.get("traps") or ()),
         "clusters": f"samples with one `{node['cluster_key']}`" if node.get("cluster_key") else "",
         "folder": f"`{node['folder']}`" if node.get("folder") else "",
         "placeholders": USES.get(str(node.get("placeholders")), ""),

@@ -40,6 +40,7 @@ class PlotRequest:
     tokens: int | None = None
     batch: int | None = None
     prompts: str | None = None
+    name: Sequence[str] | None = None
 
 
 def plot(rows: str | Path | StoredRows, kind: str = "budget", **options: Any) -> Figure:
@@ -49,7 +50,8 @@ def plot(rows: str | Path | StoredRows, kind: str = "budget", **options: Any) ->
         rows: a folder of rows, or rows as `load_rows` and `evaluate` return them (all of their folder is drawn).
         kind: `budget`, `length`, `front`, `removal`, or the name of a diagnostic.
         options: the flags of the command: metric, dataset, protocol, reading, methods, budgets, cost, costs, tokens, batch,
-            prompts. Names and budgets are one value or a list: `methods=["snapkv", "mmshift"]`, `budgets=[64, 128]`.
+            prompts, name. Names and budgets are one value or a list: `methods=["snapkv", "mmshift"]`, `budgets=[64, 128]`,
+            `name="mmshift=Ours"`.
 
     Raises:
         ConfigError: an unknown option, or rows that hold nothing to draw.
@@ -67,7 +69,7 @@ def _listed(name: str, value: Any) -> Any:
     """Return an option as the command has it: lists of texts, a folder as a path."""
     if name == "costs" and value is not None:
         return Path(getattr(value, "folder", value))
-    if name in ("dataset", "protocol", "reading", "methods", "budgets", "cost") and value is not None:
+    if name in ("dataset", "protocol", "reading", "methods", "budgets", "cost", "name") and value is not None:
         return [str(one) for one in (value if isinstance(value, list | tuple) else [value])]
     return value
 
@@ -85,7 +87,32 @@ def draw(request: PlotRequest) -> tuple[Figure, list[str]]:
                     f"--{flag} {','.join(names)} chooses among scores, and plot {request.kind} draws none; leave it out"
                 )
     drawers = {"budget": _budget, "length": _length, "front": _front, "removal": _removal}
-    return drawers.get(request.kind, _diagnostic)(request)
+    figure, left_out = drawers.get(request.kind, _diagnostic)(request)
+    _rename(figure, request.name or ())
+    return figure, left_out
+
+
+def _rename(figure: Figure, names: Sequence[str]) -> None:
+    """Print other names for lines, with what stands in parentheses behind them.
+
+    Args:
+        names: `line=name`.
+
+    Raises:
+        ConfigError: no line is called so.
+    """
+    from matplotlib.text import Text
+
+    texts = figure.findobj(Text)
+    lines = {text.get_text().partition(" (")[0]: text.get_text() for text in texts if text.get_text()}
+    for words in names:
+        line, equals, name = words.partition("=")
+        if line not in lines or not equals or not name:
+            advice = "write --name <line>=<name>" if line in lines else nearest(line, lines)
+            raise ConfigError(f"--name {words}: {'a name is missing' if line in lines else 'no such line'}; {advice}")
+        for text in texts:
+            if text.get_text().partition(" (")[0] == line:
+                text.set_text(name + text.get_text()[len(line) :])
 
 
 def _budget(request: PlotRequest) -> tuple[Figure, list[str]]:

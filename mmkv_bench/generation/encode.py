@@ -74,6 +74,7 @@ def from_tensors(identity: str, inputs: dict[str, Tensor], family: ModelFacts, e
     """
     inputs = dict(inputs)
     mask = inputs.pop("attention_mask", None)
+    inputs.pop("labels", None)  # some processors make them also where nothing is trained
     if inputs["input_ids"].shape[0] != 1 or (mask is not None and not bool(mask.all())):
         raise UnsupportedError("prompts are encoded one at a time and without padding; give one sample")
     types = token_types(inputs["input_ids"], family)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,7 @@ class Report:
         if judge:
             print(judge)
         if failed:
-            print(f"{failed} rows failed; their status says how, and retry=[oom,timeout,nan,error] runs them again")
+            print(f"{failed} rows failed{self._reason()}; retry=[oom,timeout,nan,error] runs them again")
         for label, why in (stopped or {}).items():
             print(f"{label}{STOPPED}{why}")
         if self.plan.json:
@@ -104,6 +105,18 @@ class Report:
             for asked, known in names
             if asked != known
         ]
+
+    def _reason(self) -> str:
+        """The failure that most rows have, with its number."""
+        import pyarrow.compute as pc
+
+        rows = self.store.responses([cell.cell for cell in self.cells], ("status", "error"))
+        failures = rows.filter(pc.not_equal(rows["status"], "ok")).to_pylist()
+        reasons = Counter(f"{row['status']}: {(row['error'] or 'no reason given').splitlines()[0]}" for row in failures)
+        if not reasons:
+            return ""
+        (reason, count), *others = reasons.most_common()
+        return f", {count} of them with {reason}" if others else f" with {reason}"
 
     def _idle(self) -> str:
         if not any(part.samples for part in self.parts):

@@ -102,7 +102,7 @@ def _table(table: Table, how: str) -> str:
     setting, grids = _fitting(table.grids)
     shown, hidden = table.split_notes(how)
     notes = [r"\par\smallskip\footnotesize\raggedright " + r" \\ ".join(map(escape, shown))] if shown else []
-    notes += [f"% {len(hidden)} more notes with --notes"] if hidden else []
+    notes += [f"% {' '.join(note.split())}" for note in hidden]  # what explains the marks stays beside them
     title = escape(". ".join(filter(None, (table.title, table.caption))))
     name = "".join(character if character.isalnum() or character == "-" else "-" for character in table.name)
     caption = [rf"\caption{{{title}}}"], [rf"\label{{tab:{name}}}"] if name else []

@@ -39,6 +39,7 @@ from mmkv_bench.tables.score_table import CONTROLS, Entry, Line, ScoreTable
 from mmkv_bench.tables.table import Note, Rank
 from mmkv_bench.tables.text import cell_words
 
+NOTHING_RIGHT = "The full cache scores 0: this model cannot do this task, so its methods cannot be judged by it."
 _MANY = 6  # cells that a note lists by name
 _ROUNDING = 1e-5  # MMMU's aggregate comes with five digits
 
@@ -76,10 +77,18 @@ def _data_notes(table: ScoreTable) -> list[Note]:
         (lower_is_better(table.metric), Rank.MARK, "Smaller values are better."),
         (table.dataset.endswith(FIXTURE), Rank.WARNING, FIXTURE_DATA),
         (table.gate, gate_rank(table.gate or ""), table.gate or ""),
+        (_nothing_right(table), Rank.WARNING, NOTHING_RIGHT),
         (len(judges) == 1, Rank.READING, f"Judged by {''.join(judges)}."),
         (len(judges) > 1, Rank.WARNING, f"Several judges, whose scores cannot be compared: {'; '.join(judges)}."),
         (n_unjudged, Rank.WARNING, missing),
     )
+
+
+def _nothing_right(table: ScoreTable) -> bool:
+    """Return True where the full cache scores 0 and a larger value would be better."""
+    full = table.entries.get((BASELINE, ""))
+    worst = full is not None and full.value == 0 and full.scores.n_ok > 0
+    return worst and table.compressed and table.metric not in FIDELITY and not lower_is_better(table.metric)
 
 
 def _failure_notes(table: ScoreTable) -> list[Note]:
@@ -138,7 +147,8 @@ def _bold_notes(table: ScoreTable) -> list[Note]:
         (
             blind,
             Rank.MARK,
-            f"Not decidable{_at(blind)}: one document, image or video holds more than {LARGEST_SHARE:.0%} of the samples.",
+            f"Not decidable{_at(blind)}: one document, image or video holds more than {LARGEST_SHARE:.0%} of the samples. "
+            f"A test needs {round(1 / LARGEST_SHARE)} of them or more; a larger limit gives more.",
         ),
     )
     notes += _resolution(table, columns) + _study_notes(table)

@@ -53,6 +53,9 @@ def test_the_shape_has_as_many_parameters_as_the_checkpoint(name):
         ("smolvlm_500m", 0.507),
         ("smolvlm2_2_2b", 2.25),
         ("llama_3_8b", 8.03),
+        ("smollm2_135m", 0.135),
+        ("smollm2_360m", 0.362),
+        ("smollm2_1_7b", 1.71),
     ],
 )
 def test_counts_are_those_on_the_repositories_pages(name, billions):
@@ -74,6 +77,7 @@ def test_counts_are_those_on_the_repositories_pages(name, billions):
         ("smolvlm_500m", 32, 15, 5, 64, 40),
         ("smolvlm2_2_2b", 24, 32, 32, 64, 192),
         ("llama_3_8b", 32, 32, 8, 128, 128),
+        ("smollm2_135m", 30, 9, 3, 64, 22.5),
     ],
 )
 def test_the_cache_has_the_checkpoints_dimensions(name, layers, heads, kv, dim, kib):

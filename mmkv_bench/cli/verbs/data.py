@@ -191,13 +191,16 @@ def tokens(given: argparse.Namespace) -> int:
         ConfigError: words that are no size and no setting, a model without a processor, limits without effect.
     """
     from mmkv_bench.config.compose import compose
+    from mmkv_bench.config.files import MODEL, options
+    from mmkv_bench.config.names import canonical
     from mmkv_bench.families.base import PixelLimits
     from mmkv_bench.families.facts import kv_bytes_per_token
     from mmkv_bench.families.registry import image_tokens, video_tokens
     from mmkv_bench.models.shape import config_of
 
-    settings = [word for word in given.words if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", word)]
-    sizes = [(int(word.partition("x")[0]), int(word.partition("x")[2])) for word in given.words if word not in settings]
+    words = [f"model={word}" if canonical(MODEL, word) in options(MODEL) else word for word in given.words]
+    settings = [word for word in words if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", word)]
+    sizes = [(int(word.partition("x")[0]), int(word.partition("x")[2])) for word in words if word not in settings]
     for word in settings:
         if word.partition("=")[0] not in _KEYS:
             raise ConfigError(

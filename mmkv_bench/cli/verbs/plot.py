@@ -48,6 +48,9 @@ def plot_options(parser: Parser) -> None:
     parser.add_argument("--tokens", type=count, metavar="N", help="(front) passes of this prompt length")
     parser.add_argument("--batch", type=count, metavar="N", help="(front) passes of this batch")
     parser.add_argument("--prompts", choices=("text", "image", "video"), help="(front) passes of this kind of prompts")
+    parser.add_argument(
+        "--name", action="append", metavar="LINE=NAME", help="print another name for a line: --name mine=Ours"
+    )
     parser.examples(
         "mmkv-bench plot budget results/tiny/large --out large",
         "mmkv-bench plot budget results/tiny/large --methods snapkv,mmshift --budgets 64,128,256 --out two",

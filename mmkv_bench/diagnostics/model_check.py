@@ -1,0 +1,177 @@
+"""Promises of a model of conf/model and its family, checked with random weights: `mmkv-bench check model=<name>`.
+
+The model has its true widths, two layers, and computes in float32 on the CPU. A check returns what is broken, or None; the first
+line of its docstring is the promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from PIL import Image
+
+from mmkv_bench.compression.budget import Budget
+from mmkv_bench.compression.compressor import full
+from mmkv_bench.config.files import MODEL, content
+from mmkv_bench.config.schema import Model
+from mmkv_bench.families.registry import family, image_tokens, token_boxes, video_tokens
+from mmkv_bench.generation.encode import encode
+from mmkv_bench.generation.engine import Engine
+from mmkv_bench.generation.result import CellSpec
+from mmkv_bench.generation.rules import DecodeRules
+from mmkv_bench.generation.single import run_alone
+from mmkv_bench.methods.registry import method
+from mmkv_bench.models.load import LoadedModel
+from mmkv_bench.models.source import Source
+from mmkv_bench.models.video import Frames
+from mmkv_bench.protocols import NAMES, WHOLE, protocol
+
+LAYERS, TOKENS, BUDGET = 2, 6, 12
+SIZES = ((64, 48), (448, 336), (336, 900), (1200, 800))
+"""Width and height of the pictures, in pixels."""
+METHODS = ("snapkv", "h2o")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A model of conf/model under its name."""
+
+    name: str
+
+    @cached_property
+    def node(self) -> Model:
+        """The model's file, for two layers of random weights."""
+        return Model(
+            **content(MODEL, self.name)
+            | {"weights": "random", "layers": LAYERS, "dtype": "float32", "attention": "sdpa", "device": "cpu"}
+        )
+
+    @cached_property
+    def loaded(self) -> LoadedModel:
+        """The model. Raises what `Source.load` raises."""
+        return Source.of(self.node).load()
+
+    @property
+    def media(self) -> tuple[str, ...]:
+        """Media that its prompts take."""
+        return family(self.loaded.model.config.model_type).media
+
+    def prompt(self, pictures: Sequence[Image.Image] = (), clips: Sequence[Frames] = ()) -> Any:
+        """Encode a question behind pictures and videos."""
+        content: Any = [*({"type": "image"} for _ in pictures), *({"type": "video"} for _ in clips)]
+        content.append({"type": "text", "text": "Which of these words is written there, and how many times?"})
+        messages = [{"role": "user", "content": content}]
+        return encode(self.loaded.processor, self.loaded.family, "check", messages, list(pictures), list(clips))
+
+    def prompts(self) -> Iterator[Any]:
+        """Yield a prompt of each kind that is answered: with a picture, or of text alone."""
+        yield self.prompt([picture((448, 336))] if "image" in self.media else [])
+
+
+def picture(size: tuple[int, int]) -> Image.Image:
+    """Return a picture of random pixels, the same for the same size."""
+    drawn = torch.randint(0, 256, (size[1], size[0], 3), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    return Image.fromarray(drawn.numpy())
+
+
+def pictures_are_counted(checked: Checked) -> str | None:
+    """one or two pictures of any size have as many visual tokens as the family counts"""
+    if "image" not in checked.media:
+        return None
+    kind = checked.loaded.model.config.model_type
+    for sizes in (*((size,) for size in SIZES), SIZES[:2], SIZES[2:]):
+        prompt = checked.prompt([picture(size) for size in sizes])
+        counted = sum(image_tokens(kind, checked.node.processor, *size, images=len(sizes)) for size in sizes)
+        if counted != prompt.visual_tokens:
+            return f"pictures of {_words(sizes)}: image_tokens gives {counted}, the processor {prompt.visual_tokens}"
+    return None
+
+
+def videos_are_counted(checked: Checked) -> str | None:
+    """a video of 4 or 8 frames has as many visual tokens as the family counts"""
+    if "video" not in checked.media:
+        return None
+    kind = checked.loaded.model.config.model_type
+    for frames in (4, 8):
+        width, height = SIZES[1]
+        pixels = torch.zeros(frames, height, width, 3, dtype=torch.uint8).numpy()
+        times = tuple(index / 2 for index in range(frames))
+        prompt = checked.prompt(clips=[Frames(pixels, times, tuple(range(frames)), frames, 2.0)])
+        counted = video_tokens(kind, checked.node.processor, frames, width, height)
+        if counted != prompt.visual_tokens:
+            return f"{frames} frames of {width}x{height}: video_tokens gives {counted}, the processor {prompt.visual_tokens}"
+    return None
+
+
+def visual_tokens_have_places(checked: Checked) -> str | None:
+    """every visual token of a picture shows a part of it, or no place, and the parts cover the picture"""
+    if "image" not in checked.media:
+        return None
+    loaded = checked.loaded
+    for size in SIZES:
+        prompt = checked.prompt([picture(size)])
+        boxes = token_boxes(loaded.model.config, loaded.processor, prompt.inputs, [size], prompt.visual_tokens)
+        placed = [box for box in boxes if box is not None]
+        if not all(0 <= one.top < one.bottom <= 1 and 0 <= one.left < one.right <= 1 for one in placed):
+            return f"a picture of {_words([size])}: a box lies outside of 0 to 1, or is empty"
+        covered = sum((one.bottom - one.top) * (one.right - one.left) for one in placed)
+        if covered < 1:
+            return f"a picture of {_words([size])}: the boxes cover {float(covered):.0%} of it"
+    return None
+
+
+def full_is_generate(checked: Checked) -> str | None:
+    """the full cache answers as stock generate() does, and prompt tokens attend to no later ones"""
+    loaded, rules = checked.loaded, _rules(checked)
+    for prompt in checked.prompts():
+        result = run_alone(loaded.model, loaded.family, rules, loaded.tokenizer, prompt, CellSpec("full", full(), None))
+        if result.status != "ok":
+            return str(result.error)
+        length = prompt.inputs["input_ids"].shape[1]
+        with torch.inference_mode():
+            tokens = loaded.model.generate(**prompt.inputs, max_new_tokens=TOKENS, do_sample=False)[0, length:].tolist()
+        if tokens[: len(result.token_ids)] != list(result.token_ids):
+            return f"generate() gives the tokens {tokens}, the full cache {list(result.token_ids)}"
+    return None
+
+
+def methods_answer_alike(checked: Checked) -> str | None:
+    """two methods keep their budget under every protocol, and shared forks answer as runs of their own"""
+    loaded, rules = checked.loaded, _rules(checked)
+    names = NAMES if "image" in checked.media else WHOLE
+    names = tuple(name for name in names if not protocol(name).diagnostic)
+    cells = [CellSpec(f"{m} {p}", method(m), Budget.parse(BUDGET), p) for m in METHODS for p in names]
+    for prompt in checked.prompts():
+        with Engine(loaded.model, loaded.family, rules, loaded.tokenizer) as engine:
+            together = engine.answer(prompt, cells)
+        for cell, shared in zip(cells, together, strict=True):
+            alone = run_alone(loaded.model, loaded.family, rules, loaded.tokenizer, prompt, cell)
+            if "ok" not in (shared.status, alone.status) or shared.status != alone.status:
+                return f"{cell.cell}: {shared.error or alone.error}"
+            if (shared.token_ids, shared.kept_digest) != (alone.token_ids, alone.kept_digest):
+                return f"{cell.cell}: shared {shared.token_ids}, alone {alone.token_ids}"
+            if shared.entries_planned != BUDGET * LAYERS * loaded.family.num_kv_heads:
+                return f"{cell.cell}: {shared.entries_planned} entries are kept of {BUDGET} a KV head"
+    return None
+
+
+def _rules(checked: Checked) -> DecodeRules:
+    loaded = checked.loaded
+    return DecodeRules.read(loaded.model.generation_config, {"max_new_tokens": TOKENS}, loaded.tokenizer)
+
+
+def _words(sizes: Sequence[tuple[int, int]]) -> str:
+    return " and ".join(f"{width}x{height}" for width, height in sizes)
+
+
+CHECKS: tuple[Callable[[Checked], str | None], ...] = (
+    pictures_are_counted,
+    videos_are_counted,
+    visual_tokens_have_places,
+    full_is_generate,
+    methods_answer_alike,
+)
