@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import yaml
@@ -17,68 +20,20 @@ from mmkv_bench.generation.engine import Engine
 from mmkv_bench.models.source import Source
 from tests.generation.common import cell, rules
 
-FAMILY = """
-from mmkv_bench.families.base import LLAMA, Family
-from mmkv_bench.families.tiles import clip_tokens, even, grid
-
-
-class VipLlava(Family):
-    def image_tokens(self, settings, size, images, limits):
-        return clip_tokens(settings)
-
-    def boxes(self, prompt):
-        side = prompt.tower_edge() // prompt.config.vision_config.patch_size
-        return [box for image in range(len(prompt.sizes)) for box in grid(image, even(side), even(side))]
-
-    def shrink_vision(self, values, layers):
-        super().shrink_vision(values, layers)
-        values["vision_feature_layers"] = [-1, -1]
-
-
-FAMILIES = [
-    VipLlava(
-        "vipllava",
-        "VipLLaVA",
-        (LLAMA,),
-        "VipLlavaForConditionalGeneration",
-        "LlavaProcessor",
-        "CLIPImageProcessor",
-        image_id_key="image_token_id",
+BLOCKS = dict(
+    re.findall(
+        r"^```(python|jinja|yaml)\n(.*?)^```",
+        Path("docs/own_model.md").read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
     )
-]
-"""
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}:{% for c in m.content %}{{ '<image>' if c.type == 'image' else c.text }}"
-    "{% endfor %}\n{% endfor %}{% if add_generation_prompt %}answer:{% endif %}"
 )
-MODEL = """
-name: vip
-weights: random
-dtype: float32
-device: cpu
-layers: 2
-shape:
-  model_type: vipllava
-  image_token_index: 300
-  vision_feature_layers: [-2, -3]
-  dtype: float32
-  text_config: {model_type: llama, hidden_size: 64, intermediate_size: 96, num_hidden_layers: 4, num_attention_heads: 4,
-    num_key_value_heads: 2, vocab_size: 320, max_position_embeddings: 512}
-  vision_config: {model_type: clip_vision_model, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 4,
-    num_attention_heads: 2, image_size: 56, patch_size: 14}
-processor:
-  image: {size: {shortest_edge: 56}, crop_size: {height: 56, width: 56}}
-  processor: {patch_size: 14, vision_feature_select_strategy: default, num_additional_image_tokens: 1}
-  tokenizer: {eos_token: </s>, pad_token: </s>}
-  special_tokens: {</s>: 0, <image>: 300}
-  template: vip
-"""
+"""The family, its template and its model's file, as the page shows them."""
 
 
 def test_a_family_is_one_file_one_model_file_and_one_template(tmp_path, monkeypatch):
-    (tmp_path / "vipllava.py").write_text(FAMILY)
+    (tmp_path / "vipllava.py").write_text(BLOCKS["python"])
     (tmp_path / "templates").mkdir()
-    (tmp_path / "templates" / "vip.jinja").write_text(TEMPLATE)
+    (tmp_path / "templates" / "vip.jinja").write_text(BLOCKS["jinja"])
     monkeypatch.setattr(mmkv_bench.families, "__path__", [*mmkv_bench.families.__path__, str(tmp_path)])
     families.cache_clear()
     try:
@@ -88,7 +43,7 @@ def test_a_family_is_one_file_one_model_file_and_one_template(tmp_path, monkeypa
 
 
 def _count_place_and_answer() -> None:
-    node = Model(**yaml.safe_load(MODEL))
+    node = Model(**yaml.safe_load(BLOCKS["yaml"]))
     source = Source.of(node)
     assert source.described.attends_to_all is True, "planned without transformers"
     loaded = source.load()
