@@ -143,6 +143,7 @@ ARROWS = {
         "families",
         "models",
         "plan",
+        "protocols",
         "run",
         "store",
     },

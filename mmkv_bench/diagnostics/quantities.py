@@ -31,6 +31,7 @@ OUTLIERS = 0.001  # of a layer's query channels
 PROXIES = 512
 BUDGETS = tuple(i / 10 for i in range(1, 10))
 DELTAS = (0.0125, 0.025, 0.05, 0.075, 0.1)  # of PrefixKV's Table 10, in layers
+SINK = 0.3  # attention on the first token above which a head is one that sinks
 EDGE, WIDTH = 10.0, 0.25  # of a histogram: -10 to 10
 
 
@@ -231,6 +232,28 @@ def focus(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
             yield Value("focus", float(counts[math.ceil(share * start - 1e-9) - 1]), head=head, x=share)
 
 
+def sinks(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
+    """Attention sinks (Xiao et al. 2023, arXiv 2309.17453): mean attention that the later half of the prompt's queries pays to
+    the first token, per query head; and the largest activation of the attention's input over its median, both absolute."""
+    length, group = facts.length, obs.queries.shape[0] // obs.key.shape[0]
+    first = length // 2
+    positions = torch.arange(length, device=obs.device)
+    future = positions > positions[first:, None]
+    for head, query in enumerate(obs.queries[:, first:length].float()):
+        scores = query @ obs.key[head // group, :length].float().T * obs.scaling
+        mass = scores.masked_fill(future, float("-inf")).softmax(-1)[:, 0]
+        yield Value("first_token_mass", float(mass.double().mean()), head=head)
+    sizes = obs.states[:length].float().abs()
+    yield Value("activation_ratio", float(sizes.max() / sizes.median()))
+
+
+def sink_heads(layers: Sequence[Sequence[Value]]) -> Iterator[tuple[int | None, Value]]:
+    """Yield the values of every layer, and of the whole model the share of query heads whose mass is above .3."""
+    yield from of_each_layer(layers)
+    masses = [value.value for layer in layers for value in layer if value.quantity == "first_token_mass"]
+    yield None, Value("sink_heads", sum(mass > SINK for mass in masses) / len(masses))
+
+
 QUANTITIES = {
     "hidden_states": Quantity(Needs(states=True), hidden_states, "MM-ShiftKV figures 1a and 6", answer=True),
     "coverage": Quantity(Needs(queries=True), coverage, "MM-ShiftKV figure 1b", answer=True, methods=True),
@@ -244,6 +267,7 @@ QUANTITIES = {
     "entropy": Quantity(Needs(queries=True), entropy, "MEDA figure 2"),
     "cumulative_attention": Quantity(Needs(queries=True), cumulative_attention, "HybridKV figure 3"),
     "focus": Quantity(Needs(queries=True), focus, "HybridKV figure 2", answer=True, endless=True),
+    "sinks": Quantity(Needs(queries=True, states=True), sinks, "no figure of the papers", finish=sink_heads),
     "power_spectrum": Quantity(Needs(), power_spectrum, "FlashCache figures 1, 4 and 7 to 9"),
 }
 """Name on the command line -> the analysis."""

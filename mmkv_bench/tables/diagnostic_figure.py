@@ -284,6 +284,34 @@ def _heads(axes: Sequence[Axes], panel: Panel) -> None:
     _layer_bar(each, panel)
 
 
+def _sinks(axes: Sequence[Axes], panel: Panel) -> None:
+    """Attention on the first token, layers down and query heads across, and the largest activations beside it."""
+    rows = panel.rows
+    mass = rows[rows["quantity"] == "first_token_mass"].groupby(["layer", "head"])["value"].mean().unstack("head")
+    layers = [int(layer) for layer in mass.index]
+    edges = (-0.5, mass.shape[1] - 0.5, layers[-1] + 0.5, layers[0] - 0.5)
+    heat = axes[0].imshow(
+        mass,
+        aspect="auto",
+        extent=edges,
+        cmap=_MAP,
+        vmin=0,
+        vmax=max(0.3, float(mass.max().max())),
+        interpolation="nearest",
+    )
+    axes[0].set_yticks(_some(layers))
+    axes[0].set_xticks(_some(range(mass.shape[1])))
+    share = rows[rows["quantity"] == "sink_heads"]["value"].mean()
+    axes[0].figure.colorbar(heat, ax=axes[0], label=f"attention on the first token; {share:.0%} of the heads above .3")
+    axes[0].set_xlabel("query head")
+    axes[0].set_ylabel("layer")
+    ratio = rows[rows["quantity"] == "activation_ratio"].groupby("layer")["value"].mean()
+    axes[1].plot(ratio.index, ratio, markersize=5, linewidth=1.6, **_look(0))
+    axes[1].set_yscale("log")
+    _layer_axis(axes[1], panel)
+    axes[1].set_ylabel("largest activation over the median")
+
+
 def _spectrum(axes: Sequence[Axes], panel: Panel) -> None:
     """Energy over frequency of keys and values: all layers together, then layer by layer."""
     from matplotlib.colors import LogNorm
@@ -347,6 +375,7 @@ DRAWINGS = {
     "entropy": Drawing(partial(_parts, label="cross-modal attention entropy [nats]"), _BAND),
     "cumulative_attention": Drawing(_heads, f"{_ONE_A_HEAD}the flattest and the steepest"),
     "focus": Drawing(_heads, f"{_ONE_A_HEAD}the most dynamic and the most static"),
+    "sinks": Drawing(_sinks, "means over the samples; queries of the prompt's later half", 2),
     "power_spectrum": Drawing(_spectrum, "shares of the energy in 128 bands; left: all layers, then by layer", 3),
 }
 """Analysis -> how it is drawn."""

@@ -14,7 +14,7 @@ from mmkv_bench.calibrate.layers import read_layers, with_answer
 from mmkv_bench.cli.grammar import reader
 from mmkv_bench.cli.verbs.measure import ANALYSES
 from mmkv_bench.compression.observation import Needs
-from mmkv_bench.diagnostics.quantities import BANDS, DELTAS, QUANTITIES, PromptFacts
+from mmkv_bench.diagnostics.quantities import BANDS, DELTAS, QUANTITIES, PromptFacts, Value, sink_heads
 from mmkv_bench.errors import DataError, StoreError
 from mmkv_bench.models.files import folder_fingerprint
 from mmkv_bench.store.store import Store
@@ -82,6 +82,20 @@ def test_lorenz_curve_and_gini_are_those_of_the_attention_that_tokens_gather():
         )
     apart = fmean(abs(a - b) for a in sums for b in sums)  # half the relative mean difference
     assert got["gini", "", None, None] == pytest.approx(apart / (2 * fmean(sums)), rel=1e-5)
+
+
+def test_sinks_are_the_first_tokens_attention_of_every_head_and_the_share_of_heads_above_a_threshold():
+    _, layer, got = seen("sinks")
+    maps = attention(layer)
+    means = [fmean(head[i][0] for i in range(PROMPT // 2, PROMPT)) for head in maps]
+    for number, mean in enumerate(means):
+        assert got["first_token_mass", "", number, None] == pytest.approx(mean, rel=1e-5)
+    values = sorted(abs(value) for row in layer.hidden.tolist()[:PROMPT] for value in row)
+    median = values[(len(values) - 1) // 2]
+    assert got["activation_ratio", "", None, None] == pytest.approx(values[-1] / median, rel=1e-5)
+    made = [[Value("first_token_mass", mass, head=0) for mass in (0.31, 0.3, 0.29)], [Value("activation_ratio", 9.0)]]
+    *_, (of_layer, share) = sink_heads(made)
+    assert (of_layer, share.quantity, share.value) == (None, "sink_heads", pytest.approx(1 / 3))
 
 
 def test_cross_modal_entropy_is_that_of_the_two_mean_maps():

@@ -34,6 +34,8 @@ def numbers(name: str, sample: int, layer: int, part: str) -> list[tuple]:
         "entropy": [("cross_modal_entropy", "", None, None, up)],
         "cumulative_attention": [("top_mass", "", h, x, x * (layer + h) / 4) for h in heads for x in (0.2, 1.0)],
         "focus": [("focus", "", h, x, x * (layer + h) / 4) for h in heads for x in (0.2, 1.0)],
+        "sinks": [("first_token_mass", "", h, None, up / 4) for h in heads]
+        + [("activation_ratio", "", None, None, 9.0), ("sink_heads", "", None, None, 0.5)],
         "power_spectrum": [("power", p, None, x, 0.1 + up) for p in ("keys", "values") for x in (0.25, 0.75)],
     }[name]  # fmt: skip
 
