@@ -302,7 +302,7 @@ def _sinks(axes: Sequence[Axes], panel: Panel) -> None:
     axes[0].set_yticks(_some(layers))
     axes[0].set_xticks(_some(range(mass.shape[1])))
     share = rows[rows["quantity"] == "sink_heads"]["value"].mean()
-    axes[0].figure.colorbar(heat, ax=axes[0], label=f"attention on the first token; {share:.0%} of the heads above .3")
+    axes[0].figure.colorbar(heat, ax=axes[0], label=f"attention on the first token\n{share:.0%} of the heads above .3")
     axes[0].set_xlabel("query head")
     axes[0].set_ylabel("layer")
     ratio = rows[rows["quantity"] == "activation_ratio"].groupby("layer")["value"].mean()
