@@ -27,7 +27,7 @@ _OPTIONAL_GROUPS = ("experiment",)
 SEARCHPATH = "hydra.searchpath"
 _ELSE = {
     "method": "`mmkv-bench run --help` lists them, and `mmkv-bench new mine.py` writes a file to start one of your own from",
-    "model": "any other checkpoint of a supported family is `model=<folder or org/name>`",
+    "model": "any other checkpoint of a supported family is `model=<folder or org/name>`, and docs/own_model.md adds a family",
 }
 """Group -> what to do where no name is near."""
 LONGEST = 4000

@@ -30,7 +30,16 @@ SHORT = 12
 RANKS = "Ranks among the compared methods (95%)"
 PAIRS = "Paired differences whose interval, Holm-corrected within the budget, excludes 0"
 _PAIR_HEADER = ("budget", "better", "worse", "difference", "Holm interval", "Holm p", "n")
-_COMPARED_HEADER = ("budget", "a", "b", "a - b", "p", "Holm, asked", "Holm, whole", "proven better, whole")
+_COMPARED_HEADER = (
+    "budget",
+    "first",
+    "second",
+    "first - second",
+    "p",
+    "Holm, asked",
+    "Holm, whole",
+    "proven better, whole",
+)
 
 
 def tables_of_scores(
