@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real verify matrix bench-statistics bench-fork bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real verify matrix bench-statistics bench-fork bench-real bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -36,6 +36,7 @@ help:
 	@echo "make matrix            every model family x dataset x method once, random weights, own data; hours"
 	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
+	@echo "make bench-real        the same on pretrained weights, English documents of 730 tokens"
 	@echo "make bench-decode      how near a decode step is to the memory's bandwidth, beside stock transformers"
 	@echo "make bench-tables      time and memory of tables and scoring: committed rows, 100 methods, 10,000 cells"
 	@echo "make bench-store       time and memory of resuming, status, scoring, tables, packing of 1 and 4 million answers (SCALE=.1)"
@@ -146,6 +147,10 @@ bench-statistics: $(STAMP)
 
 bench-fork: $(STAMP)
 	$(BIN)/python -P benchmarks/fork.py
+
+bench-real: $(STAMP)
+	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
+	$(BIN)/python -P benchmarks/fork.py --pretrained smollm2_135m_q4_1_english --dataset english_needles --samples 4 --write results/bench/fork_real.md
 
 bench-decode: $(STAMP)
 	$(BIN)/python -P benchmarks/decode.py

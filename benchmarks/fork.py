@@ -2,6 +2,7 @@
 
     python benchmarks/fork.py                                # embedded model, 20 development pages, prints Markdown
     python benchmarks/fork.py --samples 100 --write results/bench/fork.md
+    python benchmarks/fork.py --pretrained smollm2_135m_q4_1_english --dataset english_needles --samples 4
 
 Five ways of answering the same samples in one process, encoding included in each:
 
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 METHODS = ("snapkv", "streamingllm", "keydiff", "expected_attention", "mmshift")
 BUDGETS = (32, 64, 128, 256)
-PROMISE = 2.0  # shared / one full run, at most
+PROMISE, OF_PRETRAINED = 2.0, 3.0  # shared / one full run, at most: on the embedded model, on pretrained weights
 OVERHEAD = 1.03  # one full run / bare generate(), at most
 TURNS = 3  # of the ways that are compared with each other, per sample
 
@@ -200,19 +201,25 @@ def load(options: argparse.Namespace) -> LoadedModel:
     from mmkv_bench.models.load import load_model
     from mmkv_bench.models.source import Source
 
+    if options.pretrained is not None:
+        return Source.of(compose([f"model={options.pretrained}", f"model.device={options.device}"]).model).load()
     if options.random is None:
         return load_model("benchmark", str(options.model), device=options.device)
     settings = [f"model={options.random}", "model.weights=random", f"model.device={options.device}"]
     return Source.of(compose(settings).model).load()
 
 
-def collect(count: int) -> tuple[TaskSpec, list[Request]]:
-    """The first `count` questions of `pages` large (development split, all kinds in turn), as lmms-eval asks them."""
+def collect(count: int, dataset: str | None) -> tuple[TaskSpec, list[Request]]:
+    """The first `count` questions of a dataset's development split, as lmms-eval asks them; dataset: None for `pages` large, all
+    kinds in turn."""
+    from mmkv_bench.config.files import DATASET
     from mmkv_bench.datasets.specs import spec_from_config
     from mmkv_bench.evaluation.generating import generate
 
     node = {"task": "pages", "size": "large", "split": "dev", "generation": {"max_new_tokens": 24}}
     spec, requests = spec_from_config("pages", node | {"metrics": ["exact_match"]}), []
+    if dataset is not None:
+        spec = spec_from_config(dataset, content(DATASET, dataset) | {"split": "dev"})
 
     def keep(request: Request) -> str:
         requests.append(request)
@@ -288,13 +295,16 @@ def report(bench: Bench, options: argparse.Namespace, requests: Sequence[Request
     source = collect_provenance(device)
     versions = json.loads(source["versions"])
     commit = f"commit {(source['git_commit'] or 'unknown')[:10]}{' with changes' if source['git_dirty'] else ''}"
-    model = options.random or options.model.name
-    weights = "random weights" if options.random else f"sha256 of the weights {sha256(options.model)}"
+    model = options.pretrained or options.random or options.model.name
+    weights = "random weights" if options.random else "as conf/model names them"
+    if not options.pretrained and not options.random:
+        weights = f"sha256 of the weights {sha256(options.model)}"
+    promise = OF_PRETRAINED if options.pretrained else PROMISE
     scored, load = mean["score one cell"] / options.samples, os.getloadavg()[1]
     return [
         "# Prefill once, fork many: the cost of 21 cells",
         "",
-        f"`pages` large, development split, {options.samples} samples of all kinds, prompts of {min(lengths)} to"
+        f"{options.dataset or 'pages large'}, development split, {options.samples} samples, prompts of {min(lengths)} to"
         f" {max(lengths)} tokens; cells: {', '.join(METHODS)} at {', '.join(map(str, BUDGETS))} entries, and `full`;"
         f" answers of {min(tokens)} to {max(tokens)} tokens. Model {model}"
         f" ({weights}), {bench.loaded.dtype}, {device}.",
@@ -312,7 +322,7 @@ def report(bench: Bench, options: argparse.Namespace, requests: Sequence[Request
             for way in ("bare generate()", "one full run", "21 cells shared", "21 cells measured", "21 separate runs")
         ),
         "",
-        f"21 cells cost {many / one:.2f} full runs (promise: at most {PROMISE:g}); run separately they cost"
+        f"21 cells cost {many / one:.2f} full runs (promise: at most {promise:g}); run separately they cost"
         f" {apart / one:.1f}. ForkMeasures their fidelity adds {measured / many - 1:.0%}, outside of every time in the rows.",
         f"One full run costs {overhead:.3f} of bare generate() (promise: at most {OVERHEAD:g}).",
         "",
@@ -331,6 +341,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--random", metavar="NAME", help="random weights in the shape of this model of conf/model instead"
     )
+    parser.add_argument("--pretrained", metavar="NAME", help="this model of conf/model with its weights instead")
+    parser.add_argument("--dataset", metavar="NAME", help="its development samples (default: pages, large)")
     parser.add_argument("--device", default="cpu", help="where they are: cpu or cuda (default cpu)")
     parser.add_argument("--samples", type=int, default=20, help="measured samples (default 20)")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default 1)")
@@ -347,9 +359,9 @@ def main() -> int:
     import torch
 
     torch.set_num_threads(options.threads)
-    spec, requests = collect(options.samples)
+    spec, requests = collect(options.samples, options.dataset)
     if len(requests) < options.samples:
-        print(f"error: pages large has {len(requests)} development samples, not {options.samples}", file=sys.stderr)
+        print(f"error: the dataset has {len(requests)} development samples, not {options.samples}", file=sys.stderr)
         return 2
     bench = Bench(load(options), requests[0].generation)
     bench.shared(requests[0])
