@@ -1,6 +1,6 @@
-"""Each cell of results/tiny/large on a page, and links to it from the numbers of the README's table; part of `make docs`.
+"""Each cell of the README's two tables on a page, and links to it from the table's numbers; part of `make docs`.
 
-python -m tools.cells_page            writes results/tiny/large/cells.md and the links in README.md
+python -m tools.cells_page            writes cells.md beside the rows, and the links in README.md
 python -m tools.cells_page --check    writes nothing; 1 if anything would change
 """
 
@@ -18,22 +18,23 @@ from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.text import interval_text, line_label, score
 
 ROOT = Path(__file__).parents[1]
-ROWS = "results/tiny/large"
-PAGE, README = Path(ROWS, "cells.md"), Path("README.md")
+ROWS = {"results/tiny/large": "results", "results/real": "results of pretrained weights"}
+"""Rows -> what the comments around their table in the README say."""
+README = Path("README.md")
 SHORT = 8  # letters of a hash that name a cell here
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 
-def page(tables: list[ScoreTable]) -> str:
+def page(rows: str, tables: list[ScoreTable]) -> str:
     """Return a line a cell: hash, score and interval, and the commands that show it and make it again."""
+    example = next(entry.cells[0] for table in tables for _, budget, entry in table_cells(table) if budget)[:SHORT]
     lines = [
-        f"# The cells of {ROWS}",
+        f"# The cells of {rows}",
         "",
         "Written by `make docs` from the rows beside it. With the hash of a cell:",
         "",
         "```bash",
-        f"python -m mmkv_bench show {ROWS} 4141fc34                                           # configuration, audit, command",
-        f"python -m mmkv_bench verify {ROWS} 4141fc34 --all --receipt receipt.json            # every answer, made again",
+        f"python -m mmkv_bench show {rows} {example}                                           # configuration, audit, command",
+        f"python -m mmkv_bench verify {rows} {example} --all --receipt receipt.json            # every answer, made again",
         "```",
     ]
     for table in tables:
@@ -51,14 +52,15 @@ def page(tables: list[ScoreTable]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def linked(text: str, tables: list[ScoreTable]) -> str:
-    """Return the README with a link on each number of its table of results."""
-    before, block, after = re.split(f"({BEGIN}.*?{END})", text, maxsplit=1, flags=re.DOTALL)
+def linked(text: str, rows: str, tables: list[ScoreTable]) -> str:
+    """Return the README with a link on each number of its table of these rows."""
+    begin, end = (f"<!-- {ROWS[rows]}: {place} -->" for place in ("begin", "end"))
+    before, block, after = re.split(f"({begin}.*?{end})", text, maxsplit=1, flags=re.DOTALL)
     block = re.sub(r"\[(\d\.\d\d)\]\[[0-9a-f]+\]", r"\1", re.sub(r"(?m)^\[[0-9a-f]{8}\]: .*\n", "", block))
     table = next(table for table in tables if f"**{table.dataset}, {table.metric}**" in block)
     named: dict[str, None] = {}
     lines = list(_linked_lines(block.splitlines(), table, named))
-    references = [f"[{name}]: {PAGE.as_posix()}#{name}" for name in named]
+    references = [f"[{name}]: {rows}/cells.md#{name}" for name in named]
     while not lines[-2]:  # of references that were there
         del lines[-2]
     return before + "\n".join([*lines[:-1], "", *references, lines[-1]]) + after
@@ -85,9 +87,11 @@ def _linked_lines(lines: list[str], table: ScoreTable, named: dict[str, None]) -
 
 
 def main() -> int:
-    """Write or compare both files."""
-    tables = build(load(ROOT / ROWS, fidelity=()))
-    written = {PAGE: page(tables), README: linked((ROOT / README).read_text(), tables)}
+    """Write or compare the files."""
+    written = {README: (ROOT / README).read_text()}
+    for rows in ROWS:
+        tables = build(load(ROOT / rows, fidelity=()))
+        written |= {Path(rows, "cells.md"): page(rows, tables), README: linked(written[README], rows, tables)}
     changed = [
         path for path, text in written.items() if not (ROOT / path).is_file() or (ROOT / path).read_text() != text
     ]

@@ -21,7 +21,7 @@ from mmkv_bench.plan.cells import DatasetIdentity, Identity
 from mmkv_bench.store.store import Store
 from tests.each import each
 
-RESULTS = conf_dir().parent / "results" / "tiny"
+RESULTS = conf_dir().parent / "results"
 ROOTS = stores_with_answers(RESULTS)
 OLDER = {
     "ablations": {
