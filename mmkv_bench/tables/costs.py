@@ -104,6 +104,7 @@ class CostTable:
     fallbacks: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
     disturbed: tuple[str, ...] = ()
     random_weights: bool = False
+    weights_files: tuple[str, ...] = ()
     limits: StepLimits | None = None
 
     @property
@@ -266,7 +267,8 @@ def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cos
             reasons.setdefault(reason, []).append((*keys[n], int(answers)))
         disturbed = _disturbed(of_shape) if part.per_pass else ()
         shown = CostTable(sweep.context, part.shapes[shape], sweep.axis, costs, methods, entries, part.per_pass)
-        shown.fallbacks, shown.disturbed, shown.random_weights = reasons, disturbed, sweep.random_weights
+        shown.fallbacks, shown.disturbed = reasons, disturbed
+        shown.random_weights, shown.weights_files = sweep.random_weights, sweep.weights_files
         tables.append(shown)
     return tables
 

@@ -82,6 +82,11 @@ def cost_notes(table: CostTable) -> list[Note]:
     random = "Random weights: times and bytes are those of the true shape, answers mean nothing."
     notes = notes_that_hold(
         (table.random_weights, Rank.WARNING, random),
+        (
+            table.weights_files,
+            Rank.READING,
+            f"Weights: {'; '.join(table.weights_files)}; bytes and times are of the dequantised ones.",
+        ),
         (table.disturbed, Rank.WARNING, f"Disturbed: {'; '.join(table.disturbed)}."),
         (any(entry.ratio is not None for entry in entries), Rank.MARK, ratio),
         (levels, Rank.READING, f"Intervals of medians are order statistics{few}."),

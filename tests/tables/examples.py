@@ -54,6 +54,7 @@ def cell_row(cell: str, method: str, budget: int | str | None = None, **changed)
         "device": "cpu",
         "cpu": None,
         "weights": None,
+        "weights_file": None,
         "model_revision": None,
         "git_dirty": None,
     }

@@ -318,6 +318,17 @@ def test_devices_and_versions_of_lmms_eval_share_no_table_and_kinds_of_cpu_where
         assert any(parts in caption(table, tables) for table in tables)
 
 
+def test_quantised_weights_are_named_below_the_table_and_a_task_that_full_cannot_do_is_no_contest() -> None:
+    for right, file in ((1.0, "small.gguf (Q4_1 2)"), (0.0, None)):
+        example = Example()
+        example.add("full", None, [right, 0.0], weights_file=file)
+        example.add("snapkv", 64, [0.0, 0.0], weights_file=file)
+        (table,) = build(example.rows())
+        text = " ".join(notes(table))
+        assert ("Weights: small.gguf (Q4_1 2), dequantised." in text) is (file is not None)
+        assert ("The full cache scores 0" in text) is (right == 0)
+
+
 def test_where_images_stand_in_a_prompt_parts_tables_too() -> None:
     example = Example()
     example.add("snapkv", 64, [1.0, 0.0], config=json.dumps({"datasets": {"walk3": {"placeholders": "keep"}}}))
