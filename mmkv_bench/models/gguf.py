@@ -30,14 +30,29 @@ def location(path: str) -> tuple[str, dict[str, Any]]:
     return str(Path(path).parent), {"gguf_file": Path(path).name}
 
 
-@cache
 def tensor_types(file: Path) -> str:
     """Return the types of a GGUF file's tensors with their numbers, most first: `Q4_1 210, F32 61`.
 
-    The file is read once a process, for its many texts take seconds.
+    Raises:
+        ConfigError, UnsupportedError: see `_read`.
+    """
+    return _read(file)[0]
+
+
+def check_tokenizer(file: Path) -> None:
+    """Refuse a GGUF file without a tokenizer. Raises ConfigError, and what `_read` raises."""
+    if not _read(file)[1]:
+        raise ConfigError(
+            f"{file} has no tokenizer; name the folder of one with model.tokenizer=<folder>, or give a GGUF file that has one"
+        )
+
+
+@cache
+def _read(file: Path) -> tuple[str, bool]:
+    """Return `tensor_types`, and True where the file has a tokenizer; once a process, for its many texts take seconds.
 
     Raises:
-        ConfigError: the package `gguf` is not installed, a file that cannot be read, or one without tokenizer.
+        ConfigError: the package `gguf` is not installed, or a file that cannot be read.
         UnsupportedError: the vision tower of a multimodal model.
     """
     if find_spec("gguf") is None:
@@ -56,7 +71,5 @@ def tensor_types(file: Path) -> str:
             f"{file} holds the vision tower of a multimodal model, and only text models are read from GGUF files; give "
             "the model's folder in Hugging Face format"
         )
-    if "tokenizer.ggml.tokens" not in fields:
-        raise ConfigError(f"{file} has no tokenizer; give a GGUF file with one, or a folder in Hugging Face format")
     types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
-    return ", ".join(f"{name} {count}" for name, count in types.most_common())
+    return ", ".join(f"{name} {count}" for name, count in types.most_common()), "tokenizer.ggml.tokens" in fields

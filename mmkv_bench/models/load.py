@@ -91,6 +91,7 @@ def load_model(
     *,
     revision: str | None = None,
     adapter: str | None = None,
+    tokenizer: str | None = None,
     dtype: str = "auto",
     attention: str = "sdpa",
     device: str = "auto",
@@ -103,7 +104,8 @@ def load_model(
     """Load weights and processor.
 
     Args:
-        path: local folder, GGUF file or hub id; adapter: folder of a LoRA adapter (see `models.adapter`).
+        path: local folder, GGUF file or hub id; adapter: folder of a LoRA adapter (see `models.adapter`);
+            tokenizer: folder of a text model's tokenizer, where it is not that of `path`.
         dtype: float32, bfloat16, float16, or auto for the checkpoint's own.
         attention: implementation to wrap (`stock`); the vision tower keeps transformers' default.
         device: auto, cpu or cuda; device_map: accelerate's, instead of `device`.
@@ -122,7 +124,10 @@ def load_model(
     folder, file = gguf.location(path)
     common = {"revision": revision, "trust_remote_code": False, **file}
     try:
-        processor = (AutoProcessor if multimodal else AutoTokenizer).from_pretrained(folder, **common)
+        if tokenizer is None:
+            processor = (AutoProcessor if multimodal else AutoTokenizer).from_pretrained(folder, **common)
+        else:
+            processor = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False, local_files_only=True)
         apply_limits(processor, min_pixels, max_pixels, video_max_pixels, frames)
         loader = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
         model = loader.from_pretrained(

@@ -24,7 +24,7 @@ from mmkv_bench.models.files import (
     hub_folder,
     model_files,
 )
-from mmkv_bench.models.gguf import is_gguf, tensor_types
+from mmkv_bench.models.gguf import check_tokenizer, is_gguf, tensor_types
 from mmkv_bench.models.load import LoadedModel, device_of, load_config, load_model, quiet_transformers, set_up
 from mmkv_bench.models.shape import GENERATION, config_of, plain, values_of
 from mmkv_bench.models.video import DEFAULT_FRAMES
@@ -59,6 +59,8 @@ class Source:
                 model without a shape, a model without path, a revision of anything but a hub repository.
         """
         source = cls._located(model)
+        if model.tokenizer is not None:
+            source._check_named_tokenizer()
         if model.revision is not None and source.kind != HUB:
             raise ConfigError(
                 f"model.revision={model.revision} is a commit of a hub repository, and these weights are "
@@ -106,6 +108,18 @@ class Source:
             )
         return cls(FOLDER if Path(path).is_dir() or is_gguf(path) else HUB, path, model)
 
+    def _check_named_tokenizer(self) -> None:
+        folder = Path(resolve_path(self.settings.tokenizer))
+        if self.path is None or not is_gguf(self.path):
+            raise ConfigError(
+                f"model.tokenizer={self.settings.tokenizer} is for GGUF files, and other checkpoints bring their tokenizer; "
+                "leave it out"
+            )
+        if not (folder / "tokenizer.json").is_file():
+            raise ConfigError(
+                f"model.tokenizer={self.settings.tokenizer} has no tokenizer.json; give a tokenizer's folder"
+            )
+
     @property
     def place(self) -> str:
         """`path` of weights that exist."""
@@ -134,9 +148,14 @@ class Source:
         """
         if self.kind == RANDOM:
             return config_of(self.settings.shape, self.settings.layers)
+        self._check_tokenizer()
         config = load_config(self.place, self.commit)
         self._require_same(config)
         return config
+
+    def _check_tokenizer(self) -> None:
+        if is_gguf(self.place) and self.settings.tokenizer is None:
+            check_tokenizer(Path(self.place))
 
     def _require_same(self, config: Any) -> None:
         """Refuse another model, or another checkpoint of the family: its rows would stand under this model's name."""
@@ -205,11 +224,22 @@ class Source:
         return self._adapted(weights), commit
 
     def _adapted(self, weights: str) -> str:
-        """The fingerprint with the adapter's files; that of the weights where there is none."""
-        if self.settings.adapter is None:
+        """The fingerprint with the files of adapter and tokenizer; that of the weights where neither is named."""
+        beside = self._beside()
+        if not beside:
             return weights
-        files = digest_of((file.name, file) for file in adapter.files(self.settings.adapter))
+        files = digest_of((file.name, file) for file in beside)
         return hashlib.sha256(f"{weights} {files}".encode()).hexdigest()[:16]
+
+    def _beside(self) -> list[Path]:
+        """The files of an adapter and of a tokenizer that are named beside the weights."""
+        settings = self.settings
+        named = adapter.files(settings.adapter) if settings.adapter else []
+        if settings.tokenizer:
+            named += sorted(
+                file for file in Path(resolve_path(settings.tokenizer)).iterdir() if file.suffix in (".json", ".jinja")
+            )
+        return named
 
     def _of_weights(self) -> tuple[str, str | None]:
         if self.commit is not None:
@@ -237,7 +267,7 @@ class Source:
         Raises:
             ConfigError: files that changed since; which of the two contents was loaded nobody knows.
         """
-        if (self.kind == FOLDER or self.settings.adapter) and self.fingerprint()[0] != fingerprint:
+        if (self.kind == FOLDER or self._beside()) and self.fingerprint()[0] != fingerprint:
             raise ConfigError(
                 f"the files of model {self.settings.name} in {self.path} changed while this run was loading them, so its "
                 "answers could be of neither version; nothing was written: start the run again when they stay as they are"
@@ -248,7 +278,7 @@ class Source:
         if self.kind == RANDOM:
             return []
         folder = Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision)
-        return [*model_files(folder), *(adapter.files(self.settings.adapter) if self.settings.adapter else [])]
+        return [*model_files(folder), *self._beside()]
 
     def load(self) -> LoadedModel:
         """The model in eval mode with its processor, on its device and in its precision, as the settings say.
@@ -261,11 +291,13 @@ class Source:
         limits = {key: getattr(model, key) for key in ("min_pixels", "max_pixels", "video_max_pixels")}
         limits["frames"] = model.frames or DEFAULT_FRAMES
         if self.kind != RANDOM:
+            self._check_tokenizer()
             return load_model(
                 model.name,
                 self.place,
                 revision=self.commit,
                 adapter=model.adapter,
+                tokenizer=model.tokenizer and resolve_path(model.tokenizer),
                 dtype=model.dtype,
                 attention=model.attention,
                 device=model.device,

@@ -84,6 +84,26 @@ def test_a_file_is_its_content_and_computes_what_transformers_computes(tmp_path)
     assert of(elsewhere).fingerprint() != source.fingerprint()
 
 
+def test_a_file_without_tokenizer_takes_the_named_one_which_is_part_of_the_model(tmp_path):
+    whole, bare = written(tmp_path / "whole.gguf"), written(tmp_path / "bare.gguf", tokenizer=False)
+    of(whole).load().tokenizer.save_pretrained(tmp_path / "named")
+    source = Source.of(node("hf", path=None, weights=str(bare), tokenizer=str(tmp_path / "named")))
+    loaded = source.load()
+    tokens = torch.arange(10)[None]
+    with torch.inference_mode():
+        assert torch.equal(loaded.model(tokens).logits, of(whole).load().model(tokens).logits)
+    assert loaded.tokenizer.get_vocab() == of(whole).load().tokenizer.get_vocab()
+    first = source.fingerprint()
+    assert first[0] not in (of(bare).fingerprint()[0], of(whole).fingerprint()[0])
+    file = tmp_path / "named" / "tokenizer_config.json"
+    file.write_text(file.read_text() + " ")
+    assert source.fingerprint() != first
+    with pytest.raises(ConfigError, match="has no tokenizer.json"):
+        Source.of(node("hf", path=None, weights=str(bare), tokenizer=str(tmp_path)))
+    with pytest.raises(ConfigError, match="is for GGUF files"):
+        Source.of(node("tiny", tokenizer=str(tmp_path / "named")))
+
+
 def test_what_is_refused(tmp_path):
     with pytest.raises(UnsupportedError, match="vision tower of a multimodal model"):
         of(written(tmp_path / "mmproj.gguf", "clip")).described  # noqa: B018
