@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from mmkv_bench.cli.rephrase import rephrased, written
+from mmkv_bench.cli.rephrase import checked, rephrased, written
 from mmkv_bench.config import field_words
 from mmkv_bench.errors import SIMILAR, ConfigError, nearest
 
@@ -105,6 +106,8 @@ class Parser(argparse.ArgumentParser):
             flag = word.partition("=")[0]
             if answer := field_words.VERBS.get(flag.lstrip("-").replace("_", "-")):
                 raise ConfigError(f"{flag!r} is no word of `{self.prog}`; {answer.format(words='')}")
+            if answer := field_words.FLAGS.get(flag.lstrip("-").replace("_", "-")):
+                raise ConfigError(f"{flag} is no flag of `{self.prog}`; {answer}")
             if word.startswith("-"):
                 raise ConfigError(f"unknown flag {flag!r} of `{self.prog}`; {nearest(flag, self.flags())}")
             if word in unknown:
@@ -182,13 +185,15 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
         line, words_go_on, _ = answer.partition("{words}")
         if words_go_on:
             program = line.rpartition("`")[2]
+            lists = [] if "sweep" in program else ["-m"]  # elsewhere a list stands in brackets
             try:
-                rest = rephrased(program, [word for word in rest if word != "--slurm"])
+                rest = rephrased(program, [*lists, *(word for word in rest if word != "--slurm")])
             except ConfigError as error:
                 raise ConfigError(f"{first!r} is no verb; {answer.format(words='')}. {error}") from None
-        raise ConfigError(
-            f"{first!r} is no verb; {answer.format(words=''.join(f' {shlex.quote(word)}' for word in rest))}"
-        )
+        rest, errors = (rest, []) if "sweep" in line else checked(rest)
+        words = "".join(f" {word if '<' in word else shlex.quote(word)}" for word in rest)
+        sentences = f"{first!r} is no verb; {'. '.join([*errors, answer.format(words=words)])}"
+        raise ConfigError(sentences.replace("?. ", "? "))
     words = rephrased(PROGRAM, arguments)
     if all("=" in word for word in words):
         raise ConfigError(f"{first!r} is no verb; write {written(PROGRAM, words)}")
@@ -243,7 +248,13 @@ def rows_folder(path: str | Path) -> Path:
         ConfigError: it does not.
     """
     if not (Path(path) / "store.json").is_file():
-        raise ConfigError(f"{path} is not a folder of result rows; name the rows folder that a run printed")
+        of_cell = re.fullmatch(r"[0-9a-f]{6,64}", str(path)) is not None
+        name = (
+            f"name it behind the folder of its rows: <rows> {path}"
+            if of_cell
+            else "name the rows folder that a run printed"
+        )
+        raise ConfigError(f"{path} is {'a cell, and ' * of_cell}not a folder of result rows; {name}")
     return Path(path)
 
 

@@ -31,6 +31,7 @@ def rephrased(
     """
     left, result = [word for word in words if word not in _SEVERAL or word in flags], list[str]()
     answers: list[str] = []
+    unknown: list[str] = []
     several = len(left) < len(words)
     while left:
         word = left.pop(0)
@@ -52,13 +53,22 @@ def rephrased(
             result += [speed, setting] if key == "batch" and speed not in (*program.split(), *result) else [setting]
         elif answer := ANSWERS.get(key.lower().replace("-", "_")):
             answers.append(f"{word}: {filled(answer, value)}")
+        elif _is_key(key) and word.startswith("--"):
+            answers.append(f"{word} has no value; write `{KEYS.get(key.replace('-', '_'), key)}=<value>`")
+        elif word.startswith("--") and left and _BUDGET.fullmatch(left[0]):
+            unknown.append(f"{word} {left.pop(0)}")  # a number behind a flag is the flag's
         else:
             result.append(_choice(word))
     if answers:
-        known, errors = _checked(result)
+        unknown += [word for word in result if word.startswith("-") and word.partition("=")[0] not in flags]
+        known, errors = checked([word for word in result if word not in unknown])
+        errors += [f"unknown flag {word.split()[0].partition('=')[0]!r}" for word in unknown]
         others = f". The other words are written {_line(program, known)}" if any("=" in one for one in known) else ""
-        raise ConfigError(f"{'. '.join(dict.fromkeys([*answers, *errors]))}{others}")
-    return result
+        sentences = (
+            sentence.rstrip("?.") + "?" * sentence.endswith("?") for sentence in dict.fromkeys([*answers, *errors])
+        )
+        raise ConfigError(f"{'. '.join(sentences)}{others}".replace("?. ", "? "))
+    return [*result, *(part for pair in unknown for part in pair.split())]
 
 
 def written(program: str, words: Sequence[str]) -> str:
@@ -67,14 +77,16 @@ def written(program: str, words: Sequence[str]) -> str:
     Raises:
         ConfigError: choices that there are not, with the command line that lacks them.
     """
-    known, errors = _checked(words)
+    known, errors = checked(words)
     if errors:
-        raise ConfigError(f"{'. '.join(errors)}. With one that there is, write {_line(program, known)}")
+        raise ConfigError(
+            f"{'. '.join(errors)}. With one that there is, write {_line(program, known)}".replace("?. ", "? ")
+        )
     return command(program, words)
 
 
-def _checked(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words with `<key>` for each choice that there is not, and what is to be said of these."""
+def checked(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words with `<key>` for each choice that there is not, and what is to be said of these."""
     from mmkv_bench.config.compose import compose
 
     known, errors = [], []

@@ -194,17 +194,22 @@ ANSWERS = _by_word(
     ("mem slurm.mem hydra.launcher.mem", "write `hydra.launcher.mem_gb={digits}`"),
     (
         "array_index array_id shard_id num_shards n_shards shard_index world_size",
-        "a process takes one part of each dataset, counted from 0, by `shard=0/8`, and `mmkv-bench sweep launcher=slurm "
-        "shards=8` writes the array itself",
+        "a process takes one part of each dataset, counted from 0: the first of eight is `shard=0/8`, and `mmkv-bench sweep "
+        "launcher=slurm shards=8` writes an array of eight itself; write your own numbers there",
     ),
     (
         "model_args",
-        "each argument is a setting of its own: `model=hf model.path=<folder or hub id> model.dtype=bfloat16`; write those",
+        "each argument is a setting of its own: `model=hf model.path=org/name model.dtype=bfloat16`; write those, with a folder "
+        "or hub id of yours",
     ),
     (
         "gpu",
         "a run computes on the GPU that CUDA_VISIBLE_DEVICES names, `model.device=cuda` insists on one, and `mmkv-bench plan "
         "--device a100` forecasts one that is not here",
+    ),
+    (
+        "fraction sample_fraction data_fraction subset_fraction",
+        "a part of a dataset is a number of samples: the first twenty are `limit=20`; write such a number",
     ),
     ("split dataset_split", "write `dataset.split={value}`"),
     ("subset", "the first samples are `limit={value}`, and a part of a benchmark is a dataset; write that"),
@@ -254,6 +259,22 @@ VERBS = _by_word(
     ),
     ("submit slurm sbatch", "write `mmkv-bench sweep launcher=slurm{words}`"),
     ("figure figures draw", "write `mmkv-bench plot budget <rows> --out <file>`"),
+    (
+        "reproduce rerun replicate redo repeat",
+        "`mmkv-bench verify <rows> 4141fc34` makes the answers of a cell of these rows again and compares them, and "
+        "`mmkv-bench show <rows> 4141fc34` prints its command; name your cell there",
+    ),
     ("view browse visualize", "write `mmkv-bench report <rows> --out <folder>`"),
 )
 """First word, or a flag without its dashes -> answer."""
+
+FLAGS = _by_word(
+    ("csv", "write `--format csv`"),
+    ("latex tex", "write `--format latex`"),
+    ("markdown md", "markdown is how it prints; leave it out"),
+    (
+        "alpha significance level confidence",
+        "the level is .05 and cannot be set, so that tables can be compared; leave it out",
+    ),
+)
+"""Flag of verbs that read rows, without its dashes -> answer."""

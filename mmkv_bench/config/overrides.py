@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import unavailable
 from mmkv_bench.config.field_words import NAME_ANSWERS
-from mmkv_bench.config.files import groups, options
+from mmkv_bench.config.files import DATASET, groups, options
 from mmkv_bench.config.names import tables
 from mmkv_bench.config.schema import LIST_GROUPS, SCHEMAS, accepts, allowed
 from mmkv_bench.errors import SIMILAR, ConfigError, folded, near, nearest
@@ -28,6 +28,8 @@ SEARCHPATH = "hydra.searchpath"
 _ELSE = {
     "method": "`mmkv-bench run --help` lists them, and `mmkv-bench new mine.py` writes a file to start one of your own from",
     "model": "any other checkpoint of a supported family is `model=<folder or org/name>`, and docs/own_model.md adds a family",
+    "experiment": "`mmkv-bench run --help` lists them; one of your own is a file <folder>/experiment/<name>.yaml, which "
+    "`--config-dir <folder> experiment=<name>` finds",
 }
 """Group -> what to do where no name is near."""
 LONGEST = 4000
@@ -133,6 +135,8 @@ def check_option(group: str, name: str, extra: tuple[str, ...]) -> None:
 
 def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...]) -> str:
     """The clause about a name that a group does not have: what the field means by it, the groups that have it, or a near one."""
+    if group == DATASET and (answer := _sized(name, names)):
+        return answer
     if answer := NAME_ANSWERS.get(group, {}).get(folded(name) or name):
         return answer
     if others := [f"`{other}={name}`" for other in groups() if other != group and name in options(other, extra)]:
@@ -144,6 +148,15 @@ def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...
     if clause.startswith(SIMILAR):
         return clause
     return f"{clause}; {_ELSE.get(group, '`mmkv-bench run --help` lists them')}"
+
+
+def _sized(name: str, names: Sequence[str]) -> str:
+    """The words for a name of pages with their size, as tables print it (`pages_walk_large`)."""
+    word = folded(name)
+    for pages, size in ((one, size) for one in names if one.startswith("pages") for size in ("small", "large")):
+        if folded(f"{pages}_{size}").startswith(word) and len(word) > len(folded(pages)):
+            return f"its pages are of two sizes: write `dataset={pages} page_size={size}`"
+    return ""
 
 
 def checked_value(override: Override, reference: Mapping[str, Any]) -> str:

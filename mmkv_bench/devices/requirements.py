@@ -95,5 +95,5 @@ def check_flash_attn() -> None:
     if find_spec("flash_attn") is None:
         raise ConfigError(
             f"model.attention={FLASH} needs the package flash-attn, which is not installed; allowed without it: sdpa, "
-            "eager; install it (pip install 'mmkv-bench[gpu]'), or choose model.attention=sdpa"
+            "eager; install it where there is an NVIDIA GPU (pip install 'mmkv-bench[gpu]'), or choose model.attention=sdpa"
         )

@@ -18,6 +18,8 @@ from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.config.files import MODEL, content
 from mmkv_bench.config.schema import Model
+from mmkv_bench.families.base import Box
+from mmkv_bench.families.facts import text_model
 from mmkv_bench.families.registry import family, image_tokens, token_boxes, video_tokens
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.engine import Engine
@@ -33,6 +35,8 @@ from mmkv_bench.protocols import NAMES, WHOLE, protocol
 LAYERS, TOKENS, BUDGET = 2, 6, 12
 SIZES = ((64, 48), (448, 336), (336, 900), (1200, 800))
 """Width and height of the pictures, in pixels."""
+CHANGED = 0.15
+"""Share of the picture's sides that a change of it covers."""
 METHODS = ("snapkv", "h2o")
 
 
@@ -89,16 +93,18 @@ class Checked:
         yield self.prompt([picture((448, 336))] if "image" in self.media else [])
 
 
-def picture(size: tuple[int, int]) -> Image.Image:
-    """Return a picture of random pixels, the same for the same size."""
+def picture(size: tuple[int, int], place: tuple[float, float] | None = None) -> Image.Image:
+    """Return a picture of random pixels, the same for the same size; place: where a square of it is black, from top and left."""
     drawn = torch.randint(0, 256, (size[1], size[0], 3), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    if place is not None:
+        (top, left), down, across = place, round(CHANGED * size[1]), round(CHANGED * size[0])
+        top, left = round(top * size[1]), round(left * size[0])
+        drawn[top : top + down, left : left + across] = 0
     return Image.fromarray(drawn.numpy())
 
 
 def pictures_are_counted(checked: Checked) -> str | None:
     """one or two pictures of any size have as many visual tokens as the family counts"""
-    if "image" not in checked.media:
-        return None
     for sizes in (*((size,) for size in SIZES), SIZES[:2], SIZES[2:]):
         prompt = checked.prompt([picture(size) for size in sizes])
         counted = sum(image_tokens(checked.kind, checked.settings, *size, images=len(sizes)) for size in sizes)
@@ -109,8 +115,6 @@ def pictures_are_counted(checked: Checked) -> str | None:
 
 def videos_are_counted(checked: Checked) -> str | None:
     """a video of 4 or 8 frames has as many visual tokens as the family counts"""
-    if "video" not in checked.media:
-        return None
     for frames in (4, 8):
         width, height = SIZES[1]
         pixels = torch.zeros(frames, height, width, 3, dtype=torch.uint8).numpy()
@@ -123,9 +127,7 @@ def videos_are_counted(checked: Checked) -> str | None:
 
 
 def visual_tokens_have_places(checked: Checked) -> str | None:
-    """every visual token of a picture shows a part of it, or no place"""
-    if "image" not in checked.media:
-        return None
+    """every visual token shows a part of its picture, or no place; where the picture changes, that part's token changes most"""
     loaded = checked.loaded
     for size in SIZES:
         prompt = checked.prompt([picture(size)])
@@ -133,7 +135,40 @@ def visual_tokens_have_places(checked: Checked) -> str | None:
         placed = [box for box in boxes if box is not None]
         if not all(0 <= one.top < one.bottom <= 1 and 0 <= one.left < one.right <= 1 for one in placed):
             return f"a picture of {_words([size])}: a box lies outside of 0 to 1, or is empty"
+        if size != SIZES[1]:
+            continue
+        before = _features(checked, prompt)
+        for place in ((0.3, 0.15), (0.3, 0.65), (0.6, 0.4)):  # top and left; not symmetric
+            change = (_features(checked, checked.prompt([picture(size, place)])) - before).norm(dim=-1)
+            box = max(zip(change.tolist(), boxes, strict=True), key=lambda pair: pair[1] is not None and pair[0])[1]
+            if box is None or not _touches(box, place):
+                return (
+                    f"a picture that changes at {place} from its upper left corner changes most in the token of {box}"
+                )
     return None
+
+
+def _touches(box: Box, place: tuple[float, float]) -> bool:
+    """Return True where a box lies in or beside the square that begins at a place, and is no large part of the picture."""
+    (top, left), height, width = place, box.bottom - box.top, box.right - box.left
+    down = box.top <= top + CHANGED + height and box.bottom >= top - height
+    return bool(height * width < 0.25 and down and box.left <= left + CHANGED + width and box.right >= left - width)
+
+
+@torch.no_grad()
+def _features(checked: Checked, prompt: Any) -> torch.Tensor:
+    """Return what enters the first layer of the text model for each visual token, `[visual tokens, width]`."""
+    entered: list[torch.Tensor] = []
+
+    def keep(layer: Any, args: Any, kwargs: Any) -> None:
+        entered.append(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
+
+    handle = text_model(checked.model).layers[0].register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        checked.model(**prompt.inputs, use_cache=False)
+    finally:
+        handle.remove()
+    return entered[0][0][prompt.types.flatten() > 0]
 
 
 def full_is_generate(checked: Checked) -> str | None:
@@ -189,3 +224,5 @@ CHECKS: tuple[Callable[[Checked], str | None], ...] = (
     full_is_generate,
     methods_answer_alike,
 )
+NEEDED = {pictures_are_counted: "image", visual_tokens_have_places: "image", videos_are_counted: "video"}
+"""Check -> the medium that a model has to take for it."""

@@ -130,8 +130,8 @@ def check_smaller(one: Family) -> None:
     if one.smaller_by is None:
         supported_families = ", ".join(sorted(kind for kind, other in families().items() if other.smaller_by))
         raise UnsupportedError(
-            f"method pixels shows smaller pictures, and {one.name} makes as many tokens of a picture of any size; allowed: "
-            f"{supported_families}, whose tokens follow the resolution; leave pixels out"
+            f"method pixels shows smaller pictures, and of {one.name} no way is known to make fewer tokens of a picture (its "
+            f"`smaller_by`); allowed: {supported_families}; leave pixels out"
         )
 
 
