@@ -191,8 +191,8 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
             except ConfigError as error:
                 raise ConfigError(f"{first!r} is no verb; {answer.format(words='')}. {error}") from None
         rest, errors = (rest, []) if "sweep" in line else checked(rest)
-        words = "".join(f" {word if '<' in word else shlex.quote(word)}" for word in rest)
-        sentences = f"{first!r} is no verb; {'. '.join([*errors, answer.format(words=words)])}"
+        settings = "".join(f" {word if '<' in word else shlex.quote(word)}" for word in rest)
+        sentences = f"{first!r} is no verb; {'. '.join([*errors, answer.format(words=settings)])}"
         raise ConfigError(sentences.replace("?. ", "? "))
     words = rephrased(PROGRAM, arguments)
     if all("=" in word for word in words):

@@ -135,8 +135,8 @@ def check_option(group: str, name: str, extra: tuple[str, ...]) -> None:
 
 def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...]) -> str:
     """The clause about a name that a group does not have: what the field means by it, the groups that have it, or a near one."""
-    if group == DATASET and (answer := _sized(name, names)):
-        return answer
+    if group == DATASET and (sized := _sized(name, names)):
+        return sized
     if answer := NAME_ANSWERS.get(group, {}).get(folded(name) or name):
         return answer
     if others := [f"`{other}={name}`" for other in groups() if other != group and name in options(other, extra)]:

@@ -224,5 +224,9 @@ CHECKS: tuple[Callable[[Checked], str | None], ...] = (
     full_is_generate,
     methods_answer_alike,
 )
-NEEDED = {pictures_are_counted: "image", visual_tokens_have_places: "image", videos_are_counted: "video"}
+NEEDED: dict[Callable[[Checked], str | None], str] = {
+    pictures_are_counted: "image",
+    visual_tokens_have_places: "image",
+    videos_are_counted: "video",
+}
 """Check -> the medium that a model has to take for it."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from mmkv_bench.cli.main import main
+from mmkv_bench.config.files import conf_dir
 
+ROWS = conf_dir().parent / "results" / "tiny" / "large"
 LINES = {
     "run --method FastV --limit 5": ["unknown method 'FastV'", "`mmkv-bench run method=<method> limit=5`"],
     "--tasks list": ["unknown dataset 'list'; `mmkv-bench data list`"],
@@ -22,6 +24,23 @@ LINES = {
         "`mmkv-bench sweep launcher=slurm method=snapkv`",
     ],
     "memory --model tiny --batch 16": ["`mmkv-bench plan scenario=efficiency model=tiny batch=16`"],
+    "latency model=tiny method=snapvk": [
+        "did you mean 'snapkv'? write `mmkv-bench plan scenario=efficiency model=tiny method=<method>`"
+    ],
+    "memory methods=full,snapkv": ["`mmkv-bench plan scenario=efficiency 'method=[full,snapkv]'`"],
+    "submit method=snapkv,h2o": ["`mmkv-bench sweep launcher=slurm method=snapkv,h2o`"],
+    "run --task pages_walk_larg": ["write `dataset=pages_walk page_size=large`"],
+    "--press snapkv --ratio 0.5 --portion 0.1": [
+        "unknown flag '--portion'",
+        "The other words are written `mmkv-bench run method=snapkv`",
+    ],
+    "run method=snapkv --portion 0.1": ["unknown flag '--portion'"],
+    "--method snapkv --budget": ["--budget has no value; write `budget=<value>`"],
+    "reproduce 4141fc34": ["`mmkv-bench verify <rows> 4141fc34`", "`mmkv-bench show <rows> 4141fc34`"],
+    "show bf826f19": ["is a cell, and not a folder of result rows; name it behind the folder of its rows"],
+    f"tables {ROWS} --csv": ["write `--format csv`"],
+    f"tables {ROWS} --alpha 0.01": ["the level is .05 and cannot be set"],
+    "--config-name mine method=snapkv": ["<folder>/experiment/<name>.yaml"],
     "run --method snapkv --budget 64": ["'--method' is not written so; write `mmkv-bench run method=snapkv budget=64`"],
 }
 
