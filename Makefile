@@ -132,9 +132,12 @@ results: $(STAMP)
 results-real: $(STAMP)
 	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real
-	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real method=full dataset='[english_needles_question,english_records_question,english_passages_question]'
-	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real protocol=strict budget='[10%,20%]' \
-		method='[full,random,streamingllm,snapkv,keydiff,expected_attention,mmshift,h2o]'
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real method=full \
+		dataset='[english_needles_question,english_records_question,english_passages_question]'
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real model=smollm2_135m_q4_1 method=full limit=50
+	for data in "model=smollm2_135m_q4_1 dataset=english_passages" "dataset=pages_lookup"; do \
+		$(BIN)/python -m mmkv_bench diagnose sinks $$data --samples 8 out=results/real || exit 1; \
+	done
 	$(BIN)/python -m mmkv_bench tables results/real > results/real/tables.md
 	$(BIN)/python -m mmkv_bench pack $(PACK) results/real
 

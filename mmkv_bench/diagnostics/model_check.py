@@ -6,7 +6,7 @@ line of its docstring is the promise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -88,9 +88,9 @@ class Checked:
         facts = replace(self.loaded.family, max_context=None)
         return encode(self.loaded.processor, facts, "check", messages, list(pictures), list(clips))
 
-    def prompts(self) -> Iterator[Any]:
-        """Yield a prompt of each kind that is answered: with a picture, or of text alone."""
-        yield self.prompt([picture((448, 336))] if "image" in self.media else [])
+    def usual_prompt(self) -> Any:
+        """Encode the question behind one picture, or alone where the model takes no pictures."""
+        return self.prompt([picture(SIZES[1])] if "image" in self.media else [])
 
 
 def picture(size: tuple[int, int], place: tuple[float, float] | None = None) -> Image.Image:
@@ -173,38 +173,34 @@ def _features(checked: Checked, prompt: Any) -> torch.Tensor:
 
 def full_is_generate(checked: Checked) -> str | None:
     """the full cache answers as stock generate() does, and prompt tokens attend to no later ones"""
-    loaded, rules = checked.loaded, _rules(checked)
-    for prompt in checked.prompts():
-        result = run_alone(loaded.model, loaded.family, rules, loaded.tokenizer, prompt, CellSpec("full", full(), None))
-        if result.status != "ok":
-            return str(result.error)
-        length = prompt.inputs["input_ids"].shape[1]
-        with torch.inference_mode():
-            tokens = checked.model.generate(**prompt.inputs, max_new_tokens=TOKENS, do_sample=False)[
-                0, length:
-            ].tolist()
-        if tokens[: len(result.token_ids)] != list(result.token_ids):
-            return f"generate() gives the tokens {tokens}, the full cache {list(result.token_ids)}"
+    loaded, rules, prompt = checked.loaded, _rules(checked), checked.usual_prompt()
+    result = run_alone(loaded.model, loaded.family, rules, loaded.tokenizer, prompt, CellSpec("full", full(), None))
+    if result.status != "ok":
+        return str(result.error)
+    length = prompt.inputs["input_ids"].shape[1]
+    with torch.inference_mode():
+        tokens = checked.model.generate(**prompt.inputs, max_new_tokens=TOKENS, do_sample=False)[0, length:].tolist()
+    if tokens[: len(result.token_ids)] != list(result.token_ids):
+        return f"generate() gives the tokens {tokens}, the full cache {list(result.token_ids)}"
     return None
 
 
 def methods_answer_alike(checked: Checked) -> str | None:
     """two methods keep their budget under every protocol, and shared forks answer as runs of their own"""
-    loaded, rules = checked.loaded, _rules(checked)
+    loaded, rules, prompt = checked.loaded, _rules(checked), checked.usual_prompt()
     names = NAMES if "image" in checked.media else WHOLE
     names = tuple(name for name in names if not protocol(name).diagnostic)
     cells = [CellSpec(f"{m} {p}", method(m), Budget.parse(BUDGET), p) for m in METHODS for p in names]
-    for prompt in checked.prompts():
-        with Engine(loaded.model, loaded.family, rules, loaded.tokenizer) as engine:
-            together = engine.answer(prompt, cells)
-        for cell, shared in zip(cells, together, strict=True):
-            alone = run_alone(loaded.model, loaded.family, rules, loaded.tokenizer, prompt, cell)
-            if "ok" not in (shared.status, alone.status) or shared.status != alone.status:
-                return f"{cell.cell}: {shared.error or alone.error}"
-            if (shared.token_ids, shared.kept_digest) != (alone.token_ids, alone.kept_digest):
-                return f"{cell.cell}: shared {shared.token_ids}, alone {alone.token_ids}"
-            if shared.entries_planned != BUDGET * LAYERS * loaded.family.num_kv_heads:
-                return f"{cell.cell}: {shared.entries_planned} entries are kept of {BUDGET} a KV head"
+    with Engine(loaded.model, loaded.family, rules, loaded.tokenizer) as engine:
+        together = engine.answer(prompt, cells)
+    for cell, shared in zip(cells, together, strict=True):
+        alone = run_alone(loaded.model, loaded.family, rules, loaded.tokenizer, prompt, cell)
+        if "ok" not in (shared.status, alone.status) or shared.status != alone.status:
+            return f"{cell.cell}: {shared.error or alone.error}"
+        if (shared.token_ids, shared.kept_digest) != (alone.token_ids, alone.kept_digest):
+            return f"{cell.cell}: shared {shared.token_ids}, alone {alone.token_ids}"
+        if shared.entries_planned != BUDGET * LAYERS * loaded.family.num_kv_heads:
+            return f"{cell.cell}: {shared.entries_planned} entries are kept of {BUDGET} a KV head"
     return None
 
 
