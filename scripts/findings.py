@@ -1,7 +1,7 @@
 """Recomputes numbers that docs/findings.md quotes, from the committed rows.
 
     python scripts/findings.py            # all of them
-    python scripts/findings.py pairs      # one part: pairs, host, expansion, leads, free
+    python scripts/findings.py pairs      # one part: agreement, pairs, host, expansion, leads, free
 
 Each line ends with the heading of the finding that quotes it. Run it after rows were made again, and mend the text.
 """
@@ -107,7 +107,40 @@ def free(results: Path) -> Iterator[str]:
         yield f"{dataset}: {share:.0%} of the tokens come from the full prefill | All methods on six small tasks"
 
 
-PARTS = {"pairs": pairs, "host": host, "expansion": expansion, "leads": leads, "free": free}
+COMPARED = {"english_records": ("0.1", "0.4"), "english_needles": ("0.4",), "english_passages": ("0.2", "0.4")}
+"""Task of results/real -> budgets at which some method is above the floor."""
+
+
+def agreement(results: Path) -> Iterator[str]:
+    """Kendall's tau-b between twelve methods' scores on pretrained weights and on the embedded model's large pages."""
+    import numpy as np
+    from scipy.stats import kendalltau
+
+    real = {table.dataset: table for table in tables("../real", results) if table.axis == "fraction"}
+    embedded = [t for t in tables("methods", results) if t.context["protocol"] == "paper" and t.axis == "entries"]
+    pages = {table.dataset: table for table in embedded if table.dataset.endswith("large")}
+    rng = np.random.default_rng(0)
+    for task, budgets in COMPARED.items():
+        for budget in budgets:
+            for name, table in pages.items():
+                places = [(real[task], budget), (table, "64" if budget == "0.1" else "128")]
+                labels = [m.label for m in real[task].methods if m.budgeted and table.entries.get((m.label, "64"))]
+                labels = [label for label in labels if label not in ("random", "oracle (ceiling)", "oracle")]
+                scores = [np.array([t.entry(label, at).scores.values for label in labels]) for t, at in places]
+                tau = kendalltau(*(values.mean(1) for values in scores)).statistic
+                drawn = []
+                for _ in range(1000):
+                    picked = [rng.integers(values.shape[1], size=values.shape[1]) for values in scores]
+                    means = [values[:, place].mean(1) for values, place in zip(scores, picked, strict=True)]
+                    drawn.append(kendalltau(*means).statistic)
+                low, high = np.nanquantile(drawn, (0.025, 0.975))
+                yield (
+                    f"{task} at {budget} and {name} at {places[1][1]}: tau-b {tau:+.2f}, bootstrap [{low:+.2f}, {high:+.2f}], "
+                    f"{len(labels)} methods | Pretrained weights"
+                )
+
+
+PARTS = {"agreement": agreement, "pairs": pairs, "host": host, "expansion": expansion, "leads": leads, "free": free}
 
 
 def main() -> None:
