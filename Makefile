@@ -131,10 +131,11 @@ results: $(STAMP)
 # The comparison on a pretrained language model; hours on two cores, continues where it was interrupted.
 results-real: $(STAMP)
 	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
-	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real dataset='[english_needles,english_records]'
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real dataset=english_passages limit=100
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real method=full \
 		dataset='[english_needles_question,english_records_question,english_passages_question]'
-	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real model=smollm2_135m_q4_1 method=full limit=50
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real model=smollm2_135m_q4_1 method=full limit=40
 	for data in "model=smollm2_135m_q4_1 dataset=english_passages" "dataset=pages_lookup"; do \
 		$(BIN)/python -m mmkv_bench diagnose sinks $$data --samples 8 out=results/real || exit 1; \
 	done

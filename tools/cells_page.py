@@ -57,7 +57,10 @@ def linked(text: str, rows: str, tables: list[ScoreTable]) -> str:
     begin, end = (f"<!-- {ROWS[rows]}: {place} -->" for place in ("begin", "end"))
     before, block, after = re.split(f"({begin}.*?{end})", text, maxsplit=1, flags=re.DOTALL)
     block = re.sub(r"\[(\d\.\d\d)\]\[[0-9a-f]+\]", r"\1", re.sub(r"(?m)^\[[0-9a-f]{8}\]: .*\n", "", block))
-    table = next(table for table in tables if f"**{table.dataset}, {table.metric}**" in block)
+    caption = next(line for line in block.splitlines() if line.startswith("**"))
+    table = next(
+        t for t in tables if f"**{t.dataset}, {t.metric}**" in caption and f"model={t.context['model']};" in caption
+    )
     named: dict[str, None] = {}
     lines = list(_linked_lines(block.splitlines(), table, named))
     references = [f"[{name}]: {rows}/cells.md#{name}" for name in named]
