@@ -88,7 +88,8 @@ def draw(request: PlotRequest) -> tuple[Figure, list[str]]:
                 )
     drawers = {"budget": _budget, "length": _length, "front": _front, "removal": _removal}
     figure, left_out = drawers.get(request.kind, _diagnostic)(request)
-    _rename(figure, request.name or ())
+    if request.name:
+        _rename(figure, request.name)
     return figure, left_out
 
 

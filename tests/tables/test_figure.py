@@ -136,6 +136,23 @@ def test_the_verb_draws_the_lines_and_budgets_that_are_named(tmp_path: Path, cap
     assert "--methods snapkv chooses among scores, and plot length draws none" in capsys.readouterr().err
 
 
+def test_a_line_has_the_name_that_is_given_and_a_line_that_is_not_there_is_refused(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    saved = []
+    monkeypatch.setattr(figures, "save", lambda figure, stem: saved.append(figure) or [])
+    argv = ["budget", str(example().write(tmp_path / "rows")), "--out", str(tmp_path / "figure")]
+    assert main([*argv, "--name", "snapkv=Ours"]) == 0
+    texts = {text.get_text() for legend in saved[0].legends for text in legend.get_texts()}
+    assert "Ours" in texts and not any(text.startswith("snapkv") for text in texts)
+    for words, sentence in (
+        ("snapkw=Ours", "no such line; did you mean 'snapkv'?"),
+        ("snapkv", "write --name <line>=<name>"),
+    ):
+        assert main([*argv, "--name", words]) == 2
+        assert sentence in capsys.readouterr().err
+
+
 @pytest.mark.full
 def test_removal_curves_start_at_the_full_cache_and_fall_with_the_share_removed(tmp_path, capsys):
     """FlashCache's Figure 2: an orders' line each, from the score of full where nothing is removed."""
