@@ -22,7 +22,7 @@ from mmkv_bench.store.store import Store
 from tests.each import each
 
 RESULTS = conf_dir().parent / "results"
-ROOTS = stores_with_answers(RESULTS)
+ROOTS = [*stores_with_answers(RESULTS / "tiny"), *stores_with_answers(RESULTS)]
 OLDER = {
     "ablations": {
         ("look_m", "paper"): 4,
@@ -112,6 +112,10 @@ def again(root: Path, runs: int | None = None) -> tuple[Counter, int]:
         count += len(rows)
         lost.update((row["method"], row["reading"]) for row in rows if row["cell"] not in found)
     return lost, count
+
+
+def test_all_stores_are_looked_at():
+    assert {root.name for root in ROOTS} >= {*OLDER, "real"}
 
 
 @each("root", ROOTS, keep=4)
