@@ -154,7 +154,7 @@ bench-fork: $(STAMP)
 
 bench-real: $(STAMP)
 	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
-	$(BIN)/python -P benchmarks/fork.py --pretrained smollm2_135m_q4_1_english --dataset english_needles --samples 4 --write results/bench/fork_real.md
+	$(BIN)/python -P benchmarks/fork.py --pretrained smollm2_135m_q4_1_english --dataset english_needles --samples 2 --write results/bench/fork_real.md
 
 bench-decode: $(STAMP)
 	$(BIN)/python -P benchmarks/decode.py
