@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from mmkv_bench.cli.rephrase import checked, rephrased, written
+from mmkv_bench.cli.rephrase import checked, joined, rephrased, written
 from mmkv_bench.config import field_words
 from mmkv_bench.errors import SIMILAR, ConfigError, nearest
 
@@ -192,8 +192,7 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
                 raise ConfigError(f"{first!r} is no verb; {answer.format(words='')}. {error}") from None
         rest, errors = (rest, []) if "sweep" in line else checked(rest)
         settings = "".join(f" {word if '<' in word else shlex.quote(word)}" for word in rest)
-        sentences = f"{first!r} is no verb; {'. '.join([*errors, answer.format(words=settings)])}"
-        raise ConfigError(sentences.replace("?. ", "? "))
+        raise ConfigError(f"{first!r} is no verb; {joined(*errors, answer.format(words=settings))}")
     words = rephrased(PROGRAM, arguments)
     if all("=" in word for word in words):
         raise ConfigError(f"{first!r} is no verb; write {written(PROGRAM, words)}")

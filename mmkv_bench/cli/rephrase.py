@@ -63,11 +63,8 @@ def rephrased(
         unknown += [word for word in result if word.startswith("-") and word.partition("=")[0] not in flags]
         known, errors = checked([word for word in result if word not in unknown])
         errors += [f"unknown flag {word.split()[0].partition('=')[0]!r}" for word in unknown]
-        others = f". The other words are written {_line(program, known)}" if any("=" in one for one in known) else ""
-        sentences = (
-            sentence.rstrip("?.") + "?" * sentence.endswith("?") for sentence in dict.fromkeys([*answers, *errors])
-        )
-        raise ConfigError(f"{'. '.join(sentences)}{others}".replace("?. ", "? "))
+        others = [f"The other words are written {_line(program, known)}"] if any("=" in one for one in known) else []
+        raise ConfigError(joined(*dict.fromkeys([*answers, *errors]), *others))
     return [*result, *(part for pair in unknown for part in pair.split())]
 
 
@@ -79,10 +76,13 @@ def written(program: str, words: Sequence[str]) -> str:
     """
     known, errors = checked(words)
     if errors:
-        raise ConfigError(
-            f"{'. '.join(errors)}. With one that there is, write {_line(program, known)}".replace("?. ", "? ")
-        )
+        raise ConfigError(joined(*errors, f"With one that there is, write {_line(program, known)}"))
     return command(program, words)
+
+
+def joined(*sentences: str) -> str:
+    """Return sentences as one text; a question keeps its mark alone."""
+    return ". ".join(sentences).replace("?. ", "? ")
 
 
 def checked(words: Sequence[str]) -> tuple[list[str], list[str]]:

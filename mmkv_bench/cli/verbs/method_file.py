@@ -92,7 +92,7 @@ def check(given: argparse.Namespace) -> int:
 def _check_model(name: str) -> int:
     from mmkv_bench.config.files import MODEL, options
     from mmkv_bench.config.names import canonical
-    from mmkv_bench.errors import ConfigError, MMKVError, nearest
+    from mmkv_bench.errors import ConfigError, first_line, nearest
 
     known = canonical(MODEL, name)
     if known not in options(MODEL):
@@ -110,8 +110,8 @@ def _check_model(name: str) -> int:
         promise = (check.__doc__ or check.__name__).splitlines()[0]
         try:
             fault = check(checked)
-        except MMKVError as error:
-            fault = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever the family's code raises is the finding
+            fault = first_line(error)
         broken += fault is not None
         print(f"ok      {promise}" if fault is None else f"BROKEN  {promise}: {fault}", flush=True)
     print(f"{len(checks) - broken} of {len(checks)} promises are kept")
