@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import tempfile
 from collections import Counter
-from functools import cache
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mmkv_bench.cache_folder import cache_dir
 from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.file_state import outlives_the_process, state_of
 
 SUFFIX = ".gguf"
 
@@ -34,22 +42,37 @@ def tensor_types(file: Path) -> str:
     """Return the types of a GGUF file's tensors with their numbers, most first: `Q4_1 210, F32 61`.
 
     Raises:
-        ConfigError, UnsupportedError: see `_read`.
+        ConfigError, UnsupportedError: see `_header`.
     """
-    return _read(file)[0]
+    return str(_header(file)[0])
 
 
 def check_tokenizer(file: Path) -> None:
-    """Refuse a GGUF file without a tokenizer. Raises ConfigError, and what `_read` raises."""
-    if not _read(file)[1]:
+    """Refuse a GGUF file without a tokenizer. Raises ConfigError, and what `_header` raises."""
+    if not _header(file)[1]:
         raise ConfigError(
             f"{file} has no tokenizer; name the folder of one with model.tokenizer=<folder>, or give a GGUF file that has one"
         )
 
 
-@cache
-def _read(file: Path) -> tuple[str, bool]:
-    """Return `tensor_types`, and True where the file has a tokenizer; once a process, for its many texts take seconds.
+def config_values(file: Path) -> dict[str, Any]:
+    """Return the keys of config.json that transformers makes of a GGUF file.
+
+    Raises:
+        Exception: whatever transformers raises for a file that it does not support.
+    """
+
+    def read() -> dict[str, Any]:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(str(file.parent), trust_remote_code=False, gguf_file=file.name)
+        return dict(config.to_dict())
+
+    return dict(_remembered(file, f"config {version('transformers')}", read))
+
+
+def _header(file: Path) -> tuple[str, bool]:
+    """Return `tensor_types`, and True where the file has a tokenizer.
 
     Raises:
         ConfigError: the package `gguf` is not installed, or a file that cannot be read.
@@ -57,19 +80,52 @@ def _read(file: Path) -> tuple[str, bool]:
     """
     if find_spec("gguf") is None:
         raise ConfigError(f"{file} is a GGUF file and needs the package gguf; run: pip install 'mmkv-bench[gguf]'")
-    from gguf import GGUFReader
 
-    try:
-        reader = GGUFReader(file)
-        fields = reader.fields
-        architecture = fields["general.architecture"].contents()
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{file} is no GGUF file that can be read ({reason}); copy or download it again") from error
-    if architecture == "clip":
-        raise UnsupportedError(
-            f"{file} holds the vision tower of a multimodal model, and only text models are read from GGUF files; give "
-            "the model's folder in Hugging Face format"
+    def read() -> tuple[str, bool]:
+        from gguf import GGUFReader
+
+        try:
+            reader = GGUFReader(file)
+            architecture = reader.fields["general.architecture"].contents()
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"{file} is no GGUF file that can be read ({reason}); copy or download it again"
+            ) from error
+        if architecture == "clip":
+            raise UnsupportedError(
+                f"{file} holds the vision tower of a multimodal model, and only text models are read from GGUF files; give "
+                "the model's folder in Hugging Face format"
+            )
+        types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
+        return ", ".join(f"{name} {count}" for name, count in types.most_common()), (
+            "tokenizer.ggml.tokens" in reader.fields
         )
-    types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
-    return ", ".join(f"{name} {count}" for name, count in types.most_common()), "tokenizer.ggml.tokens" in fields
+
+    types, tokenizer = _remembered(file, "header", read)
+    return types, tokenizer
+
+
+_here: dict[str, Any] = {}
+"""What this process has read, and what the cache folder cannot keep."""
+
+
+def _remembered(file: Path, kind: str, read: Callable[[], Any]) -> Any:
+    """Return what `read` makes of a file, kept as JSON in the cache folder under the file's state: a file's many texts take
+    seconds to read. A cache that cannot be written costs time only. Raises OSError, and what `read` raises.
+    """
+    state = state_of(file)
+    key = hashlib.sha256(repr((kind, str(file.resolve()), *state)).encode()).hexdigest()
+    memory = cache_dir() / "gguf" / f"{key[:32]}.json"
+    if key in _here:
+        return _here[key]
+    with suppress(OSError, ValueError):
+        return _here.setdefault(key, json.loads(memory.read_text()))
+    value = _here[key] = read()
+    if outlives_the_process(file, state):
+        with suppress(OSError):
+            memory.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=memory.parent, delete=False) as stream:
+                json.dump(value, stream)
+            os.replace(stream.name, memory)
+    return value

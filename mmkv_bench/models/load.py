@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,11 +212,11 @@ def device_of(setting: str) -> torch.device:
 def _auto_config(path: str, revision: str | None) -> Any:
     from transformers import AutoConfig
 
-    folder, file = gguf.location(path)
-    if file:
-        return copy.deepcopy(_gguf_config(folder, Path(path).stat().st_mtime_ns, **file))
+    if gguf.is_gguf(path):
+        gguf.tensor_types(Path(path))
+        return AutoConfig.for_model(**copy.deepcopy(gguf.config_values(Path(path))))
     try:
-        return AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=False)
+        return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     except ValueError as error:
         ours = [one for one in families().values() if one.classes_version is not None]
         named = [one for one in ours if one.model_type in str(error)]  # the model_type that transformers does not know
@@ -225,14 +224,6 @@ def _auto_config(path: str, revision: str | None) -> Any:
             raise
     named[0].register_classes()
     return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
-
-
-@cache
-def _gguf_config(folder: str, changed_at: int, gguf_file: str) -> Any:
-    """The config of a GGUF file, read once a process: transformers reads all its tokens with it, which takes seconds."""
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(folder, trust_remote_code=False, gguf_file=gguf_file)
 
 
 SMALL = 50_000_000

@@ -24,7 +24,7 @@ from mmkv_bench.models.files import (
     hub_folder,
     model_files,
 )
-from mmkv_bench.models.gguf import check_tokenizer, is_gguf, tensor_types
+from mmkv_bench.models.gguf import check_tokenizer, config_values, is_gguf, tensor_types
 from mmkv_bench.models.load import LoadedModel, device_of, load_config, load_model, quiet_transformers, set_up
 from mmkv_bench.models.shape import GENERATION, config_of, plain, values_of
 from mmkv_bench.models.video import DEFAULT_FRAMES
@@ -183,8 +183,11 @@ class Source:
         what `hf_config` raises."""
         if self.kind == RANDOM:
             return self._shaped() or self.hf_config
-        folder = Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision)
-        config = read(folder)
+        if is_gguf(self.place):
+            self._check_tokenizer()
+            config = stated(config_values(Path(self.place)))
+        else:
+            config = read(Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision))
         if config is None:
             return self.hf_config
         self._require_same(config)

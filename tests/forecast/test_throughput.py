@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from mmkv_bench.forecast import throughput
+from mmkv_bench.forecast.text import duration
 from mmkv_bench.plan.plan import Coverage
+from mmkv_bench.store.compact import pack
 from mmkv_bench.store.store import Store
 from tests.store.store_examples import cell, response
 
@@ -43,11 +45,38 @@ def test_rates_are_medians_over_the_commits_of_the_model(tmp_path):
     plan = SimpleNamespace(cells=cells, parts=parts)
     pages, unseen = throughput.rates(plan, Coverage(store.responses()), store)
     assert (pages.missing, pages.own, unseen.own) == (3 * 8 - 2 * 6, True, False)
-    assert pages.seconds == pytest.approx(slow(store, "pages")) and unseen.seconds == pytest.approx(slow(store, None))
+    assert pages.seconds == pytest.approx(slow(store, "pages"))
+    assert unseen.seconds == pytest.approx(slow(store, "pages")) and unseen.rows == 2  # docs has commits of one row for three
     assert pages.hours == pytest.approx(12 * pages.seconds / 3600) and pages.commits == 4
     assert "median of 4 commits on" in throughput.lines([pages])[0]
     assert ", of its other datasets on" in throughput.lines([unseen])[0]
+    total = throughput.lines([pages, unseen])[-1]
+    assert total.startswith(f"measured   {duration(pages.hours + unseen.hours)} in all") and "core hours" in total
+    parts[0].cells = cells[:1] * 7  # a plan of seven cells: no commit is like that
+    (many, _) = throughput.rates(plan, Coverage(store.responses()), store)
+    assert not many.alike and many.commits == 4 and "unlike this plan's" in throughput.lines([many])[0]
     plan.cells = [SimpleNamespace(cell="x", model_fingerprint="m3")]
     (none, _) = throughput.rates(plan, Coverage(store.responses()), store)
     assert none.hours is None and throughput.lines([none])[0].startswith("measured   no rate")
     assert throughput.lines([none, pages]) == throughput.lines([pages])
+
+
+def test_rows_packed_without_their_times_give_no_rate(tmp_path):
+    store = Store(tmp_path)
+    store.write_cells([cell("c0"), cell("c1", dataset="docs")])
+    for first in (0, 3):  # two packs leave each cell two times of commit, which are no times of samples
+        with store.writer("w") as writer:
+            for sample in range(first, first + 3):
+                writer.commit([response(sample)])
+        pack(store, slim=True)
+    cells = [SimpleNamespace(cell=name, model_fingerprint="m1") for name in ("c0", "c1")]
+    parts = [SimpleNamespace(dataset="pages", cells=cells[:1], samples=[f"s{n:04d}" for n in range(9)], changed={})]
+    plan = SimpleNamespace(cells=cells, parts=parts)
+    (rate,) = throughput.rates(plan, Coverage(store.responses()), Store(tmp_path))
+    assert rate.hours is None and rate.missing == 3
+    assert "the 6 rows of this model there were packed without their times" in throughput.lines([rate])[0]
+    with store.writer("w") as writer:
+        for sample in range(6, 8):
+            writer.commit([response(sample)])
+    (rate,) = throughput.rates(plan, Coverage(store.responses()), Store(tmp_path))
+    assert rate.commits == 1 and rate.missing == 1 and rate.hours
