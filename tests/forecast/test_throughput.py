@@ -46,7 +46,8 @@ def test_rates_are_medians_over_the_commits_of_the_model(tmp_path):
     pages, unseen = throughput.rates(plan, Coverage(store.responses()), store)
     assert (pages.missing, pages.own, unseen.own) == (3 * 8 - 2 * 6, True, False)
     assert pages.seconds == pytest.approx(slow(store, "pages"))
-    assert unseen.seconds == pytest.approx(slow(store, "pages")) and unseen.rows == 2  # docs has commits of one row for three
+    assert unseen.seconds == pytest.approx(slow(store, "pages"))
+    assert unseen.rows == 2  # the commits of docs have one row, the plan has three cells
     assert pages.hours == pytest.approx(12 * pages.seconds / 3600) and pages.commits == 4
     assert "median of 4 commits on" in throughput.lines([pages])[0]
     assert ", of its other datasets on" in throughput.lines([unseen])[0]
