@@ -55,7 +55,8 @@ class Protocol(ABC):
 
     Class attributes:
         name: value of `protocol=`. about: one line for help and tables of protocols.
-        cuts: the prompt is cut behind its visual tokens; a prompt without them, or without text after them, is refused.
+        cuts: the prompt is cut behind its visual tokens, or behind the document that its dataset names (`context_key`); a
+            prompt without either, or without text after it, is refused.
         from_prefill: number of first answer tokens that come from the full prefill, whatever a method keeps.
         caveat: table note on scores of compressed cells; None: only the share of tokens from the full prefill is noted.
         prefills_again: kept entries come from a second prefill that sees nothing else; only for methods that just evict.
@@ -100,8 +101,9 @@ class Paper(Protocol):
 class QueryAgnostic(Protocol):
     """Compress the context before the question is known.
 
-    Only the context (the prompt up to its last visual token and the closing marker of that token) is prefilled, scored
-    and reduced; T, C and ratios refer to it. The question is fed on the reduced cache, kept whole and counted apart.
+    Only the context (the prompt up to its last visual token and the closing marker of that token, or up to the end of a
+    text prompt's document) is prefilled, scored and reduced; T, C and ratios refer to it. The question is fed on the
+    reduced cache, kept whole and counted apart.
     """
 
     name = "query_agnostic"
@@ -176,7 +178,7 @@ _PROTOCOLS = {kind.name: kind() for kind in (Paper, QueryAgnostic, QueryAware, S
 """In the order of the alphabet, diagnostics last."""
 NAMES = tuple(_PROTOCOLS)
 CUTTING = tuple(name for name, one in _PROTOCOLS.items() if one.cuts)
-"""Protocols that cut the prompt behind its visual tokens; `WHOLE` are the others."""
+"""Protocols that cut the prompt behind its context; `WHOLE` are the others."""
 WHOLE = tuple(name for name in NAMES if name not in CUTTING)
 FED_ONCE = tuple(name for name, one in _PROTOCOLS.items() if one.feeds_once)
 """Protocols in which no token passes the model twice."""

@@ -36,6 +36,8 @@ class TaskSpec:
     fixture       the data are small ones of our own making, so that scores mean nothing
     columns       columns of the data that the task reads; data without one of them are refused
     cluster_key   document field whose value groups samples for intervals; None: samples with equal media
+    context_key   document field whose text a prompt without visual tokens is cut behind (`Protocol.cuts`); None: such
+                  protocols refuse these prompts
     """
 
     name: str
@@ -49,6 +51,7 @@ class TaskSpec:
     dataset_path: str | None = None
     include_path: str | None = None
     cluster_key: str | None = None
+    context_key: str | None = None
     measures: tuple[str, ...] = ()
     placeholders: str | None = None
     media_root: str | None = None
@@ -87,6 +90,7 @@ KEYS = (
     "folder",
     "include_path",
     "cluster_key",
+    "context_key",
     "measures",
     "placeholders",
     "about",
@@ -129,6 +133,7 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
         "dataset_path": node.get("dataset_path"),
         "include_path": node.get("include_path"),
         "cluster_key": node.get("cluster_key"),
+        "context_key": node.get("context_key"),
         "measures": tuple(_one_of(f"datasets.{name}.measures", m, MEASURES) for m in node.get("measures") or ()),
         "placeholders": None
         if use == "keep"

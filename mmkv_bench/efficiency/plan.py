@@ -194,7 +194,7 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
             raise UnsupportedError(
                 f"prompts={kind}: {family.name} takes no {kind}s; allowed for it: {', '.join((TEXT, *takes))}; choose one"
             )
-    validate_combinations(config.protocol, family, [cell.compressor for cell in cells])
+    validate_combinations(config.protocol, family, [cell.compressor for cell in cells], uncut=())
     for cell in cells:
         _refuse_method(cell)
     cells, profiles = _profiled(config.profiles, cells, source.kind == RANDOM, family)

@@ -267,11 +267,12 @@ def _require_split(spec: TaskSpec, split: str, splits: Mapping[str, Any]) -> Non
 
 def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[SampleRef]:
     """Samples with their clusters: the value of `cluster_key`, else a digest of the undecoded media, else the id."""
-    if spec.cluster_key is not None and spec.cluster_key not in docs.column_names:
-        raise MissingDataError(
-            f"datasets.{spec.dataset}.cluster_key={spec.cluster_key!r} is not a field of task {spec.name}; its fields: "
-            f"{', '.join(docs.column_names)}"
-        )
+    for key, name in {"cluster_key": spec.cluster_key, "context_key": spec.context_key}.items():
+        if name is not None and name not in docs.column_names:
+            raise MissingDataError(
+                f"datasets.{spec.dataset}.{key}={name!r} is not a field of task {spec.name}; its fields: "
+                f"{', '.join(docs.column_names)}"
+            )
     columns = [spec.cluster_key] if spec.cluster_key else media_columns(docs)
     plain = docs.select_columns(columns).with_format("arrow") if columns else None
     refs = []

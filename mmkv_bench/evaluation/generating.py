@@ -153,5 +153,6 @@ def _request(
         prompt_hash=digest,
         error=error,
         instruction=next((start for start in starts if start and text.startswith(start)), ""),
+        context=str(docs.bare[split][doc_id][spec.context_key] or "") if spec.context_key else "",
         files=files if complete else [],
     )

@@ -33,6 +33,7 @@ class Request:
     error        why the sample's images or videos cannot be read; messages and media are empty then. None otherwise
     reference    the dataset's reference answer, which `ppl` is measured on; None where there is none
     target       the reference answer for people to read, also where nothing is measured on it; None where there is none
+    context      text that a protocol which cuts cuts behind, where the prompt has no visual tokens; "" for none
     files        what the images and videos were read from, where each has a file of its own; empty otherwise
     instruction  what the prompt's text begins with and `cut_prompt: left` keeps; "" for none, or where nothing is cut so
     """
@@ -51,6 +52,7 @@ class Request:
     reference: str | None = None
     instruction: str = ""
     target: str | None = None
+    context: str = ""
     files: list[str] = field(default_factory=list)
 
 

@@ -145,7 +145,8 @@ def context_length(input_ids: Tensor, facts: ModelFacts, tokenizer: Any = None) 
     if not len(visual):
         raise UnsupportedError(
             f"protocol={' and '.join(CUTTING)} cut a prompt behind its visual tokens, and this one is text only; "
-            f"use {' or '.join(f'protocol={name}' for name in WHOLE)} for it"
+            f"use {' or '.join(f'protocol={name}' for name in WHOLE)} for it, or name the field of its document with "
+            "datasets.<name>.context_key"
         )
     end = int(visual[-1]) + 1
     closing = facts.closing_token_ids or _marker_ids(facts.closing_marker, tokenizer)

@@ -30,6 +30,7 @@ class EncodedPrompt:
         question_text_before_cut: tokens of the message's own text that stand before its last image or video.
         controls: control tokens spelled in the messages' text, which the tokenizer reads as control tokens.
         rendered: text of the chat template; None for a prompt made from tokens.
+        context_tokens: tokens before the cut of a text prompt; None: it is cut behind its visual tokens.
     """
 
     identity: str
@@ -39,6 +40,7 @@ class EncodedPrompt:
     question_text_before_cut: int = 0
     controls: tuple[str, ...] = ()
     rendered: str | None = None
+    context_tokens: int | None = None
 
     @property
     def input_ids(self) -> Tensor:
@@ -94,6 +96,7 @@ def encode(
     frames: int | None = None,
     video_max_pixels: int | None = None,
     share: float = 1.0,
+    context: str = "",
 ) -> EncodedPrompt:
     """Encode messages and their media with the processor and its chat template.
 
@@ -104,6 +107,7 @@ def encode(
         max_prompt_tokens: longest prompt that is allowed.
         frames: most frames of a video, None = 32. video_max_pixels: most pixels of one frame, for processors whose own limit
             is for the whole video. share: factor of the images' sides or tiles and of the frames, see `Family.smaller_images`.
+        context: text behind which protocols that cut split a prompt without media; "" for none.
 
     Raises:
         UnsupportedError: a prompt longer than `max_prompt_tokens` or the model's context, media that the family does not
@@ -129,6 +133,8 @@ def encode(
     tokenizer = getattr(processor, "tokenizer", processor)
     prompt.rendered, prompt.controls = text, _controls(messages, tokenizer)
     prompt.question_text_before_cut = _text_before_media(messages, tokenizer)
+    if context and not images and not videos:
+        prompt.context_tokens = _context_tokens(processor, text, context, prompt.input_ids)
     if max_prompt_tokens is not None and prompt.length > max_prompt_tokens:
         raise UnsupportedError(
             f"the prompt of {identity} has {prompt.length} tokens, more than model.max_prompt_tokens="
@@ -140,6 +146,21 @@ def encode(
             f"{family.max_context}{_shorter(processor, images, videos) or '; it cannot take this sample'}"
         )
     return prompt
+
+
+def _context_tokens(processor, text: str, context: str, input_ids: Tensor) -> int | None:
+    """Count the prompt's first tokens that the text behind the context does not change; None without the context.
+
+    A token that spans the end of the context belongs to the question.
+    """
+    start = text.find(context)
+    if start < 0:
+        return None
+    alone = _tensors(processor, text[: start + len(context)], {})["input_ids"][0].tolist()
+    pairs = zip(alone, input_ids[0].tolist(), strict=False)
+    return next(
+        (place for place, (one, other) in enumerate(pairs) if one != other), min(len(alone), input_ids.shape[1])
+    )
 
 
 def prompt_length(processor, messages: Sequence[dict], images: Sequence = ()) -> int:
@@ -240,10 +261,12 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) ->
         UnsupportedError: the protocol cuts the prompt, which has no visual tokens or nothing after them; or visual tokens
             would be fed again, whose embeddings only the vision tower computes.
     """
-    cut = context_length(prompt.input_ids[0], family) if protocol.cuts else None
+    cut = None
+    if protocol.cuts:
+        cut = context_length(prompt.input_ids[0], family) if prompt.context_tokens is None else prompt.context_tokens
     if cut is not None and cut >= prompt.length:
         raise UnsupportedError(
-            f"{prompt.identity} ends with its visual tokens; protocol={protocol.name} needs a question after them"
+            f"{prompt.identity} ends with its context; protocol={protocol.name} needs a question after it"
         )
     lengths = protocol.lengths(prompt.length, cut)
     if bool((prompt.types[0, lengths.candidates :] > 0).any()):

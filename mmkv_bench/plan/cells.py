@@ -37,12 +37,13 @@ class DatasetIdentity:
 
     Attributes:
         fingerprint: checksum of its content; prompt: what shapes a prompt (lmms-eval task, prompt texts, version);
-        generation: generation settings.
+        generation: generation settings; context: `context_key` of the dataset, which counts where a protocol cuts.
     """
 
     fingerprint: str
     prompt: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)
+    context: str | None = None
 
 
 @dataclass(frozen=True)
@@ -310,11 +311,12 @@ def _cell(
     reading = None if method.is_full else method.compressor.reading
     # In half precision compiled steps may choose other tokens; those of eager ones are as they were before there were two.
     generation = dict(data.generation) | ({} if config.decode == "eager" else {"decode": config.decode})
+    cut = {"context": data.context} if data.context and protocols.protocol(protocol).cuts else {}
     hashed = {
         "model": identity.model_fingerprint,
         "processor": {key: getattr(config.model, key) for key in _PROMPT_SETTINGS}
         | {key: value for key in _VIDEO_SETTINGS if (value := getattr(config.model, key)) is not None},
-        "dataset": {"name": dataset, "content": data.fingerprint, "prompt": data.prompt},
+        "dataset": {"name": dataset, "content": data.fingerprint, "prompt": {**data.prompt, **cut}},
         "generation": generation,
         "method": _identity_of(method.plain),
         "budget": None if budget is None else [budget.kind, budget.entries, budget.fraction_text],

@@ -106,6 +106,7 @@ def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetI
         fingerprint=fingerprints.fingerprint(spec) if fingerprint is None else fingerprint,
         prompt=prompt,
         generation=documents.generation_settings(spec),
+        context=spec.context_key,
     )
 
 

@@ -45,7 +45,7 @@ def make_plan(config: RunConfig) -> Plan:
     cells, notes = expand(config.grid, identity, entries)
     notes += _unchosen(names, config.model)
     family = model_facts(Source.of(config.model).described)
-    validate_combinations(config.protocol, family, _compressors(cells))
+    validate_combinations(config.protocol, family, _compressors(cells), _uncut(specs))
     parts = [
         _part(name, spec, cells, config.selection, config.datasets[label])
         for name, (label, spec) in zip(names, specs.items(), strict=True)
@@ -81,13 +81,18 @@ def outline(config: RunConfig) -> Plan:
     if family is None:
         notes.append(f"the files of model {config.model.name} are not here: what it can run is checked by the run")
     else:
-        validate_combinations(config.protocol, family, _compressors(cells))
+        validate_combinations(config.protocol, family, _compressors(cells), _uncut(specs))
     parts = []
     for name, (label, spec) in zip(names, specs.items(), strict=True):
         part, unknown = _outlined_part(name, spec, cells, config.selection, config.datasets[label])
         parts.append(part)
         notes += unknown
     return Plan.of(config, entries, cells, parts=parts, notes=notes, family=family, uncalibrated=lacking)
+
+
+def _uncut(specs: Mapping[str, TaskSpec]) -> list[str]:
+    """Names of the datasets that do not say where a text prompt's document ends."""
+    return [name for name, spec in specs.items() if not spec.context_key]
 
 
 def _unchosen(datasets: Sequence[str], model: Model) -> list[str]:

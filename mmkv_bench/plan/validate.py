@@ -88,11 +88,13 @@ def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes
                 )
 
 
-def validate_combinations(names: Sequence[str], family: ModelFacts, compressors: Iterable[Compressor]) -> None:
+def validate_combinations(
+    names: Sequence[str], family: ModelFacts, compressors: Iterable[Compressor], uncut: Sequence[str]
+) -> None:
     """Refuse methods and protocols that this model family cannot run.
 
     Args:
-        names: protocols; family: of the model; compressors: the methods of the run.
+        names: protocols; family: of the model; compressors: the methods of the run; uncut: datasets without `context_key`.
 
     Raises:
         UnsupportedError: visual tokens are needed and the model has none.
@@ -114,10 +116,11 @@ def validate_combinations(names: Sequence[str], family: ModelFacts, compressors:
     if family.multimodal:
         return
     cutting = [name for name in names if name in protocols.CUTTING]
-    if cutting:
+    if cutting and uncut:
         raise UnsupportedError(
-            f"protocol={cutting[0]} needs visual tokens and {family.name} has none; allowed for it: "
-            f"{', '.join(protocols.WHOLE)}; choose one of these or a multimodal model"
+            f"protocol={cutting[0]} cuts a prompt behind its visual tokens, and {family.name} has none; allowed for "
+            f"{uncut[0]}: {', '.join(protocols.WHOLE)}; choose one of these, a multimodal model, or name the field of its "
+            f"document with datasets.{uncut[0]}.context_key"
         )
     blind = [c.name for c in compressors if c.needs_visual or visual_parts(c)]
     if blind:

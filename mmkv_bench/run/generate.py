@@ -93,6 +93,7 @@ def encoded(
             frames=model.frames,
             video_max_pixels=model.video_max_pixels,
             share=share,
+            context=request.context,
         )
 
 

@@ -18,8 +18,9 @@ from mmkv_bench.evaluation.generating import generate
 from mmkv_bench.evaluation.samples import Request
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.families.registry import apply_limits
-from mmkv_bench.generation.encode import EncodedPrompt, encode, rendered
+from mmkv_bench.generation.encode import EncodedPrompt, encode, lengths_of, rendered
 from mmkv_bench.models.processor import build_processor
+from mmkv_bench.protocols import protocol
 from tests import cover
 from tests.clips import write_clip
 from tests.each import each
@@ -296,6 +297,23 @@ def test_several_images_of_onevision_are_taken_whole():
     """As it was trained: a single image in tiles, each of several as one tile of 729 tokens and a newline."""
     assert ask("llava_onevision", [picture()]).visual_tokens > 1000
     assert ask("llava_onevision", [picture(), picture()]).visual_tokens == 2 * 730
+
+
+def test_a_text_prompt_is_cut_behind_its_document():
+    _, processor, family = parts("llama")
+    page, heads = "The code of Ann is 123.\nThe code of Bob is 456.", set()
+    for question in ("Which code has Ann?", "\n\nBob?", "7"):
+        prompt = ask("llama", text=f"{page}{question}", context=page)
+        lengths = lengths_of(protocol("query_agnostic"), prompt, family)
+        before, after = (processor.decode(part) for part in prompt.input_ids[0].tensor_split([lengths.candidates]))
+        kept = before.partition("<|end_header_id|>\n\n")[2]
+        assert page.startswith(kept) and len(page) - len(kept) <= 4 and after.startswith(page[len(kept) :] + question)
+        heads.add(tuple(prompt.input_ids[0, : lengths.candidates].tolist()))
+        assert lengths_of(protocol("paper"), prompt, family).candidates == prompt.length
+    assert len({head[:-4] for head in heads}) == 1, "of one document, whatever is asked"
+    for context in ("", "a text that the prompt lacks"):
+        with pytest.raises(UnsupportedError, match="text only.*context_key"):
+            lengths_of(protocol("query_agnostic"), ask("llama", text=page, context=context), family)
 
 
 def test_a_prompt_longer_than_the_context_is_refused(clip):

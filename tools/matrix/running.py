@@ -95,7 +95,7 @@ def _methods(base: Sequence[str], model: str, uncalibrated: Mapping[str, str]) -
         single = _only(config, {name})
         try:
             methods = build_methods(method_entries(single.method_config), calibrations)
-            validate_combinations(single.protocol, family, [method.compressor for method in methods])
+            validate_combinations(single.protocol, family, [method.compressor for method in methods], ["pages_walk"])
         except MMKVError as error:
             refused[name] = str(error)
         else:
