@@ -81,7 +81,7 @@ def page() -> str:
     lines += [f"| [{m.title}](#{key}) | {_clause(m.why)} | {m.papers} |" for key, m in UNAVAILABLE.items()]
     for model in models:
         lines += ["", *_section(model)]
-    lines += ["", "## Models of the papers that cannot be run", "", *_paragraph()]
+    lines += ["", "## Models that cannot be run", "", *_paragraph()]
     for key, m in UNAVAILABLE.items():
         near = ", ".join(f"`model={name}`" for name in m.instead)
         lines += ["", f"### {key}", "", f"{m.title}: {m.repository}.", "", f"- in: {m.papers}", f"- why: it {m.why}"]

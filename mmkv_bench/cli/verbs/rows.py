@@ -74,6 +74,11 @@ def fetch_options(parser: Parser) -> None:
         "--sha256",
         help="checksum of the manifest, as `pack --publish` printed it: then every byte of the rows is known by it",
     )
+    parser.add_argument(
+        "--accept-terms",
+        action="store_true",
+        help="of a model whose weights have terms: you have read them and accept them",
+    )
     parser.examples(
         "mmkv-bench fetch hf://datasets/<owner>/<name>@v1 --out runs/published",
         "mmkv-bench tables runs/published",
@@ -85,6 +90,8 @@ def fetch(given: argparse.Namespace) -> int:
     """Fetch published rows, check and open them, and print their size; or fetch the weights of a model."""
     if given.model is not None:
         return _fetch_model(given)
+    if given.accept_terms:
+        raise ConfigError("--accept-terms is for the weights of a model; write `mmkv-bench fetch model <name>` with it")
     if given.out is None:
         raise ConfigError(f"the rows of {given.source} need a folder; write --out runs/published")
     from mmkv_bench.store.publish import fetch, place
@@ -102,7 +109,7 @@ def _fetch_model(given: argparse.Namespace) -> int:
 
     if given.source != "model" or given.out is not None or given.sha256 is not None:
         raise ConfigError(f"weights are fetched by `mmkv-bench fetch model {given.model}`, without other words")
-    print(f"{fetch_model(given.model)}: the weights of model={given.model}")
+    print(f"{fetch_model(given.model, given.accept_terms)}: the weights of model={given.model}")
     return 0
 
 
