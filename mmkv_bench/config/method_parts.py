@@ -41,13 +41,13 @@ REQUIRED = object()
 
 _TARGET = "_target_"
 _PACKAGE = "mmkv_bench"
-_BESIDE = ("base", "released", "about")
+_BESIDE = ("base", "released", "later", "about")
 _SPELLED = {"lam": "lambda"}
 """Parameters of constructors whose public name is a word of Python's own."""
 
 
 def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the whole node of a method: parameters with values, parts with classes, `released`, `about`.
+    """Return the whole node of a method: parameters with values, parts with classes, `released`, `later`, `about`.
 
     Args:
         name: of the method, its `base` where the file says none; document: the file's content as plain data.
@@ -61,13 +61,13 @@ def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
         default = defaults(target).get(argument, REQUIRED)
         if parameter not in document and default is not REQUIRED:  # without a value: refused when it is resolved
             parameters[parameter] = default
-    about = {"about": document["about"]} if "about" in document else {}
+    beside = {key: document[key] for key in ("later", "about") if key in document}
     return {
         "base": document.get("base", name),
         **parameters,
         **parts,
         "released": document.get("released") or {},
-        **about,
+        **beside,
     }
 
 

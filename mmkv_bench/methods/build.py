@@ -126,13 +126,14 @@ def identity_form(node: Mapping[str, Any], compressor: Compressor, dtype: str | 
 
 
 def _as_before(node: Mapping[str, Any], compressor: Compressor, dtype: str | None) -> dict[str, Any]:
-    """Drop parameters that came after the method's first cells (`later` of a part's class) and have their defaults or
-    change nothing (`halves`), so that those cells keep their hashes and rows."""
+    """Drop parameters that came after the method's first cells (`later` of a part's class or of the method's file) and
+    have their class's defaults or change nothing (`halves`), so that those cells keep their hashes and rows."""
     form = dict(node)
     for part in PARTS:
         built, spec = getattr(compressor, part), form.get(part)
         unread = () if dtype in (None, *HALF_PRECISION) else getattr(built, "halves", ())
-        for name in getattr(built, "later", ()) if isinstance(spec, Mapping) else ():
+        later = (*getattr(built, "later", ()), *(name for name in node.get("later") or () if hasattr(built, name)))
+        for name in later if isinstance(spec, Mapping) else ():
             if name in unread or getattr(built, name) == inspect.signature(type(built)).parameters[name].default:
                 form.pop(name, None)
                 form[part] = {key: value for key, value in form[part].items() if key != name}

@@ -1,8 +1,8 @@
 """Nodes of methods as plain Python values: read from `conf/method`, resolved under a reading, written for rows.
 
-A node holds flat parameters, parts that refer to them by interpolation, and `released`: parameters that the paper's
-released code sets differently. Composed configurations and the Python API share this code, so a method has the same
-parameters whichever of the two asks for it.
+A node holds flat parameters, parts that refer to them by interpolation, `released`: parameters that the paper's released
+code sets differently, and `later`: parameters that came after rows of the method were stored. Composed configurations and
+the Python API share this code, so a method has the same parameters whichever of the two asks for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DECODING = "decoding"
 CALIBRATION = "calibration"
 """Parameter of parts that are built with measurements of a model."""
 
-_NOT_PARAMETERS = ("base", "reading", "released", "about", DECODING, *PARTS)
+_NOT_PARAMETERS = ("base", "reading", "released", "later", "about", DECODING, *PARTS)
 _REFERENCE = re.compile(r"\$\{(\.+)([\w.]+)\}")
 
 

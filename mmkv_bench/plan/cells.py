@@ -368,7 +368,7 @@ def _identity_of(plain: Mapping[str, Any]) -> dict[str, Any]:
     """The part of an effective node that changes answers: all but the reading's own bookkeeping."""
     if plain.get("base") == FULL:
         return {"base": FULL}
-    return {key: value for key, value in plain.items() if key not in ("reading", "released", "about")}
+    return {key: value for key, value in plain.items() if key not in ("reading", "released", "later", "about")}
 
 
 def _refuse_shared_names(cells: Any) -> None:

@@ -18,7 +18,7 @@ _FIXTURE = "_fixture"
 _RUN = ("baseline", "decode", "limit", "reading", "sharing")
 """Settings of a run, beside its groups, on which its rows depend."""
 _NODES = ("methods.", "datasets.")
-_NO_SETTINGS = {"about", "gates", "base", "name", "released"}
+_NO_SETTINGS = {"about", "gates", "base", "name", "released", "later"}
 
 
 class Commands:

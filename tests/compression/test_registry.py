@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.files import options
 from mmkv_bench.methods import invariants
-from mmkv_bench.methods.build import OUTSIDE, build_compressor
+from mmkv_bench.methods.build import OUTSIDE, build_compressor, identity_form
+from mmkv_bench.methods.node import under_reading
 from mmkv_bench.methods.toy_layers import Problem
 from tests import cover, reference, zoo
 from tests.calibrate import synthetic
@@ -113,6 +115,24 @@ def test_exactly_the_budget_is_kept_of_any_prompt(name, length, heads, group, sh
         problem(length, heads, group, seed, budget), observe=functools.partial(observations, length, heads, group, seed)
     )
     kept(invariants.the_budget_is_kept, name, [asked], heads=heads)
+
+
+def test_sinks_stay_in_every_head_at_equal_entries():
+    """Of methods that have none by default, whose rows name no sinks then (`later`)."""
+    later = [name for name, node in DEFAULTS.items() if "sinks" in (node.get("later") or ())]
+    assert len(later) >= 7
+    for name, sinks in product(later, (0, 4)):
+        node = {**DEFAULTS[name], "sinks": sinks}
+        compressor = build_compressor(name, node, "paper")
+        seen = prompt(60, 2, 3, 1, union())
+        scores = [compressor.score(one, 16, 0) for one in seen]
+        summaries = {i: made for i, one in enumerate(seen) if (made := compressor.summary(one, 16, 0)) is not None}
+        index = compressor.select(scores, 16, types_of(60), range(LAYERS), LAYERS, summaries=summaries)
+        heads = [set(head) - {-1} for layer in index for head in layer.tolist()]
+        assert sum(map(len, heads)) == 16 * len(heads), name
+        wide = [head for head in heads if len(head) >= 4 + 16 // 2]  # room for the sinks beside the window
+        assert len(wide) > len(heads) / 2 and all(head >= {0, 1, 2, 3} for head in wide) == (sinks == 4), name
+        assert ("sinks" in identity_form(under_reading(name, node, "paper"), compressor)) == (sinks == 4), name
 
 
 def test_no_paper_reading_exceeds_its_budget_and_only_released_ones_may():

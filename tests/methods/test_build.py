@@ -105,4 +105,5 @@ def test_released_may_reach_into_a_part():
 
 def test_flat_parameters_are_what_users_override():
     flat = flat_parameters(under_reading("snapkv", node(), "paper"))
-    assert flat == {"window": 32, "pool": 5, "pooling": "average", "heads": "first", "score_rounding": "none"}
+    parameters = {"window": 32, "pool": 5, "pooling": "average", "heads": "first", "score_rounding": "none", "sinks": 0}
+    assert flat == parameters
