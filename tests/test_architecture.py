@@ -35,7 +35,7 @@ ARROWS = {
     "tiny": set(),
     "judging": {"config"},
     "families": {"protocols"},
-    "models": {"checksums", "config", "deadline", "devices", "families"},
+    "models": {"cache_folder", "checksums", "config", "deadline", "devices", "families", "file_state"},
     "store": {"checksums", "devices", "file_state"},
     "datasets": {"cache_folder", "checksums", "file_state", "tiny"},
     "generation": {"families", "models", "compression", "devices", "protocols", "store"},

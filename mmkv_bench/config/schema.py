@@ -68,6 +68,9 @@ class Model:
         "hub", "hub: those of model.path; a folder: its own; random: the shape alone", "hub, random, or a folder"
     )
     tokenizer: str | None = _key(None, "folder of the tokenizer of a GGUF file; null = the file's", "a folder")
+    template: str | None = _key(
+        None, "plain: the words of a text model's prompts alone; null = the checkpoint's chat template", "plain"
+    )
     adapter: str | None = _key(None, "LoRA adapter added to the weights; null = none", "a folder as PEFT writes it")
     layers: int | None = _key(
         None, "random weights: layers of the text model and of the vision tower", "a whole number >= 1"

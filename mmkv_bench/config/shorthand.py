@@ -41,7 +41,7 @@ def spelled_out(parsed: Sequence[Override]) -> list[Override]:
         ConfigError: a file whose name cannot be a method's, or a setting that a method's file does not take.
     """
     extra = searchpath(parsed)
-    parsed = [understood(one, extra) for one in parsed]
+    parsed = understood(parsed, extra)
     files = {Path(path).stem: path for path in _method_files(parsed)}
     for stem, path in files.items():
         check_name(stem, path, extra)

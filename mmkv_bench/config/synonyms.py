@@ -6,7 +6,7 @@ What `field_words` has as a synonym is accepted, and what it knows otherwise is 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,19 +20,28 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 
-def understood(override: Override, extra: tuple[str, ...]) -> Override:
-    """An override with the key and the names of this package.
+def understood(parsed: Sequence[Override], extra: tuple[str, ...]) -> list[Override]:
+    """Overrides with the keys and the names of this package.
 
     Raises:
-        ConfigError: a key of the field whose meaning depends on more than the word; the sentence says what to type.
+        ConfigError: keys of the field whose meaning depends on more than the word; the sentence says what to type for each.
     """
+    answered = [(ANSWERS[_word(one)], one.input_line) for one in parsed if _word(one) in ANSWERS]
+    if answered:
+        raise ConfigError("; ".join(f"{text}: {filled(answer, text.partition('=')[2])}" for answer, text in answered))
+    return [_understood(one, extra) for one in parsed]
+
+
+def _word(override: Override) -> str:
+    return override.key_or_group.lower().replace("-", "_")
+
+
+def _understood(override: Override, extra: tuple[str, ...]) -> Override:
     key, text = override.key_or_group, override.input_line
-    word, value = key.lower().replace("-", "_"), text.partition("=")[2]
-    if word in ANSWERS:
-        raise ConfigError(f"{text}: {filled(ANSWERS[word], value)}")
+    word, value = _word(override), text.partition("=")[2]
     if word in KEYS and not (word in ("methods", "datasets") and isinstance(override.value(), Mapping)):
         mark = text[: len(text) - len(text.lstrip("+~"))]
-        return understood(parse(f"{mark}{KEYS[word]}={value}"), extra)
+        return _understood(parse(f"{mark}{KEYS[word]}={value}"), extra)
     same = VALUES.get(key, {})
     if (text := ",".join(same.get(one.lower(), one) for one in value.split(","))) != value and same:
         return parse(f"{key}={text}")

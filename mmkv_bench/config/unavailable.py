@@ -108,7 +108,7 @@ UNAVAILABLE = {
         "none",
         "has layers that attend to the last 512 tokens alone, all but every sixth, whose caches no method here compresses",
         "a family with sliding layers",
-        ("smollm2_135m_q4_1",),
+        ("smollm2_135m",),
         ("gemma3_270m",),
     ),
 }

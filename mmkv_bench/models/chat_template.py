@@ -155,7 +155,8 @@ class Template:
             source = source["default"]
         if not source:
             raise UnsupportedError(
-                "a model without a chat template: its prompts cannot be rendered; add chat_template.jinja"
+                "a model without a chat template: its prompts cannot be rendered; add chat_template.jinja, or give a base "
+                "model's prompts without one with model.template=plain"
             )
         source = str(source)
         template = _templates.get(processor)

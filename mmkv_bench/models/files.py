@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mmkv_bench.checksums import digest_of
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.models.gguf import is_gguf
+from mmkv_bench.models.gguf import SUFFIX, is_gguf
 
 PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 _REPORTS = {"card.json"}  # what was measured of a model does not change what it answers
@@ -24,17 +24,29 @@ def model_files(folder: Path) -> list[Path]:
     Shards that an index names in sub folders are.
 
     Raises:
-        ConfigError: no config.json, no weights in safetensors form, or an index of shards that are not in the folder.
+        ConfigError: no config.json, no weights in safetensors form, two checkpoints, or an index of shards that are not in the
+            folder.
     """
     if is_gguf(folder):
         return [folder]
     beside = {
         file for pattern in PATTERNS for file in folder.glob(pattern) if file.is_file() and file.name not in _REPORTS
     }
-    files = sorted(beside | {shard for index in folder.glob("*.safetensors.index.json") for shard in _shards(index)})
+    shards = {shard for index in folder.glob("*.safetensors.index.json") for shard in _shards(index)}
+    files = sorted(beside | shards)
     names = {file.name for file in files}
     if "config.json" not in names:
+        inside = sorted({config.parent for config in folder.glob("*/config.json")} | {*folder.glob(f"*{SUFFIX}")})
+        if inside:
+            raise ConfigError(
+                f"model folder {folder} has no config.json, but {len(inside)} checkpoints: give one of them, such as {inside[0]}"
+            )
         raise ConfigError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
+    whole = folder / "model.safetensors"
+    if shards and whole in beside - shards:
+        raise ConfigError(
+            f"model folder {folder} has two checkpoints, model.safetensors and the shards of an index; keep one of them"
+        )
     if not any(name.endswith(".safetensors") for name in names):
         raise ConfigError(
             f"model folder {folder} has no *.safetensors; only safetensors are loaded, never pickled weights; convert it "
@@ -115,6 +127,9 @@ def cached_folder(path: str, revision: str | None) -> Path | None:
     return folder if folder is not None and _COMMIT.fullmatch(folder.name) else None
 
 
+_LONGEST = 200  # letters of a library's reason
+
+
 def sentence(path: str, revision: str | None, error: BaseException) -> str:
     """The sentence for a `path` that cannot be loaded, from the error of transformers or of the hub's client behind it."""
     what = f"model.path={path}"
@@ -184,4 +199,5 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."  # transformers may list all its classes

@@ -99,12 +99,14 @@ def load_model(
     max_pixels: int | None = None,
     video_max_pixels: int | None = None,
     frames: int | None = None,
+    template: str | None = None,
 ) -> LoadedModel:
     """Load weights and processor.
 
     Args:
         path: local folder, GGUF file or hub id; adapter: folder of a LoRA adapter (see `models.adapter`);
-            tokenizer: folder of a text model's tokenizer, where it is not that of `path`.
+            tokenizer: folder of a text model's tokenizer, where it is not that of `path`; template: text of a chat template
+            in place of a text model's.
         dtype: float32, bfloat16, float16, or auto for the checkpoint's own.
         attention: implementation to wrap (`stock`); the vision tower keeps transformers' default.
         device: auto, cpu or cuda; device_map: accelerate's, instead of `device`.
@@ -120,6 +122,8 @@ def load_model(
     config = load_config(path, revision)
     where = device_of(device)
     multimodal = model_facts(config).multimodal
+    if template is not None and multimodal:
+        raise UnsupportedError(f"{name}: model.template is for text models, and this one sees; leave it out")
     folder, file = gguf.location(path)
     common = {"revision": revision, "trust_remote_code": False, **file}
     try:
@@ -127,6 +131,8 @@ def load_model(
             processor = (AutoProcessor if multimodal else AutoTokenizer).from_pretrained(folder, **common)
         else:
             processor = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False, local_files_only=True)
+        if template is not None:
+            processor.chat_template = template
         apply_limits(processor, min_pixels, max_pixels, video_max_pixels, frames)
         loader = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
         model = loader.from_pretrained(

@@ -26,6 +26,7 @@ from mmkv_bench.models.files import (
 )
 from mmkv_bench.models.gguf import check_tokenizer, config_values, is_gguf, tensor_types
 from mmkv_bench.models.load import LoadedModel, device_of, load_config, load_model, quiet_transformers, set_up
+from mmkv_bench.models.processor import chat_template
 from mmkv_bench.models.shape import GENERATION, config_of, plain, values_of
 from mmkv_bench.models.video import DEFAULT_FRAMES
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
 HUB, FOLDER, RANDOM = "hub", "folder", "random"
+PLAIN = "plain"  # the one template that a setting names
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")  # that tell a family's checkpoints apart
 
 
@@ -61,6 +63,10 @@ class Source:
         source = cls._located(model)
         if model.tokenizer is not None:
             source._check_named_tokenizer()
+        if model.template not in (None, PLAIN) or (model.template and source.kind == RANDOM):
+            raise ConfigError(
+                f"model.template={model.template}: allowed: {PLAIN}, with the weights of a text model; give that, or leave it out"
+            )
         if model.revision is not None and source.kind != HUB:
             raise ConfigError(
                 f"model.revision={model.revision} is a commit of a hub repository, and these weights are "
@@ -185,7 +191,10 @@ class Source:
             return self._shaped() or self.hf_config
         if is_gguf(self.place):
             self._check_tokenizer()
-            config = stated(config_values(Path(self.place)))
+            try:
+                config = stated(config_values(Path(self.place)))
+            except Exception:  # noqa: BLE001 - `hf_config` says in a sentence what transformers says of such a file
+                config = None
         else:
             config = read(Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision))
         if config is None:
@@ -227,12 +236,14 @@ class Source:
         return self._adapted(weights), commit
 
     def _adapted(self, weights: str) -> str:
-        """The fingerprint with the files of adapter and tokenizer; that of the weights where neither is named."""
+        """The fingerprint with the files of adapter and tokenizer, and the template; that of the weights where none is named."""
         beside = self._beside()
-        if not beside:
-            return weights
-        files = digest_of((file.name, file) for file in beside)
-        return hashlib.sha256(f"{weights} {files}".encode()).hexdigest()[:16]
+        if beside:
+            files = digest_of((file.name, file) for file in beside)
+            weights = hashlib.sha256(f"{weights} {files}".encode()).hexdigest()[:16]
+        if self.settings.template:
+            weights = hashlib.sha256(f"{weights} {chat_template(PLAIN)}".encode()).hexdigest()[:16]
+        return weights
 
     def _beside(self) -> list[Path]:
         """The files of an adapter and of a tokenizer that are named beside the weights."""
@@ -301,6 +312,7 @@ class Source:
                 revision=self.commit,
                 adapter=model.adapter,
                 tokenizer=model.tokenizer and resolve_path(model.tokenizer),
+                template=model.template and chat_template(model.template),
                 dtype=model.dtype,
                 attention=model.attention,
                 device=model.device,

@@ -312,7 +312,9 @@ def no_cuda(model: Model, dtype: str) -> ConfigError:
         taken = parameters * (4 if dtype == "float32" else 2) / 2**30
         kind = "half precision" if dtype == "auto" else dtype
         size = f" with more than {taken:.1f} GiB: {parameters / 1e9:.2f} B parameters in {kind}, before any cache"
+    remedy = "write model.device=cpu"
+    if model.shape:
+        remedy = "a form shrunk to two layers of random weights runs on CPU: model.weights=random model.layers=2 model.device=cpu"
     return ConfigError(
-        f"model.device=cuda, but this machine has no CUDA device; this run needs one{size}; allowed here: cpu, auto; a "
-        "form shrunk to two layers of random weights runs on CPU: model.weights=random model.layers=2 model.device=cpu"
+        f"model.device=cuda, but this machine has no CUDA device; this run needs one{size}; allowed here: cpu, auto; {remedy}"
     )

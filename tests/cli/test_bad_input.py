@@ -53,6 +53,7 @@ def nowhere(tmp_path, monkeypatch):
         ([*HUB, "++methods.mmshift.gama=1"], "did you mean 'gamma'"),
         ([*HUB, "variants.a={base: mmshft}"], "did you mean 'mmshift'"),
         (["model=hf"], "needs model.path"),
+        (["max_tokens=5", "temperature=0"], "write one of them; temperature=0: answers are decoded greedily"),
         (["model=hf", "model.path=/no/such/folder"], "model folder /no/such/folder does not exist"),
         ([*HUB, "shard=2/2"], "shard=2/2"),
         ([*HUB, "hydra.run.dir=x"], "the folder of a run's rows is `out=x`"),

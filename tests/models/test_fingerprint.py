@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -146,4 +148,19 @@ def test_pickled_weights_are_refused(folder, cache):
 def test_a_folder_without_config_is_refused(folder, cache):
     (folder / "config.json").unlink()
     with pytest.raises(ConfigError, match="has no config.json"):
+        folder_fingerprint(folder, cache)
+
+
+def test_a_folder_of_several_checkpoints_is_refused_with_one_of_them(folder, tmp_path, cache):
+    for name in ("checkpoint-1", "checkpoint-2"):
+        shutil.copytree(folder, tmp_path / "several" / name)
+    with pytest.raises(ConfigError, match=r"but 2 checkpoints: give one of them, such as .*checkpoint-1$"):
+        folder_fingerprint(tmp_path / "several", cache)
+    whole = next(folder.glob("*.safetensors")).rename(folder / "model.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": whole.name}}))
+    folder_fingerprint(folder, cache)
+    shutil.copy(whole, folder / "model-00001-of-00001.safetensors")
+    index.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00001.safetensors"}}))
+    with pytest.raises(ConfigError, match="two checkpoints, model.safetensors and the shards"):
         folder_fingerprint(folder, cache)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
 import torch
 
 from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.models.gguf import tensor_types
 from mmkv_bench.models.source import Source
 from tests.families.shapes import node
 
@@ -107,8 +109,41 @@ def test_a_file_without_tokenizer_takes_the_named_one_which_is_part_of_the_model
 def test_what_is_refused(tmp_path):
     with pytest.raises(UnsupportedError, match="vision tower of a multimodal model"):
         of(written(tmp_path / "mmproj.gguf", "clip")).described  # noqa: B018
+    with pytest.raises(UnsupportedError, match="model_type 'gemma2' is not supported; supported families: "):
+        of(written(tmp_path / "gemma.gguf", "gemma2")).described  # noqa: B018
+    with pytest.raises(ConfigError, match="cannot be loaded .*architecture rwkv6 is not supported yet"):
+        of(written(tmp_path / "rwkv.gguf", "rwkv6")).described  # noqa: B018
     with pytest.raises(ConfigError, match="has no tokenizer"):
         of(written(tmp_path / "bare.gguf", tokenizer=False)).described  # noqa: B018
     (tmp_path / "text.gguf").write_text("no model")
     with pytest.raises(ConfigError, match="no GGUF file that can be read"):
         of(tmp_path / "text.gguf").described  # noqa: B018
+
+
+def test_a_header_is_read_once_and_again_when_the_file_changes(tmp_path, monkeypatch):
+    file, reads = written(tmp_path / "small.gguf"), []
+    old = file.stat().st_mtime_ns
+    monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("mmkv_bench.models.gguf.outlives_the_process", lambda file, state: True)
+    read = gguf.GGUFReader
+    monkeypatch.setattr(gguf, "GGUFReader", lambda *args: reads.append(args) or read(*args))
+    assert tensor_types(file) == "F32 11, Q8_0 1" and len(reads) == 1
+    monkeypatch.setattr("mmkv_bench.models.gguf._here", {})  # another process
+    assert tensor_types(file) == "F32 11, Q8_0 1" and len(reads) == 1
+    file.unlink()
+    os.utime(written(file), ns=(old, old))
+    tensor_types(file)
+    assert len(reads) == 2, "a file of the same name, size and time is another file"
+
+
+def test_plain_prompts_are_the_words_alone_and_part_of_the_model(tmp_path):
+    file = written(tmp_path / "base.gguf")
+    plain = Source.of(node("hf", path=None, weights=str(file), template="plain"))
+    assert plain.fingerprint() != of(file).fingerprint()
+    tokenizer = plain.load().tokenizer
+    messages = [{"role": "system", "content": "\u0105"}, {"role": "user", "content": "\u0106"}]
+    made = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert made == "\u0105\n\n\u0106"
+    for model, changes in (("hf", {"path": None, "weights": str(file)}), ("smolvlm_256m", {"weights": "random"})):
+        with pytest.raises(ConfigError, match="allowed: plain, with the weights of a text model"):
+            Source.of(node(model, template="plane" if model == "hf" else "plain", **changes))

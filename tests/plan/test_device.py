@@ -22,6 +22,11 @@ def test_without_a_gpu_the_gpu_run_says_what_it_needs(capsys, tmp_path):
     assert not (tmp_path / "rows").exists()
 
 
+def test_a_model_without_a_shape_is_offered_no_shrunk_form(capsys, tmp_path):
+    assert main(["model=tiny", "dataset=pages_walk", "device=gpu", f"out={tmp_path / 'rows'}"]) == 2
+    assert capsys.readouterr().err.strip().endswith("allowed here: cpu, auto; write model.device=cpu")
+
+
 def test_auto_and_a_wanted_gpu_come_to_cpu_where_there_is_none():
     assert {kind_of(setting) for setting in ("auto", "cpu", "cuda")} == {"cpu"}
 
