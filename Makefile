@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real verify matrix bench-statistics bench-fork bench-real bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -36,6 +36,7 @@ help:
 	@echo "make matrix            every model family x dataset x method once, random weights, own data; hours"
 	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
+	@echo "make compare-real      the weights of four bits against the published ones, where the hub answers; hours"
 	@echo "make bench-real        the same on pretrained weights, English documents of 730 tokens"
 	@echo "make bench-decode      how near a decode step is to the memory's bandwidth, beside stock transformers"
 	@echo "make bench-tables      time and memory of tables and scoring: committed rows, 100 methods, 10,000 cells"
@@ -141,6 +142,14 @@ results-real: $(STAMP)
 	done
 	$(BIN)/python -m mmkv_bench tables results/real > results/real/tables.md
 	$(BIN)/python -m mmkv_bench pack $(PACK) results/real
+
+# The published weights on documents of results/real, with the same adapter; stops with a sentence where the hub does not answer.
+compare-real: $(STAMP)
+	$(BIN)/python -m mmkv_bench fetch model smollm2_135m
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real model=smollm2_135m model.dtype=float32 \
+		model.adapter=pkg://mmkv_bench/datasets/tasks/english/adapter 'dataset=[english_needles,english_records]' \
+		'method=[full,snapkv,h2o,keydiff,mmshift]' 'budget=[10%,20%]' out=runs/compare_real
+	$(BIN)/python -m tools.compare_rows results/real smollm2_135m_q4_1_english runs/compare_real smollm2_135m
 
 # Two model families side by side; what was run before is not run again.
 matrix: $(STAMP)

@@ -147,6 +147,8 @@ def load_model(
         model = model if adapter is None else merged(model, adapter)
     except (MMKVError, MemoryError):
         raise
+    except ImportError as error:  # a package that one family's processor needs; the message names it
+        raise ConfigError(f"{name}: {' '.join(str(error).split())}") from error
     except Exception as error:  # a config may say anything, and libraries raise what they like
         if out_of_memory(error):  # no fault of the folder
             raise

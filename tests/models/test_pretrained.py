@@ -5,16 +5,22 @@ They need the file that `mmkv-bench fetch model smollm2_135m_q4_1` fetches, and 
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from pathlib import Path
 
 import jinja2
 import pytest
+from PIL import Image
 
 from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import resolve_path
+from mmkv_bench.families.registry import image_tokens
+from mmkv_bench.models.processor import build_processor
+from mmkv_bench.models.shape import config_of
 from mmkv_bench.models.source import Source
+from tests.each import each
 from tests.families.shapes import node
 
 NAME = "smollm2_135m_q4_1"
@@ -78,3 +84,27 @@ def test_its_prompt_is_plain_transformers_prompt_and_its_answer_plain_generate(t
     tokens = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1] :].tolist()
     ids = row["token_ids"] if isinstance(row["token_ids"], list) else json.loads(row["token_ids"])
     assert (row["prompt_tokens"], ids) == (inputs["input_ids"].shape[1], tokens)
+
+
+@each("name", ["smolvlm_256m", "smolvlm2_2_2b"])
+def test_its_tokenizer_with_smolvlms_added_tokens_makes_that_familys_prompts(name):
+    """SmolVLM publishes SmolLM2's tokenizer with further tokens: transformers' own processor counts images as the family does."""
+    settings = node(name)
+    config, special = config_of(settings.shape), {**settings.processor["special_tokens"]}
+    tokenizer, words = copy.deepcopy(loaded().tokenizer), {index: word for word, index in special.items()}
+    size = config.text_config.vocab_size
+    tokenizer.add_tokens([words.get(i, f"<|reserved_{i}|>") for i in range(len(tokenizer), size)], special_tokens=True)
+    assert {word: tokenizer.convert_tokens_to_ids(word) for word in special} == special
+    ours = build_processor(config, settings.processor)
+    kinds = [part for part in ("image_processor", "video_processor") if getattr(ours, part, None) is not None]
+    parts = {part: getattr(ours, part) for part in kinds} | {"tokenizer": tokenizer}
+    processor = type(ours)(**parts, chat_template=ours.chat_template, **settings.processor["processor"])
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which town is named?"}]}]
+    text = processor.apply_chat_template(messages, add_generation_prompt=True)
+    ids = processor(text=[text], images=[Image.new("RGB", (900, 700))])["input_ids"][0]
+    tiles = image_tokens(config.model_type, settings.processor, 900, 700)
+    assert ids.count(config.image_token_id) == tiles and tiles % settings.processor["processor"]["image_seq_len"] == 0
+    markers = [index for index in ids if index >= loaded().tokenizer.vocab_size and index != config.image_token_id]
+    assert len(markers) == tiles // settings.processor["processor"]["image_seq_len"] * 2 + 2  # a pair a tile, both ends
+    rest = tokenizer.decode([index for index in ids if index < 49152], skip_special_tokens=True)
+    assert rest.split() == ["User:", "Which", "town", "is", "named?", "Assistant:"]

@@ -175,6 +175,36 @@ def test_wrong_settings_are_refused(name, parts, why):
         build_processor(small_config(name), changed(name, **parts))
 
 
+def test_a_package_that_a_processor_needs_is_named(monkeypatch, tmp_path):
+    from mmkv_bench.models.load import load_model
+
+    config = small_config("smolvlm")
+    tf.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    built("smolvlm").save_pretrained(tmp_path)
+    monkeypatch.setattr("transformers.models.smolvlm.processing_smolvlm.num2words", None)
+    for load in (lambda: load_model("x", str(tmp_path)), lambda: build_processor(config, SETTINGS["smolvlm"])):
+        with pytest.raises(
+            ConfigError, match="`num2words` is required .* Install it with `pip install num2words`"
+        ) as raised:
+            load()
+        assert "\n" not in str(raised.value) and "hub id" not in str(raised.value)
+
+
+def test_an_unknown_image_class_is_a_short_sentence(tmp_path):
+    from mmkv_bench.models.load import load_model
+
+    tf.AutoModelForImageTextToText.from_config(small_config("idefics3")).save_pretrained(tmp_path)
+    built("idefics3").save_pretrained(tmp_path)
+    file = tmp_path / "processor_config.json"
+    file.write_text(file.read_text().replace("Idefics3ImageProcessor", "NoSuchImageProcessor"))
+    with pytest.raises(ConfigError, match=r"cannot be loaded \(.* \.\.\.\); give a folder") as raised:
+        load_model("x", str(tmp_path))
+    assert len(str(raised.value)) < 500
+    file.unlink()
+    with pytest.raises(ConfigError, match=r"cannot be loaded \(Can't load image processor"):
+        load_model("x", str(tmp_path))
+
+
 def test_a_vocabulary_without_room_for_bytes_is_refused():
     with pytest.raises(ConfigError, match="no room for 256 bytes"):
         build_tokenizer(200, {"<s>": 0}, {}, chat_template("vicuna"))
