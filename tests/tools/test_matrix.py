@@ -14,6 +14,7 @@ from mmkv_bench.models.source import Source, shaped
 from tests.families.shapes import node
 from tools.matrix.__main__ import FAMILIES, datasets, main
 from tools.matrix.grid import ALL, UNRUN, Line, as_csv, merged, read, render, write
+from tools.matrix.running import run_model
 
 LINES = [
     Line("a", "docvqa", "full", "ok"),
@@ -46,6 +47,13 @@ def test_every_family_with_a_shape_has_a_model_in_the_grid():
         return found.name, found.text_model_type
 
     assert {family(name) for name in shaped()} == {family(name) for name in FAMILIES}
+
+
+@pytest.mark.full
+def test_smolvlm_answers_a_page_with_every_method_under_two_protocols(tmp_path):
+    lines = run_model("smolvlm_256m", ["docvqa"], tmp_path, "float32")
+    assert len(lines) > 30 and {line.result for line in lines} <= {"ok", "refused"}
+    assert {line.method for line in lines if line.result == "refused"} <= {"kvpress", "snapkv_kvpress"}  # an extra
 
 
 def test_a_cell_counts_what_is_ok_and_names_a_reason_by_its_letter():
