@@ -146,6 +146,7 @@ ARROWS = {
         "protocols",
         "run",
         "store",
+        "tables",
     },
     "api": {
         "calibrate",

@@ -46,6 +46,10 @@ VERBS = {
         "print the papers' tables, measured beside printed, each cell with its verdict or the command that runs it",
     ),
     "verify": ("rows", "make a random draw of stored answers again and compare text, token ids and what was kept"),
+    "accept": (
+        "accept",
+        "check somebody's bundle against its experiment: files, code, model, samples, prompts, budgets, tables, 20 answers",
+    ),
     "data": ("data", "which datasets there are, and whether the data of one are there; downloads nothing"),
     "calibrate": ("measure", "measure a model once and write the artefact that a method is built with"),
     "diagnose": ("measure", "measure what the papers' analyses look at, layer by layer, in prompts of a dataset"),

@@ -80,7 +80,7 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
             continue
         planned_cells = {cell.cell: cell for cell in cells}
         cells_now |= {row["cell"]: planned_cells[row["cell"]] for row in mine if row["cell"] in planned_cells}
-        refused |= {row["cell"]: _why(row, cells) for row in mine if row["cell"] not in planned_cells}
+        refused |= {row["cell"]: reason_of_other(row, cells) for row in mine if row["cell"] not in planned_cells}
     return ReplannedCells(config.answering, spec, cells_now, refused)
 
 
@@ -150,7 +150,7 @@ def cells_again(
     return expand(grid, facts, method_entries(replace(chosen, methods=nodes), defaults))[0]
 
 
-def _why(row: Row, cells: Sequence[Cell]) -> str:
+def reason_of_other(row: Row, cells: Sequence[Cell]) -> str:
     """Name what differs between a stored cell's identity and the one planned now."""
     named = [cell.row() for cell in cells if all(getattr(cell, name) == row[name] for name in _LABEL)]
     if not named:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +54,13 @@ def make_plan(config: RunConfig) -> Plan:
     return Plan.of(config, entries, cells, parts=parts, notes=notes, family=family)
 
 
-def outline(config: RunConfig) -> Plan:
+def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
     """The plan of a validated configuration as far as it is known without a connection and without opening data.
 
     Cells of what is unknown (`identity.UNKNOWN`) are those of no run; their number and labels are right.
+
+    Args:
+        facts: fields of the `Identity` that stored rows give, in place of what is here.
 
     Raises:
         MMKVError: methods or protocols that do not go with the model, files that are not a model's.
@@ -69,6 +73,7 @@ def outline(config: RunConfig) -> Plan:
     if all(spec.is_pages for spec in specs.values()):
         config = config.updated(limit=reaching(config.selection, specs).limit)
     identity = identities.outline(config.model, specs, Store(Path(config.out).expanduser()).cells())
+    identity = replace(identity, **(facts or {}))
     entries, lacking = method_entries(config.method_config), list[str]()
     try:
         cells, notes = expand(config.grid, identity, entries)

@@ -44,7 +44,7 @@ def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
         if rows_hold_media(part.spec):
             continue
         own = [cell.cell for cell in part.cells]
-        changed, unreadable = _differing(store, part, [*own, *_beside(store, part)], limit)
+        changed, unreadable = differing_prompts(store, part, [*own, *_beside(store, part)], limit)
         mine, others = (changed.filter(_of(changed, own)), changed.filter(pc.invert(_of(changed, own))))
         unreadable = unreadable.filter(_of(unreadable, own))
         if unreadable.num_rows:
@@ -99,7 +99,9 @@ def _require_retry(plan: Plan, part: DatasetShare, changed: pa.Table) -> None:
     )
 
 
-def _differing(store: Store, part: DatasetShare, cells: Sequence[str], limit: int | None) -> tuple[pa.Table, pa.Table]:
+def differing_prompts(
+    store: Store, part: DatasetShare, cells: Sequence[str], limit: int | None
+) -> tuple[pa.Table, pa.Table]:
     """Cell, sample and document of stored answers to other prompts, and of those whose prompts cannot be made."""
     rows = store.responses(cells, ("cell", "sample_id", "doc_id", "prompt_hash")).combine_chunks()
     rows = rows.filter(pc.not_equal(pc.coalesce(rows["prompt_hash"], ""), ""))

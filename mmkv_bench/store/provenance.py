@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
 import subprocess
+from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench import devices
+from mmkv_bench import __version__, devices
+from mmkv_bench.checksums import file_sha256
 from mmkv_bench.store.files import canonical_json
 
 PACKAGES = ("torch", "transformers", "lmms_eval", "datasets", "numpy", "pyarrow", "wandb", "hydra-core")
 _CODE = ("mmkv_bench", "conf")  # what in a checkout can change a number
+_ANSWERS = ("calibrate", "compression", "datasets", "evaluation", "families", "generation", "methods", "models", "tiny")
 
 
 def collect(device: str = "cpu") -> dict[str, Any]:
@@ -24,6 +29,7 @@ def collect(device: str = "cpu") -> dict[str, Any]:
     which a cell needs, are then "none". No heavy package is imported for cpu.
     """
     versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
+    versions["mmkv_bench"] = source_version()
     commit, dirty = _git(Path(__file__).resolve().parents[2])
     return {
         "git_commit": commit,
@@ -35,6 +41,21 @@ def collect(device: str = "cpu") -> dict[str, Any]:
         "driver": None if device == "cpu" else _driver(),
         "cpu": _cpu(),
     }
+
+
+@cache
+def source_files() -> Mapping[str, str]:
+    """The package's code that makes answers: files by their path in the package, sorted -> sha256 (hex). Configuration, data
+    and weights are not among them, since a cell's hash covers these."""
+    package = Path(__file__).resolve().parents[1]
+    files = (path for room in _ANSWERS for path in sorted((package / room).rglob("*.py")))
+    return {path.relative_to(package).as_posix(): file_sha256(path) for path in (*files, package / "protocols.py")}
+
+
+def source_version() -> str:
+    """The package's version with 12 digits of a digest of `source_files`: `0.2.0+1a2b3c4d5e6f`."""
+    text = "".join(f"{name} {digest}\n" for name, digest in source_files().items())
+    return f"{__version__}+{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def version(package: str) -> str | None:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -30,7 +30,11 @@ PUBLISHED = tuple(table for table in SCHEMAS if table != "prompts")
 """Tables that are published; questions are their datasets', which have licences."""
 MANIFEST = "manifest.json"
 FORMAT = "mmkv_bench rows 1"
-_PATH = re.compile(rf"{re.escape(MARK)}|({'|'.join(PUBLISHED)})/[A-Za-z0-9_][A-Za-z0-9_.-]*\.parquet")
+RECEIPT, TABLES, ENVIRONMENT = BESIDE = ("receipt.json", "tables.md", "environment.json")
+"""Files beside the rows in a bundle: a receipt of `verify`, the tables, and versions and code (`diagnostics/bundle.py`)."""
+_PATH = re.compile(
+    rf"{'|'.join(map(re.escape, (MARK, *BESIDE)))}|({'|'.join(PUBLISHED)})/[A-Za-z0-9_][A-Za-z0-9_.-]*\.parquet"
+)
 """All names that a manifest may hold: no absolute one, none that leads out of its folder, none that is hidden."""
 CHUNK = 1 << 20
 """Bytes of a file that are in memory at a time."""
@@ -69,11 +73,12 @@ def check_empty(folder: Path) -> None:
         raise ConfigError(f"--publish {folder} is not empty{why} name a folder that is not there yet")
 
 
-def publish(store: StoreFolder, folder: Path) -> str:
+def publish(store: StoreFolder, folder: Path, beside: Mapping[str, bytes] | None = None) -> str:
     """Copy a packed store into a new folder, flat, with its manifest.
 
     Args:
         folder: made here. It must be empty, as files of others in it would be published as well.
+        beside: contents of `BESIDE` by name, of a bundle.
 
     Returns:
         The manifest's sha256: whoever has it from a trusted place can check all rows by it.
@@ -86,9 +91,8 @@ def publish(store: StoreFolder, folder: Path) -> str:
     entries = []
     with disk_errors("publishing", folder), store.locked():
         paths = [store.root / MARK, *(path for table in PUBLISHED for path in sorted(store.files(table)))]
-        for path in paths:
-            data = path.read_bytes()
-            inside = path.relative_to(store.root).as_posix()
+        contents = ((path.relative_to(store.root).as_posix(), path.read_bytes()) for path in paths)
+        for inside, data in (*contents, *(beside or {}).items()):
             entry = PublishedFile(inside, len(data), hashlib.sha256(data).hexdigest())
             write_bytes(folder / entry.name, data)
             entries.append(entry)

@@ -33,7 +33,18 @@ def pack_options(parser: Parser) -> None:
         help="copy the packed files, flat and with a manifest of their checksums, into this new folder: upload it as it is, and "
         "`mmkv-bench fetch` reads it from there",
     )
-    parser.examples("mmkv-bench pack runs/demo", "mmkv-bench pack runs/demo --publish demo-rows")
+    parser.add_argument(
+        "--receipt",
+        type=Path,
+        metavar="FILE",
+        help="with --publish: make it a bundle, which `mmkv-bench accept` checks; FILE is what `verify --receipt` wrote about "
+        "these rows. Tables, versions, devices and checksums of the package's code go beside it",
+    )
+    parser.examples(
+        "mmkv-bench pack runs/demo",
+        "mmkv-bench pack runs/demo --publish demo-rows",
+        "mmkv-bench pack runs/demo --publish demo-bundle --receipt receipt.json",
+    )
 
 
 def pack(given: argparse.Namespace) -> int:
@@ -46,13 +57,21 @@ def pack(given: argparse.Namespace) -> int:
         raise ConfigError(f"--publish takes the rows of one folder and got {len(given.rows)}; publish each by itself")
     if given.publish is not None:
         check_empty(given.publish)
+    elif given.receipt is not None:
+        raise ConfigError("--receipt goes into what is published; add --publish <folder>, or leave it out")
+    if given.receipt is not None:
+        from mmkv_bench.diagnostics.bundle import files_beside
+        from mmkv_bench.diagnostics.receipt import receipts_of
+
+        receipts_of([given.receipt], given.rows)  # before packing, which cannot be taken back
     for folder in given.rows:
         before = _mib(folder)
         dropped = pack(Store(folder), given.slim)
         note = f"; dropped {dropped} cells that newer numbers of their methods supersede" if dropped else ""
         print(f"{folder}: {before:.1f} -> {_mib(folder):.1f} MiB{note}")
         if given.publish is not None:
-            digest = publish(Store(folder), given.publish)
+            beside = None if given.receipt is None else files_beside(Store(folder), given.receipt)
+            digest = publish(Store(folder), given.publish, beside)
             print(f"{given.publish}: ready to be uploaded; its manifest's sha256 is {digest}")
     return 0
 

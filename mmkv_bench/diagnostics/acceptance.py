@@ -1,0 +1,367 @@
+"""Checks of somebody's bundle against the experiment that it was made for.
+
+The experiment is the acceptor's own configuration, never what the bundle says. A check refuses, passes, or says why it could
+not be made here: weights and data are taken where they are, and nothing is downloaded but the bundle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from mmkv_bench.config.schema import RunConfig
+from mmkv_bench.datasets.sources import preflight
+from mmkv_bench.diagnostics.bundle import tables_text
+from mmkv_bench.diagnostics.receipt import receipts_of
+from mmkv_bench.diagnostics.replanned_cells import Row, reason_of_other
+from mmkv_bench.diagnostics.verify import DIFFERENT, draw, make_again
+from mmkv_bench.errors import MMKVError, StoreError
+from mmkv_bench.evaluation.environment import go_offline
+from mmkv_bench.models.source import Source
+from mmkv_bench.plan.cells import Cell
+from mmkv_bench.plan.identity import dataset_identity
+from mmkv_bench.plan.plan import DatasetShare, Plan
+from mmkv_bench.plan.planner import outline
+from mmkv_bench.plan.stale_answers import differing_prompts
+from mmkv_bench.store.provenance import source_files, source_version
+from mmkv_bench.store.publish import ENVIRONMENT, RECEIPT, TABLES, PublishLocation, fetch
+from mmkv_bench.store.schema import RESAMPLING
+from mmkv_bench.store.store import Store
+from mmkv_bench.store.tally import tally
+
+OK, REFUSED, NOT_CHECKED = "ok", "refused", "not checked"
+ROUNDED = 4
+"""In half precision one in so many answers may differ when it is made again: other batches and devices round otherwise."""
+_FACTS = ("model_fingerprint", "model_revision", "dtype", "torch", "transformers")
+_MODEL = ("path", "revision", "layers", "adapter", "tokenizer")
+_ALIKE = ("model", "dataset", "method", "protocol")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check: `ok`, `refused` or `not checked`, and a sentence."""
+
+    check: str
+    outcome: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.check:<9}{self.outcome}: {self.text}"
+
+
+@dataclass
+class Problems:
+    """What is wrong, and what could not be looked at, of all parts of one check."""
+
+    wrong: list[str]
+    unchecked: list[str]
+
+    def outcome(self, ok: str) -> tuple[str, str]:
+        """Outcome and sentence of the check; ok: the sentence where nothing is wrong and all was looked at."""
+        texts = list(dict.fromkeys(self.wrong or self.unchecked))
+        more = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
+        return REFUSED if self.wrong else NOT_CHECKED if texts else OK, "; ".join(texts[:3]) + more or ok
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that was fetched.
+
+    Attributes:
+        store: its rows; rows: cell -> its row in `cells`; plans: of the experiment's runs, under the versions of the rows.
+    """
+
+    store: Store
+    rows: dict[str, Row]
+    plans: list[Plan]
+
+    def of_model(self, plan: Plan) -> list[Row]:
+        """Rows of `cells` that name the plan's model, the newest last."""
+        return _of_model(self.rows, plan.model.name)
+
+    def parts(self) -> Iterator[tuple[Plan, DatasetShare, list[Cell]]]:
+        """Each dataset of each plan, with those of its cells that the bundle has."""
+        for plan in self.plans:
+            for part in plan.parts:
+                yield plan, part, [cell for cell in part.cells if cell.cell in self.rows]
+
+
+def findings(
+    source: PublishLocation, configs: Sequence[RunConfig], folder: Path, samples: int, seed: int
+) -> Iterator[Finding]:
+    """Fetch a bundle and check it, one finding after the other.
+
+    Args:
+        configs: of the experiment's runs; folder: empty, where the bundle is put; samples, seed: answers that are made again,
+            and their draw.
+
+    Raises:
+        ConfigError: no place of a bundle, or an experiment that cannot be planned.
+    """
+    try:
+        files, _ = fetch(source, folder)
+        store = Store(folder)
+        rows = {row["cell"]: row for row in store.cells().to_pylist()}
+        answers, scores = (table.num_rows for table in (store.responses(columns=["cell"]), store.samples()))
+    except StoreError as error:
+        yield Finding("files", REFUSED, str(error).replace(str(folder), source.shown))
+        return
+    yield Finding("files", OK, f"{files} files with the manifest's checksums: {answers} answers, {scores} scores")
+    go_offline()
+    plans = [_planned(config.updated(out=str(folder)), rows) for config in configs]
+    bundle = Bundle(store, rows, plans)
+    checks: dict[str, Callable[[Bundle], tuple[str, str]]] = {
+        "code": _code,
+        "model": _models,
+        "cells": _cells,
+        "samples": _samples,
+        "prompts": _prompts,
+        "budgets": _budgets,
+        "scores": _scores,
+        "tables": _tables,
+        "receipt": _receipt,
+        "answers": lambda bundle: _answers(bundle, samples, seed),
+    }
+    for name, check in checks.items():
+        try:
+            outcome, text = check(bundle)
+        except MMKVError as error:
+            outcome, text = REFUSED, str(error)
+        yield Finding(name, outcome, text.replace(str(folder), source.shown))
+
+
+def _of_model(rows: dict[str, Row], name: str) -> list[Row]:
+    return sorted((row for row in rows.values() if row["model"] == name), key=lambda row: row["created_at"])
+
+
+def _planned(config: RunConfig, rows: dict[str, Row]) -> Plan:
+    """The plan of a run with the weights and versions of the rows: whether these are the right ones is a check of its own."""
+    newest = _of_model(rows, config.model.name)[-1:]
+    return outline(config, {name: newest[0][name] for name in _FACTS} if newest else None)
+
+
+def _code(bundle: Bundle) -> tuple[str, str]:
+    """Compare the code that made the answers with the installed one."""
+    versions = {row["cell"]: json.loads(row["versions"]).get("mmkv_bench") for row in bundle.rows.values()}
+    commits = {row["git_commit"] for row in bundle.rows.values()} - {None}
+    get = (
+        f"install the version that made it ({'git checkout ' + min(commits)[:12] if commits else 'ask for its commit'})"
+    )
+    here, files, problems = source_version(), _sources(bundle.store.root / ENVIRONMENT), Problems([], [])
+    differing = [
+        name for name in {**source_files(), **(files or {})} if source_files().get(name) != (files or {}).get(name)
+    ]
+    if files is not None and differing:
+        names = ", ".join(sorted(differing)[:3]) + ", ..." * (len(differing) > 3)
+        problems.wrong.append(
+            f"{names}: {len(differing)} files of the package are not those installed here ({here}); {get}"
+        )
+    elif others := {version for version in versions.values() if version not in (None, here)}:
+        count = sum(version in others for version in versions.values())
+        problems.wrong.append(
+            f"{count} of {len(versions)} cells were made by mmkv_bench {', '.join(sorted(others))}; here is {here}; {get}"
+        )
+    elif None in versions.values():
+        problems.unchecked.append("rows of an older version do not say what code made them")
+    return problems.outcome(f"mmkv_bench {here} made all {len(versions)} cells and is installed here")
+
+
+def _sources(file: Path) -> dict[str, str] | None:
+    """The package's files and their checksums as the bundle states them; None where it states none."""
+    try:
+        stated = json.loads(file.read_bytes())["source"]
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        raise StoreError(f"{ENVIRONMENT} does not list the package's files; ask for a new bundle") from None
+    return dict(stated) if isinstance(stated, dict) else {}
+
+
+def _models(bundle: Bundle) -> tuple[str, str]:
+    """Compare each model with the one that the experiment names."""
+    problems, names = Problems([], []), []
+    for plan in bundle.plans:
+        name, rows, source = plan.model.name, bundle.of_model(plan), Source.of(plan.model)
+        fingerprints = sorted({row["model_fingerprint"] for row in rows})
+        others = {row["weights"] for row in rows} - {None, source.kind}
+        expected = source.outlined()[1]
+        if not rows:
+            held = ", ".join(sorted({row["model"] for row in bundle.rows.values()})) or "none"
+            problems.wrong.append(f"no answers of {name}; the bundle has answers of: {held}")
+        elif expected is not None and fingerprints != [expected]:
+            problems.wrong.append(
+                f"the weights of {name} have fingerprint {', '.join(fingerprints)}, those of the experiment {expected}"
+            )
+        elif others:
+            problems.wrong.append(
+                f"the weights of {name} are of kind {', '.join(others)}, the experiment's {source.kind}"
+            )
+        elif expected is None:
+            stated = [json.loads(row["config"])["model"] for row in rows]
+            differing = {key for key in _MODEL for node in stated if node.get(key) != getattr(plan.model, key)}
+            problems.wrong += [
+                f"{key} of {name} is not the experiment's {getattr(plan.model, key)}" for key in differing
+            ]
+            commits = ", ".join(sorted({row["model_revision"] or "none" for row in rows}))
+            problems.unchecked.append(f"{name} is not here; the rows name {plan.model.path} at commit {commits}")
+        names.append(f"{name} ({', '.join(fingerprints)})")
+    return problems.outcome(f"{', '.join(names)}, as the experiment names")
+
+
+def _cells(bundle: Bundle) -> tuple[str, str]:
+    """Find each planned cell: its hash covers methods with their parameters and versions, budgets, protocol and data."""
+    planned = {cell.cell for plan in bundle.plans for cell in plan.cells}
+    missing = [(plan, cell) for plan in bundle.plans for cell in plan.cells if cell.cell not in bundle.rows]
+    others = [row for row in bundle.rows.values() if row["cell"] not in planned]
+    problems = Problems([], [])
+    for plan, cell in missing:
+        alike = [row for row in others if all(row[name] == getattr(cell, name) for name in _ALIKE)]
+        of_dataset = [one for one in plan.cells if one.dataset == cell.dataset]
+        reasons = [reason_of_other(row, of_dataset) for row in alike] or ["not in the bundle"]
+        problems.wrong.append(f"{cell.model} {cell.label} on {cell.dataset}: {reasons[0]}")
+    beside = f"; {len(others)} further cells are not part of it" if others else ""
+    return problems.outcome(f"all {len(planned)} cells of the experiment{beside}")
+
+
+def _samples(bundle: Bundle) -> tuple[str, str]:
+    """Count the answers of each cell."""
+    problems, count, failed = Problems([], []), 0, 0
+    for plan, part, cells in bundle.parts():
+        coverage = plan.coverage(bundle.store)
+        statuses = coverage.statuses(part)[[cell in cells for cell in part.cells]]
+        lost = np.argwhere(statuses < 0)
+        if part.counted == "unknown":
+            problems.unchecked.append(f"how many samples {part.dataset} has is known only from its data")
+        if len(lost):
+            cell, sample = lost[0]
+            problems.wrong.append(
+                f"{len(lost)} of {statuses.size} answers of {plan.model.name} to {part.dataset} are missing (first: "
+                f"{cells[cell].label}, {part.samples[sample]})"
+            )
+        count, failed = count + statuses.size, failed + int((statuses > 0).sum())
+    return problems.outcome(f"{count} answers, none missing" + (f", {failed} of them failures" if failed else ""))
+
+
+def _prompts(bundle: Bundle) -> tuple[str, str]:
+    """Make the prompts again and compare their hashes."""
+    problems, count = Problems([], []), 0
+    for plan, part, cells in bundle.parts():
+        names = [cell.cell for cell in cells]
+        try:
+            preflight(part.spec)
+            content = dataset_identity(part.spec).fingerprint
+            changed, unreadable = differing_prompts(bundle.store, part, names, plan.limit)
+        except MMKVError as error:
+            problems.unchecked.append(str(error))
+            continue
+        if any(bundle.rows[name]["dataset_fingerprint"] != content for name in names):
+            problems.wrong.append(f"the data of {part.dataset} are others than those here ({content})")
+        if changed.num_rows:
+            problems.wrong.append(
+                f"{changed.num_rows} answers to {part.dataset} are to other prompts (first: {changed['sample_id'][0]})"
+            )
+        if unreadable.num_rows:
+            problems.unchecked.append(f"{unreadable.num_rows} prompts of {part.dataset} cannot be read here")
+        count += len(part.samples)
+    return problems.outcome(f"{count} prompts, equal to those made here")
+
+
+def _budgets(bundle: Bundle) -> tuple[str, str]:
+    """Compare the budget of each answer with its cell's, and the entries that were counted with those asked for."""
+    problems, count = Problems([], []), 0
+    columns = ("sample_id", "status", "context_tokens", "budget_entries", "entries_asked", "entries_resident")
+    for _, part, cells in bundle.parts():
+        for cell in cells:
+            if cell.budget is None:
+                continue
+            free = (
+                cell.base in RESAMPLING or cell.reading == "released" or json.loads(cell.parameters).get("over_budget")
+            )
+            for row in bundle.store.responses([cell.cell], columns).to_pylist():
+                if row["status"] != "ok" or row["budget_entries"] is None:
+                    continue
+                count += 1
+                where = f"{cell.label} on {part.dataset}, {row['sample_id']}"
+                if row["budget_entries"] != cell.budget.entries_for(row["context_tokens"]):
+                    problems.wrong.append(f"{where}: planned with {row['budget_entries']} entries per head")
+                if row["entries_resident"] > row["entries_asked"] and not free:
+                    problems.wrong.append(
+                        f"{where}: {row['entries_resident']} entries for {row['entries_asked']} asked"
+                    )
+    return problems.outcome(f"{count} answers under a budget, none with more entries than asked")
+
+
+def _scores(bundle: Bundle) -> tuple[str, str]:
+    """Compare the answers that were scored with those that are stored."""
+    digests, problems = tally(bundle.store).digests, Problems([], [])
+    scored = {row["cell"]: row["answers_digest"] for row in bundle.store.metrics().to_pylist()}
+    for _, part, cells in bundle.parts():
+        for cell in cells:
+            stored = digests.get(cell.cell, (0, ""))[1]
+            if cell.cell not in scored:
+                problems.wrong.append(f"{cell.label} on {part.dataset} has no scores")
+            elif scored[cell.cell] not in (None, stored):
+                problems.wrong.append(
+                    f"the scores of {cell.label} on {part.dataset} are of other answers than its rows hold"
+                )
+    return problems.outcome(f"{len(scored)} cells, scored from the answers that are stored")
+
+
+def _tables(bundle: Bundle) -> tuple[str, str]:
+    """Make the tables again and compare them as text."""
+    file = bundle.store.root / TABLES
+    if not file.exists():
+        return NOT_CHECKED, f"no {TABLES} in it: `mmkv-bench pack --publish <folder> --receipt <file>` writes one"
+    stated, made = file.read_text(encoding="utf-8").splitlines(), tables_text(bundle.store.root).splitlines()
+    if stated == made:
+        return OK, f"{len(made)} lines, made again to the last digit"
+    pairs = enumerate(zip([*stated, *[""] * len(made)], [*made, *[""] * len(stated)], strict=True), 1)
+    number, (before, now) = next(islice(((at, pair) for at, pair in pairs if pair[0] != pair[1]), 1))
+    return REFUSED, f"line {number} of {TABLES} is {_short(before)}, and {_short(now)} from the rows"
+
+
+def _short(line: str) -> str:
+    text = " ".join(line.split())
+    return f"'{text[:60]}{'...' * (len(text) > 60)}'"
+
+
+def _receipt(bundle: Bundle) -> tuple[str, str]:
+    """Compare the receipt with the rows, and say what it says."""
+    file = bundle.store.root / RECEIPT
+    if not file.exists():
+        return NOT_CHECKED, f"no {RECEIPT} in it"
+    entries = receipts_of([file], [bundle.store.root])[bundle.store.root].values()
+    again, equal = (sum(entry[name] for entry in entries) for name in ("made_again", "equal"))
+    return OK, f"is about these rows: {again} answers were made again there, {equal} of them equal"
+
+
+def _answers(bundle: Bundle, samples: int, seed: int) -> tuple[str, str]:
+    """Make a draw of the answers again."""
+    drawn = draw([bundle.store.root], samples, seed)
+    make_again(drawn)
+    again, different = [one for one in drawn if one.compared], [one for one in drawn if one.outcome == DIFFERENT]
+    rounded = sum(one.cell["dtype"] != "float32" for one in again) // ROUNDED
+    sure = [one for one in different if {"status", "prompt_hash"}.intersection(one.differing)]
+    problems = Problems([], [])
+    if sure or len(different) > rounded:
+        problems.wrong = [
+            f"{one.cell_label} {one.row['sample_id']}: another {', '.join(one.differing)}" for one in different
+        ]
+    counts: dict[str, int] = {}
+    for one in drawn:
+        if not one.compared:
+            counts[one.outcome] = counts.get(one.outcome, 0) + 1
+    problems.unchecked = [f"{count} of {len(drawn)} answers: {reason}" for reason, count in counts.items()]
+    differ = f", {len(different)} differ as half precision may" if different else ""
+    outcome, text = problems.outcome(f"{len(again)} made again, {len(again) - len(different)} equal{differ}")
+    if outcome == NOT_CHECKED and again:
+        outcome, text = (
+            OK,
+            f"{len(again)} made again, {len(again) - len(different)} equal{differ}; not made again: {text}",
+        )
+    return outcome, f"{text}; --seed {seed} draws the same"
