@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -33,6 +33,8 @@ help:
 	@echo "make lint              ruff check, ruff format --check, mypy, and no file or results too large for git"
 	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
 	@echo "make results-real      make or continue results/real: pretrained weights, English documents; hours"
+	@echo "make first-real        two pretrained VLMs x 2 datasets x 6 methods x 3 budgets on one GPU of 24 GB, into a bundle to send"
+	@echo "                       (MODELS=, FIRST_REAL='limit=50 ...' change the experiment; docs/first_real.md)"
 	@echo "make matrix            every model family x dataset x method once, random weights, own data; hours"
 	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
@@ -150,6 +152,18 @@ compare-real: $(STAMP)
 		model.adapter=pkg://mmkv_bench/datasets/tasks/english/adapter 'dataset=[english_needles,english_records]' \
 		'method=[full,snapkv,h2o,keydiff,mmshift]' 'budget=[10%,20%]' out=runs/compare_real
 	$(BIN)/python -m tools.compare_rows results/real smollm2_135m_q4_1_english runs/compare_real smollm2_135m
+
+# An evening on one GPU of 24 GB: run again, it continues. Failed answers are rows (exit code 1); the last line says what is
+# lacking. FIRST_REAL: settings of the experiment, as for `mmkv-bench run`.
+MODELS ?= smolvlm_256m,qwen2_5_vl_3b
+FIRST_ROWS ?= runs/first_real
+FIRST_SETTINGS = experiment=first_real model=$(MODELS) $(FIRST_REAL)
+first-real: $(STAMP)
+	$(RUN) sweep $(FIRST_SETTINGS) out=$(FIRST_ROWS) || test $$? -eq 1
+	$(RUN) verify $(FIRST_ROWS) --samples 20 --receipt $(FIRST_ROWS)/receipt.json || test $$? -le 2
+	rm -rf $(FIRST_ROWS)_bundle
+	$(RUN) pack $(FIRST_ROWS) --publish $(FIRST_ROWS)_bundle --receipt $(FIRST_ROWS)/receipt.json
+	$(RUN) accept $(FIRST_ROWS)_bundle $(FIRST_SETTINGS) --samples 0
 
 # Two model families side by side; what was run before is not run again.
 matrix: $(STAMP)

@@ -7,9 +7,10 @@ not be made here: weights and data are taken where they are, and nothing is down
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,8 @@ from mmkv_bench.store.tally import tally
 OK, REFUSED, NOT_CHECKED = "ok", "refused", "not checked"
 ROUNDED = 4
 """In half precision one in so many answers may differ when it is made again: other batches and devices round otherwise."""
+_SHOWN = 80
+"""Characters of a line of a table in a message."""
 _FACTS = ("model_fingerprint", "model_revision", "dtype", "torch", "transformers")
 _MODEL = ("path", "revision", "layers", "adapter", "tokenizer")
 _ALIKE = ("model", "dataset", "method", "protocol")
@@ -320,14 +323,14 @@ def _tables(bundle: Bundle) -> tuple[str, str]:
     stated, made = file.read_text(encoding="utf-8").splitlines(), tables_text(bundle.store.root).splitlines()
     if stated == made:
         return OK, f"{len(made)} lines, made again to the last digit"
-    pairs = enumerate(zip([*stated, *[""] * len(made)], [*made, *[""] * len(stated)], strict=True), 1)
-    number, (before, now) = next(islice(((at, pair) for at, pair in pairs if pair[0] != pair[1]), 1))
-    return REFUSED, f"line {number} of {TABLES} is {_short(before)}, and {_short(now)} from the rows"
-
-
-def _short(line: str) -> str:
-    text = " ".join(line.split())
-    return f"'{text[:60]}{'...' * (len(text) > 60)}'"
+    for number, pair in enumerate(zip_longest(stated, made, fillvalue=""), 1):
+        before, now = (re.sub(r"\s+|-{2,}", " ", line) for line in pair)  # without the padding of columns
+        if before != now:
+            differing = next(at for at, (a, b) in enumerate(zip_longest(before, now)) if a != b)
+            begin = max(0, differing - _SHOWN // 2)
+            shown = slice(begin, begin + _SHOWN)
+            return REFUSED, f"line {number} of {TABLES} is '{before[shown]}', and '{now[shown]}' by the rows"
+    return REFUSED, f"{TABLES} has other spaces than the tables of the rows"
 
 
 def _receipt(bundle: Bundle) -> tuple[str, str]:
@@ -342,6 +345,8 @@ def _receipt(bundle: Bundle) -> tuple[str, str]:
 
 def _answers(bundle: Bundle, samples: int, seed: int) -> tuple[str, str]:
     """Make a draw of the answers again."""
+    if not samples:
+        return NOT_CHECKED, "no answer was to be made again (--samples 0)"
     drawn = draw([bundle.store.root], samples, seed)
     make_again(drawn)
     again, different = [one for one in drawn if one.compared], [one for one in drawn if one.outcome == DIFFERENT]

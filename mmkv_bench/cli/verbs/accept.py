@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from mmkv_bench.cli.grammar import Parser, configuration, count, not_negative, overrides_of
+from mmkv_bench.cli.grammar import Parser, configuration, not_negative, overrides_of
 
 FIRST_REAL = ("experiment=first_real", "model=smolvlm_256m,qwen2_5_vl_3b")
 """Settings of the bundles of `make first-real`."""
@@ -22,10 +22,10 @@ def accept_options(parser: Parser) -> None:
     configuration(parser)
     parser.add_argument(
         "--samples",
-        type=count,
+        type=not_negative,
         default=20,
         metavar="K",
-        help="answers to make again where weights are here (default: 20)",
+        help="answers to make again where weights and data are here (default: 20)",
     )
     parser.add_argument("--seed", type=not_negative, metavar="S", help="of their draw (default: another each time)")
     parser.examples(
