@@ -164,6 +164,7 @@ first-real: $(STAMP)
 	rm -rf $(FIRST_ROWS)_bundle
 	$(RUN) pack $(FIRST_ROWS) --publish $(FIRST_ROWS)_bundle --receipt $(FIRST_ROWS)/receipt.json
 	$(RUN) accept $(FIRST_ROWS)_bundle $(FIRST_SETTINGS) --samples 0
+	@echo "the bundle to send: $(FIRST_ROWS)_bundle"
 
 # Two model families side by side; what was run before is not run again.
 matrix: $(STAMP)

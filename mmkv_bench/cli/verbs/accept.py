@@ -6,7 +6,6 @@ import argparse
 import json
 import secrets
 import tempfile
-from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -52,16 +51,13 @@ def accept(given: argparse.Namespace) -> int:
             results.append(finding)
             if not as_json:
                 print(finding, flush=True)
-    counts = Counter(finding.outcome for finding in results)
-    accepted = not counts[REFUSED]
+    accepted = all(finding.outcome != REFUSED for finding in results)
     if as_json:
         checks = [asdict(finding) for finding in results]
         print(json.dumps({"accepted": accepted, "settings": settings, "seed": seed, "checks": checks}))
     elif accepted:
-        unchecked = counts[NOT_CHECKED]
-        print(
-            "accepted: nothing is refused" + f", {unchecked} of {len(results)} checks were not made" * bool(unchecked)
-        )
+        unchecked = ", ".join(finding.check for finding in results if finding.outcome == NOT_CHECKED)
+        print("accepted: nothing is refused" + f"; not checked: {unchecked}" * bool(unchecked))
     else:
-        print(f"refused: {counts[REFUSED]} of {len(results)} checks")
+        print(f"refused: {', '.join(finding.check for finding in results if finding.outcome == REFUSED)}")
     return int(not accepted)
