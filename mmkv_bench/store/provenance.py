@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench import __version__, devices
+from mmkv_bench import devices
 from mmkv_bench.checksums import file_sha256
 from mmkv_bench.store.files import canonical_json
 
@@ -55,7 +55,7 @@ def source_files() -> Mapping[str, str]:
 def source_version() -> str:
     """The package's version with 12 digits of a digest of `source_files`: `0.2.0+1a2b3c4d5e6f`."""
     text = "".join(f"{name} {digest}\n" for name, digest in source_files().items())
-    return f"{__version__}+{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return f"{version('mmkv-bench') or 'not installed'}+{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def version(package: str) -> str | None:

@@ -171,7 +171,7 @@ def test_a_manifest_that_leads_elsewhere_writes_nothing(published, tmp_path, cap
     right = json.loads((folder / MANIFEST).read_text())
     first = right["files"][0]
     names = ["../x.parquet", "/x.parquet", "cells/../../x.parquet", "cells/.x.parquet", "cells/a/b.parquet"]
-    names += ["cells\\x.parquet", "tables.md", "journal/w.jsonl", "", None, "cells/x.parquet\n", "../store.json"]
+    names += ["cells\\x.parquet", "notes.md", "journal/w.jsonl", "", None, "cells/x.parquet\n", "../store.json"]
     wrong = [{**right, "files": [*right["files"], {**first, "path": name}]} for name in names]
     wrong += [{**right, "files": [*right["files"], first]}, {**right, "files": []}, {"files": []}, [], "x"]
     wrong += [

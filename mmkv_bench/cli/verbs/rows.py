@@ -8,10 +8,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmkv_bench.cli.grammar import Parser, count, not_negative, rows_folder
 from mmkv_bench.consent import RUN_CODE
 from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mmkv_bench.store.store import Store
 
 RELATIONSHIPS = ("first_party", "third_party", "collaborative", "other")
 RESULTS = Path("results/tiny")
@@ -60,7 +64,6 @@ def pack(given: argparse.Namespace) -> int:
     elif given.receipt is not None:
         raise ConfigError("--receipt goes into what is published; add --publish <folder>, or leave it out")
     if given.receipt is not None:
-        from mmkv_bench.diagnostics.bundle import files_beside
         from mmkv_bench.diagnostics.receipt import receipts_of
 
         receipts_of([given.receipt], given.rows)  # before packing, which cannot be taken back
@@ -70,10 +73,17 @@ def pack(given: argparse.Namespace) -> int:
         note = f"; dropped {dropped} cells that newer numbers of their methods supersede" if dropped else ""
         print(f"{folder}: {before:.1f} -> {_mib(folder):.1f} MiB{note}")
         if given.publish is not None:
-            beside = None if given.receipt is None else files_beside(Store(folder), given.receipt)
-            digest = publish(Store(folder), given.publish, beside)
+            digest = publish(Store(folder), given.publish, _beside(Store(folder), given.receipt))
             print(f"{given.publish}: ready to be uploaded; its manifest's sha256 is {digest}")
     return 0
+
+
+def _beside(store: Store, receipt: Path | None) -> dict[str, bytes]:
+    if receipt is None:
+        return {}
+    from mmkv_bench.diagnostics.bundle import files_beside
+
+    return files_beside(store, receipt)
 
 
 def _mib(folder: Path) -> float:
