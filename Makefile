@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-continuation first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -32,6 +32,7 @@ help:
 	@echo "make fuzz-identity     change one input file of a run at a time, before it and during it, 300 times, then 500 single bytes, fields and names: 0 may be silent; a quarter of an hour"
 	@echo "make lint              ruff check, ruff format --check, mypy, and no file or results too large for git"
 	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
+	@echo "make results-continuation  make or continue results/continuation: documentation continued, KL to full; hours"
 	@echo "make results-real      make or continue results/real: pretrained weights, English documents; hours"
 	@echo "make first-real        two pretrained VLMs x 2 datasets x 6 methods x 3 budgets on one GPU of 24 GB, into a bundle to send"
 	@echo "                       (MODELS=, FIRST_REAL='limit=50 ...' change the experiment; docs/first_real.md)"
@@ -165,6 +166,17 @@ first-real: $(STAMP)
 	$(RUN) pack $(FIRST_ROWS) --publish $(FIRST_ROWS)_bundle --receipt $(FIRST_ROWS)/receipt.json
 	$(RUN) accept $(FIRST_ROWS)_bundle $(FIRST_SETTINGS) --samples 0
 	@echo "the bundle to send: $(FIRST_ROWS)_bundle"
+
+# Documentation continued on the compressed cache; budget=4 keeps the first four tokens: the score without context.
+results-continuation: $(STAMP)
+	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
+	$(BIN)/python -m mmkv_bench experiment=continuation 'method=[full,streamingllm]' budget=4
+	$(BIN)/python -m mmkv_bench experiment=continuation
+	for metric in fidelity ppl fidelity_kl,fidelity_top1; do \
+		$(BIN)/python -m mmkv_bench tables results/continuation --metric $$metric; \
+	done > results/continuation/tables.md
+	$(BIN)/python -m mmkv_bench plot position results/continuation --budgets fraction --out docs/images/continuation
+	$(BIN)/python -m mmkv_bench pack $(PACK) results/continuation
 
 # Two model families side by side; what was run before is not run again.
 matrix: $(STAMP)

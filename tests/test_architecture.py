@@ -52,6 +52,7 @@ ARROWS = {
         "judging",
         "file_state",
         "protocols",
+        "statistics",
     },
     "methods": {
         "consent",

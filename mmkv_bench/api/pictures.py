@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mmkv_bench.tables.score_table import ScoreTable
 
 AXES = ("entries", "fraction")
-OF_SCORES = ("budget", "front", "removal")
+OF_SCORES = ("budget", "front", "removal", "position")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def plot(rows: str | Path | StoredRows, kind: str = "budget", **options: Any) ->
 
     Args:
         rows: a folder of rows, or rows as `load_rows` and `evaluate` return them (all of their folder is drawn).
-        kind: `budget`, `length`, `front`, `removal`, or the name of a diagnostic.
+        kind: `budget`, `length`, `front`, `removal`, `position`, or the name of a diagnostic.
         options: the flags of the command: metric, dataset, protocol, reading, methods, budgets, cost, costs, tokens, batch,
             prompts, name. Names and budgets are one value or a list: `methods=["snapkv", "mmshift"]`, `budgets=[64, 128]`,
             `name="mmshift=Ours"`.
@@ -86,7 +86,7 @@ def draw(request: PlotRequest) -> tuple[Figure, list[str]]:
                 raise ConfigError(
                     f"--{flag} {','.join(names)} chooses among scores, and plot {request.kind} draws none; leave it out"
                 )
-    drawers = {"budget": _budget, "length": _length, "front": _front, "removal": _removal}
+    drawers = {"budget": _budget, "length": _length, "front": _front, "removal": _removal, "position": _position}
     figure, left_out = drawers.get(request.kind, _diagnostic)(request)
     if request.name:
         _rename(figure, request.name)
@@ -127,6 +127,18 @@ def _removal(request: PlotRequest) -> tuple[Figure, list[str]]:
 
     axes = (*(request.budgets or ()), *_axes(request, "fraction"))
     return removal_figure(_score_tables(replace(request, budgets=axes))), []
+
+
+def _position(request: PlotRequest) -> tuple[Figure, list[str]]:
+    from mmkv_bench.statistics.metric_kinds import KL_TO, TOP1_TO
+    from mmkv_bench.tables.figure import position_figure
+
+    metric = request.metric or "fidelity_kl"
+    names = [name for name in (*KL_TO, *TOP1_TO) if name.startswith(f"{metric}_to_")]
+    if not names:
+        raise ConfigError(f"plot position draws fidelity_kl or fidelity_top1, got --metric {metric}; name one of them")
+    tables = [table for name in names for table in _score_tables(replace(request, metric=name))]
+    return position_figure(tables, metric), []
 
 
 def _diagnostic(request: PlotRequest) -> tuple[Figure, list[str]]:

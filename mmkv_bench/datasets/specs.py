@@ -29,7 +29,7 @@ class TaskSpec:
     dataset_path  a local folder (parquet files or save_to_disk) that replaces the data source of the task's YAML
     include_path  a folder with tasks of one's own in lmms-eval's YAML format; its names go before lmms-eval's
     measures      what is measured besides the task's metrics: `ppl` of the reference answer, `self_rouge` against
-                  answers of full sampled at temperature 0.2
+                  answers of full sampled at temperature 0.2, `continuation`: fidelity and ppl at the reference's tokens
     placeholders  what the word <image> in the task's text is: `interleave` (an image stands there), `remove` (nothing:
                   images stay before the text), None (text like any other; `keep` in the configuration)
     media_root    local folder that stands for $HF_HOME where a task expects its videos; None = $HF_HOME itself
@@ -64,6 +64,11 @@ class TaskSpec:
         return self.size is not None
 
     @property
+    def needs_reference(self) -> bool:
+        """Something is measured at the tokens of the reference answer."""
+        return not {"ppl", "continuation"}.isdisjoint(self.measures)
+
+    @property
     def is_mix(self) -> bool:
         """Its samples are of several kinds, so a score has one metric over all and one per kind."""
         return self.is_pages and len(PAGE_TASKS[page_task(self.name)[0]]) > 1
@@ -95,7 +100,7 @@ KEYS = (
     "placeholders",
     "about",
 )
-MEASURES = ("ppl", "self_rouge")
+MEASURES = ("ppl", "self_rouge", "continuation")
 PLACEHOLDERS = ("interleave", "remove", "keep")
 ANY_TASK = "lmms_eval"  # the dataset of conf/dataset/lmms_eval.yaml, which is named after its task
 FIXTURE_SUFFIX = "_fixture"  # small data of our own making never share a table with the real ones

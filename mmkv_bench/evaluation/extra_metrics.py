@@ -15,6 +15,10 @@ Fidelity. `full` stands beside the others with what the forks' path makes of the
   is censored at its end and counts with its length, so the mean over samples is the restricted mean; it can be read
   against that of `full`, which is the mean length.
 
+Of a continuation (a dataset's measure) KL and agreement are taken at the reference's tokens, `full` has none of the last
+two, and `fidelity_kl_to_N` and `fidelity_top1_to_N` are means over a stretch of its tokens that ends at token N
+(`metric_kinds.POSITIONS`).
+
 `ppl`: exp of the mean negative log-likelihood of the reference answers' tokens, pooled over the dataset; under `paper` the
 first token's is that of the full prefill. `ppl_without_first` leaves it out.
 
@@ -35,6 +39,7 @@ import numpy as np
 
 from mmkv_bench.datasets.rouge import rouge_l
 from mmkv_bench.protocols import protocol
+from mmkv_bench.statistics.metric_kinds import FIDELITY, KL_TO, POSITIONS, TOP1_TO
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,9 +73,9 @@ class RaggedArray:
         skipped = np.minimum(skipped, self.lengths)
         return replace(self, starts=self.starts + skipped, lengths=self.lengths - skipped)
 
-    def first(self) -> RaggedArray:
-        """The first number of each row."""
-        return replace(self, lengths=np.minimum(self.lengths, 1))
+    def first(self, count: int = 1) -> RaggedArray:
+        """The first `count` numbers of each row."""
+        return replace(self, lengths=np.minimum(self.lengths, count))
 
     def sums(self) -> np.ndarray:
         """The sum of each row's numbers, correctly rounded, float64 [rows]."""
@@ -167,6 +172,12 @@ class PairedAnswers:
     def full_tokens(self) -> RaggedArray:
         return RaggedArray.of(self.full["token_ids"])
 
+    @cached_property
+    def continued(self) -> np.ndarray:
+        """bool [rows]: fidelity was taken at more tokens than full's answer has, so at those of a continuation."""
+        answered = np.append(self.full_tokens.lengths, 0)[self.other]
+        return self.full_ok & (self.lists("forced_kl").lengths > answered)
+
     def restored(self, measure: Measured, stored: pa.Table) -> Measured:
         """Fill in the measure as it is stored, where slim rows have lost it. stored: its rows of the table samples."""
         cells = set(stored["cell"].unique().to_pylist())
@@ -223,10 +234,7 @@ COLUMNS = (
 """What the measures read of a response row."""
 
 POOLED = ("ppl", "ppl_without_first")
-NAMES = frozenset(
-    {"fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "fidelity_top1", "divergence", "same_answer"}
-    | {"rouge_l_sampled", "rouge_l_greedy", *POOLED}
-)
+NAMES = frozenset({*FIDELITY, "rouge_l_sampled", "rouge_l_greedy", *POOLED})
 
 
 def measured(
@@ -265,6 +273,13 @@ def _mean(column: str, rows: PairedAnswers, skip: bool = True) -> Measured:
     return Measured(kinds, sums / lengths)
 
 
+def _stretch(column: str, start: int, end: int, rows: PairedAnswers) -> Measured:
+    """The mean over tokens start + 1 to end of a continuation, without those that come from the full prefill."""
+    lists = rows.lists(column)
+    kinds, sums, lengths = _sums(lists.first(end), np.maximum(rows.free, start))
+    return Measured(np.where(rows.continued | ~lists.there, kinds, MEANINGLESS), sums / lengths)
+
+
 def _sums(lists: RaggedArray, skipped: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Kinds, sums and counts (at least 1) of each row's numbers without the first `skipped`."""
     rest = lists.after(skipped)
@@ -290,6 +305,7 @@ def _alike(rows: PairedAnswers, exactly: bool) -> Measured:
     both = rows.ok & rows.full_ok
     kinds = np.where(rows.other < 0, MEANINGLESS, np.where(both, VALUE, UNMEASURED))
     kinds[rows.is_full] = np.where(agree.there, VALUE, UNMEASURED)[rows.is_full]
+    kinds[rows.is_full & rows.continued] = MEANINGLESS
     picked = np.flatnonzero((kinds == VALUE) & ~rows.is_full)
     values = agree.leading()
     end = agree.lengths
@@ -342,4 +358,9 @@ MEASURES: dict[str, Callable[[PairedAnswers], Measured]] = {
     "ppl_without_first": partial(_pooled, skip=1),
     "rouge_l_sampled": partial(_rouge, sampled=True),
     "rouge_l_greedy": partial(_rouge, sampled=False),
+    **{
+        name: partial(_stretch, column, start, end)
+        for column, names in (("forced_kl", KL_TO), ("forced_agree", TOP1_TO))
+        for name, start, end in zip(names, (0, *POSITIONS), POSITIONS, strict=False)
+    },
 }

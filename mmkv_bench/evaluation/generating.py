@@ -55,7 +55,7 @@ def generate(
                 request = _request(spec, docs, ref, instance, settings, memory)
                 if request.error is None:
                     request.target = _target(spec, task, docs.bare[docs.split][ref.doc_id])
-                if "ppl" in spec.measures:
+                if spec.needs_reference:
                     request.reference = request.target
             calls += 1
             with loud():
@@ -102,7 +102,7 @@ def _target(spec: TaskSpec, task: Any, doc: Any) -> str | None:
             target = target[0] if target else None
         return None if target is None else str(target).strip() or None
     except (Exception, SystemExit):
-        if "ppl" in spec.measures:
+        if spec.needs_reference:
             raise
         return None
 

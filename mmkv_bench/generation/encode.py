@@ -277,7 +277,9 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) ->
     return lengths
 
 
-def reference_tokens(processor, messages: Sequence[dict], reference: str) -> tuple[int, ...]:
+def reference_tokens(
+    processor, messages: Sequence[dict], reference: str, continuation: bool = False
+) -> tuple[int, ...]:
     """Return token ids of a data set's reference answer, as the model would have to write them after the prompt.
 
     The chat template renders prompt and answer together, so a space or newline between the two is part of the answer, as
@@ -285,7 +287,8 @@ def reference_tokens(processor, messages: Sequence[dict], reference: str) -> tup
     placeholders stay single tokens here, which changes nothing after them.
 
     Args:
-        messages: the prompt, in Hugging Face's chat format.
+        messages: the prompt, in Hugging Face's chat format. continuation: the reference stands right behind the rendered prompt,
+            as a document goes on; no turn is rendered.
 
     Raises:
         DataError: the reference is empty, or the template does not render it unchanged right after the prompt.
@@ -295,7 +298,7 @@ def reference_tokens(processor, messages: Sequence[dict], reference: str) -> tup
         raise DataError("the reference answer is empty; give one, or take ppl out of the dataset's measures")
     turn = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
     prompt = rendered(processor, messages)
-    conversation = rendered(processor, [*messages, turn], answering=False)
+    conversation = prompt + answer if continuation else rendered(processor, [*messages, turn], answering=False)
     rest = conversation.removeprefix(prompt)
     lead = len(rest) - len(rest.lstrip())
     if rest == conversation or not rest.startswith(answer, lead):

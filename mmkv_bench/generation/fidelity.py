@@ -4,7 +4,8 @@ Fidelity: all forks of a protocol are teacher-forced on the full cache's greedy 
 top-1 agreement are taken at each of its tokens. Under `paper` the first token comes from the full prefill for every
 cell, so its KL is 0 by construction. `full` itself, and cells that keep everything, are compared with a copy of the full
 cache that takes the forks' path, in half precision token by token: that is the noise floor. The negative log-likelihood
-of the dataset's reference answer is what PPL is computed from.
+of the dataset's reference answer is what PPL is computed from. Where the dataset measures `continuation`, fidelity is taken
+at the tokens of that reference instead, and one pass gives both.
 
 A measure that fails (memory included) stays null and is logged; the answers stay. `timeout_s` holds for each measure of a
 batch by itself, apart from its answers, and is checked between forward passes.
@@ -143,12 +144,14 @@ class ExtraMeasures:
 
     Attributes:
         fidelity: compare every fork with `full`. reference: token ids of the dataset's reference answer, whose likelihood is
-            measured; empty: none. samples: draw two answers of `full` at temperature 0.2.
+            measured; empty: none. samples: draw two answers of `full` at temperature 0.2. continuation: fidelity is taken
+            at the tokens of the reference, not at those of full's answer.
     """
 
     fidelity: bool = False
     reference: tuple[int, ...] = ()
     samples: bool = False
+    continuation: bool = False
 
 
 NOTHING = ExtraMeasures()
@@ -160,8 +163,8 @@ class ForkMeasures:
     def __init__(self, group: PrefillGroup, extras: ExtraMeasures):
         self.group, self.prefilled, self.extras = group, group.prefilled, extras
         self.deadline: float | None = None  # of what is being measured
-        # protocol -> full's answer and what it predicted: [n, V] in the model's dtype, in host memory
-        self.answers: dict[str, tuple[list[int], Tensor]] = {}
+        # protocol -> the tokens that are fed and what full predicted: [n, V] in the model's dtype, in host memory
+        self.answers: dict[str, tuple[Sequence[int], Tensor]] = {}
 
     def full(self, protocol: str, whole: Sequence[Fork], wanted: bool) -> None:
         """Record the full cache's distributions, and measure the cells that keep everything.
@@ -173,14 +176,15 @@ class ForkMeasures:
         ok = [fork for fork in whole if fork.result.status == "ok"]
         if self.extras.fidelity and (ok or (wanted and not whole)):
             with self._aside(f"the full cache's answer under {protocol}"):
-                tokens = ok[0].result.token_ids if ok else self._answer(protocol).tokens
+                tokens = self.extras.reference if self.extras.continuation else ()
+                tokens = tokens or (ok[0].result.token_ids if ok else self._answer(protocol).tokens)
                 with borrow(self.prefilled, protocol) as cache:
                     blocks = [block[0].cpu() for block in self._forced(cache, 1, protocol, tokens)]
                 self.answers[protocol] = tokens, torch.cat([block.to(blocks[-1].dtype) for block in blocks])
         if ok and protocol in self.answers:
             with self._aside(f"full against full under {protocol}"):
                 self._floor(protocol, [fork.result for fork in ok])
-        if ok and self.extras.reference:
+        if self.extras.reference and any(fork.result.reference_nll is None for fork in ok):
             with self._aside("the reference answer"), borrow(self.prefilled, protocol) as cache:
                 self._fill_reference([fork.result for fork in ok], cache, 1, protocol, False)
         if self.extras.samples:
@@ -239,20 +243,26 @@ class ForkMeasures:
     def _fill_fidelity(
         self, results: Sequence[ForkResult], cache: CompressedCache, rows: int, protocol: str, stepwise: bool
     ) -> None:
-        """Fill KL and agreement. results: one per row, or several that share the only row."""
+        """Fill KL and agreement, and the likelihood of a continuation.
+
+        results: one per row, or several that share the only row.
+        """
         tokens, full = self.answers[protocol]
-        parts: tuple[list[Tensor], list[Tensor]] = [], []
+        fed = torch.tensor(tokens, device=self.group.prompt.input_ids.device)
+        parts: tuple[list[Tensor], list[Tensor], list[Tensor]] = [], [], []
         start = 0
         for block in self._forced(cache, rows, protocol, tokens, stepwise):
-            expected = full[start : start + block.shape[1]].to(block.device)
-            start += block.shape[1]
-            for blocks, values in zip(parts, divergence(expected, block), strict=True):
+            place = slice(start, start + block.shape[1])
+            start = place.stop
+            nll = negative_log_likelihood(block, fed[place]) if self.extras.continuation else block[..., 0]
+            for blocks, values in zip(parts, (*divergence(full[place].to(block.device), block), nll), strict=True):
                 blocks.append(values.cpu())
-        kl, agree = (torch.cat(part, 1).tolist() for part in parts)
+        kl, agree, nlls = (torch.cat(part, 1).tolist() for part in parts)
         for number, result in enumerate(results):
             row = min(number, rows - 1)
             if self._finite("fidelity", kl[row], result):
                 result.forced_kl, result.forced_agree = kl[row], agree[row]
+                result.reference_nll = nlls[row] if self.extras.continuation else result.reference_nll
 
     def _fill_reference(
         self, results: Sequence[ForkResult], cache: CompressedCache, rows: int, protocol: str, stepwise: bool

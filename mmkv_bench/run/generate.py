@@ -117,7 +117,7 @@ class Answering:
         loaded: the model; cells: this dataset's; done: cell -> sample ids that have rows; writer: where rows go.
         after: told about each committed sample's rows (progress, tracking); committed: how many rows each commit had, which
             is every cell's own where they share nothing.
-        measures: what the dataset is measured by besides its metrics (`ppl`, `self_rouge`). They and fidelity need the
+        measures: what the dataset is measured by besides its metrics (`specs.MEASURES`). They and fidelity need the
             fork engine: `sharing=off` leaves them null.
         step: of `compiled_step`; watch: told of all results with their prompts, before their rows are stored.
     """
@@ -272,14 +272,18 @@ class Answering:
     def _extras(self, request: Request) -> ExtraMeasures:
         """Extra measures of the request besides its answers; a reference that has no tokens is logged, no failure."""
         reference: tuple[int, ...] = ()
-        if "ppl" in self.measures:
+        continuation = "continuation" in self.measures
+        if "ppl" in self.measures or continuation:
             try:
                 with time_limit(self.config.timeout_s, "making the reference answer's prompt"):
-                    reference = reference_tokens(self.loaded.processor, request.messages, request.reference or "")
+                    reference = reference_tokens(
+                        self.loaded.processor, request.messages, request.reference or "", continuation
+                    )
             except Exception as error:  # noqa: BLE001 - templates are programs of others; the answers are as good as ever
                 said = without_secrets(describe(error))
                 log.warning("%s/%s: no ppl: %s", request.dataset, request.sample_id, said)
-        return ExtraMeasures(self.config.fidelity, reference, "self_rouge" in self.measures)
+        fidelity = self.config.fidelity and (bool(reference) or not continuation)
+        return ExtraMeasures(fidelity, reference, "self_rouge" in self.measures, continuation)
 
     def _alone(self, prompt: EncodedPrompt, spec: CellSpec, rules: DecodeRules) -> ForkResult:
         from mmkv_bench.generation.single import run_alone

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mmkv_bench.tables.rows import ReadOnce, Rows
 
 STOPPED = " stopped: "  # between a dataset and why it did not get to its end
-MEASURE_METRICS = {"ppl": "ppl", "self_rouge": "rouge_l_sampled"}
+MEASURE_METRICS = {"ppl": "ppl", "self_rouge": "rouge_l_sampled", "continuation": "ppl"}
 """The metric that tells whether a dataset's measure is there."""
 
 FIDELITY_METRICS = {"fidelity_kl_all", "fidelity_kl_first"}

@@ -58,21 +58,22 @@ UPSTREAM = {
 PERCENT_NAMES = re.compile(r"vstar_\w+_acc|videomme_\w*score")  # one metric per category, or per variant of the task
 
 # Measures of every run, beside the tasks' metrics (evaluation/extra_metrics.py says what each is).
-FIDELITY = ("fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "fidelity_top1", "divergence", "same_answer")
+POSITIONS = (32, 64, 128, 256, 512)  # last tokens of the stretches of a continuation, each from the one before on
+KL_TO, TOP1_TO = (tuple(f"{name}_to_{end}" for end in POSITIONS) for name in ("fidelity_kl", "fidelity_top1"))
+_KL = ("fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", *KL_TO)
+FIDELITY = (*_KL[:3], "fidelity_top1", "divergence", "same_answer", *KL_TO, *TOP1_TO)
 MEASURES = {*FIDELITY, "ppl", "ppl_without_first", "rouge_l_sampled", "rouge_l_greedy"}
 # Nats and tokens: amounts without an upper end, no shares, also where every sample happens to have 0 or 1.
-AMOUNTS = {"fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "divergence"}
+AMOUNTS = {*_KL, "divergence"}
 # What a sample counts for at most, by metric: KL has no end, and one answer of 20 nats would outweigh hundreds.
-CAPS = {"fidelity_kl": 5.0, "fidelity_kl_all": 5.0, "fidelity_kl_first": 5.0}
+CAPS = dict.fromkeys(_KL, 5.0)
 # Video-ChatGPT's marks from 0 to 5, CIDEr from 0 to 10.
 AMOUNT_NAMES = re.compile(r"gpt_eval_score_[a-z_]+|(?:[a-z]+_)?CIDEr")
 PARSE_FAILED = "parse_failed"  # 1 where no choice could be read out of an answer
 LOWER_IS_BETTER = {
     PARSE_FAILED,
     "autodq_no_events",
-    "fidelity_kl",
-    "fidelity_kl_all",
-    "fidelity_kl_first",
+    *_KL,
     "ppl",
     "ppl_without_first",
 }

@@ -140,8 +140,9 @@ class Response:
     )
     forced_kl: list[float] | None = _column(
         None,
-        "fidelity: KL(full || this cell) at each token of full's greedy answer (same protocol), teacher-forced; under paper "
-        "the first is 0, being the full prefill's; full's own: a second pass; null: unmeasured",
+        "fidelity: KL(full || this cell) at each token of full's greedy answer (same protocol; of a continuation the "
+        "reference's), teacher-forced; under paper the first is 0, being the full prefill's; full's own: a second pass; "
+        "null: unmeasured",
         "nats",
     )
     forced_agree: list[bool] | None = _column(

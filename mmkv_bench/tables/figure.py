@@ -220,3 +220,28 @@ def removal_figure(tables: Sequence[ScoreTable]) -> Figure:
     panels[0].set_ylabel(drawn[0].metric.replace("_", " "))
     panels[0].legend(frameon=False, fontsize=9)
     return figure
+
+
+def position_figure(tables: Sequence[ScoreTable], metric: str) -> Figure:
+    """Fidelity against the token of a continuation: one panel per budget, a point where each stretch of tokens ends.
+
+    Args:
+        tables: one per stretch, of one dataset and kind of budget. metric: what all of them hold, for the axis.
+    """
+    ends = [int(table.metric.rpartition("_")[2]) for table in tables]
+    methods = [method for method in tables[0].methods if method.budgeted]
+    budgets, styles = tables[0].budgets, looks(method.label for method in methods)
+    figure, panels = canvas(1, len(budgets), (5.2 * max(len(budgets), 2) - 0.4, 4.8), sharey=True)
+    for panel, budget in zip(panels, budgets, strict=True):
+        for method in methods:
+            entries = [(end, table.entry(method.label, budget)) for end, table in zip(ends, tables, strict=True)]
+            points = [(end, entry.value) for end, entry in entries if entry is not None and entry.value is not None]
+            if points:
+                style = point_style(*styles[method.label])
+                panel.plot(*zip(*points, strict=True), **style, markersize=7, linewidth=1.6, label=line_label(method))
+        log2_axis(panel, ends, [str(end) for end in ends], "last token of the stretch of the continuation")
+        panel.set_title(f"{AXES[tables[0].axis]}: {budget}", fontsize=11)
+    panels[0].set_ylabel(metric.replace("_", " "))
+    legend_below(figure, panels)
+    small_print(figure, [tables[0].dataset, *_caption(tables[:1])[1:]], 140)
+    return figure

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mmkv_bench.protocols import protocol
 from mmkv_bench.statistics.intervals import ALPHA, LEVEL
+from mmkv_bench.statistics.metric_kinds import KL_TO
 from mmkv_bench.tables.costs import LIMIT, TIMED
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
@@ -105,17 +106,20 @@ def fidelity_notes(table: ScoreTable, metrics: Sequence[str]) -> list[Note]:
     first = "without token 1, which the full prefill gives to all methods"
     if not protocol(table.context["protocol"]).from_prefill:
         first = "token 1 included"
+    continued = KL_TO[0] in metrics
+    fed = "the dataset's continuation" if continued else "full's own answer"
     kl = (
-        "KL(full || method) and top-1 agreement per token of full's own answer, teacher-forced, mean over samples "
+        f"KL(full || method) and top-1 agreement per token of {fed}, teacher-forced, mean over samples "
         f"({first}). A sample counts for 5 nats at most."
     )
     full = any(method.base == BASELINE for method in table.methods)
     floor = "full: measured again through the path of compressed caches, as the noise floor of the others."
     common = "Tokens in common: length of the method's own answer until it differs from full's."
-    shown = ", ".join(f"--metric {metric}" for metric in metrics)
+    shown = ", ".join(f"--metric {metric}" for metric in metrics if "_to_" not in metric)
     return notes_that_hold(
         (True, Rank.MARK, kl),
-        (True, Rank.MARK, common),
+        (not continued, Rank.MARK, common),
+        (continued, Rank.MARK, "to N: the stretch of the continuation that ends at token N, from the one before on."),
         (full, Rank.READING, floor),
         (True, Rank.DETAIL, f"For intervals and pairs: {shown}."),
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.intervals import ALPHA
-from mmkv_bench.statistics.metric_kinds import FIDELITY, MEASURES, lower_is_better
+from mmkv_bench.statistics.metric_kinds import FIDELITY, KL_TO, MEASURES, POSITIONS, TOP1_TO, lower_is_better
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import Pair, asked_pairs, better, comparisons, every_pair, separated_pairs
 from mmkv_bench.tables.notes import fidelity_notes, marks
@@ -280,6 +280,11 @@ COLUMNS = {
     "fidelity_top1": "top-1",
     "divergence": "tokens in common",
     "same_answer": "same answer",
+    **{
+        name: f"{word} to {end}"
+        for word, names in (("KL", KL_TO), ("top-1", TOP1_TO))
+        for name, end in zip(names, POSITIONS, strict=True)
+    },
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mmkv_bench.datasets.rouge import rouge_l
@@ -82,7 +83,11 @@ def _measures(protocol: str, is_full: bool) -> dict[str, Measure]:
         "ppl_without_first": lambda row, _: _pooled(row["reference_nll"], skip=1),
         "rouge_l_sampled": _second_sample if is_full else _against_sample,
     }
-    return made if is_full else made | {"rouge_l_greedy": _against_greedy}
+    stretches: dict[str, Measure] = {}
+    for name, column in (("fidelity_kl", "forced_kl"), ("fidelity_top1", "forced_agree")):
+        for start, end in ((free, 32), (32, 64), (64, 128), (128, 256), (256, 512)):
+            stretches[f"{name}_to_{end}"] = partial(_stretch, column, start, end)
+    return made | ({} if is_full else {"rouge_l_greedy": _against_greedy}) | stretches
 
 
 def _mean(values: Sequence[float] | None, skip: int = 0) -> Value | str:
@@ -90,6 +95,17 @@ def _mean(values: Sequence[float] | None, skip: int = 0) -> Value | str:
         return UNMEASURED
     kept = values[skip:]
     return (math.fsum(kept) / len(kept), None) if kept else MEANINGLESS
+
+
+def _continued(row: Row, full: Row | None) -> bool:
+    """More tokens were fed than full's answer has."""
+    return full is not None and full["status"] == "ok" and len(row["forced_kl"] or ()) > len(full["token_ids"])
+
+
+def _stretch(column: str, start: int, end: int, row: Row, full: Row | None) -> Value | str:
+    if row[column] is not None and not _continued(row, full):
+        return MEANINGLESS
+    return _mean(row[column] and row[column][:end], skip=start)
 
 
 def _pooled(nll: Sequence[float] | None, skip: int = 0) -> Value | str:
@@ -126,12 +142,16 @@ def _same(row: Row, full: Row | None) -> Value | str:
 
 
 # A second greedy answer of `full` follows the first as long as the second measurement ranks the same tokens first.
-def _divergence_of_full(row: Row, _: Row | None) -> Value | str:
+def _divergence_of_full(row: Row, full: Row | None) -> Value | str:
     agree = row["forced_agree"]
+    if _continued(row, full):
+        return MEANINGLESS
     return UNMEASURED if agree is None else (float(_agreed(agree, [True] * len(agree))), None)
 
 
-def _same_of_full(row: Row, _: Row | None) -> Value | str:
+def _same_of_full(row: Row, full: Row | None) -> Value | str:
+    if _continued(row, full):
+        return MEANINGLESS
     return UNMEASURED if row["forced_agree"] is None else (float(all(row["forced_agree"])), None)
 
 

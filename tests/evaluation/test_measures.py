@@ -99,6 +99,21 @@ def test_full_stands_at_its_own_second_measurement_and_never_at_a_constant():
     assert values([row()], [row()], is_full=True) == {}
 
 
+def test_a_continuation_has_means_over_stretches_of_its_tokens():
+    kl = [float(number) for number in range(1, 101)]  # at token n it is n, in nats
+    lists = {"forced_kl": [0.0, *kl[1:]], "forced_agree": [number % 4 == 0 for number in range(1, 101)]}
+    full = [row(token_ids=[5, 6])]
+    found = values([row(**lists)], full)
+    assert found["fidelity_kl_to_32", "s0"].value == (2 + 32) / 2, "without the token of the full prefill"
+    assert [found[f"fidelity_kl_to_{end}", "s0"].value for end in (64, 128)] == [(33 + 64) / 2, (65 + 100) / 2]
+    assert [found[f"fidelity_top1_to_{end}", "s0"].value for end in (64, 128)] == [1 / 4, 1 / 4]
+    assert ("fidelity_kl_to_256", "s0") not in found, "it ends before"
+    own = values([row(token_ids=[5, 6], **lists)], full, is_full=True)
+    assert ("divergence", "s0") not in own and own["fidelity_kl", "s0"].value == pytest.approx(51)
+    answered = [row(token_ids=[*range(100)])]
+    assert not [name for name, _ in values([row(**lists)], answered) if "_to_" in name], "of full's own answer"
+
+
 def test_what_failed_or_was_not_measured_has_a_row_without_a_value():
     rows = [
         row("s0", forced_kl=[0.0, 0.1], forced_agree=[True, True], reference_nll=[1.0]),

@@ -86,6 +86,34 @@ def test_fidelity_and_likelihood_are_those_of_masked_full_attention(name, protoc
     assert results[0].reference_nll == pytest.approx(nll, abs=CLOSE)
 
 
+def test_a_continuation_is_compared_at_its_tokens_and_a_budget_of_everything_changes_nothing():
+    """Against masked full attention, and for eviction while decoding stock `generate()` with the method attached."""
+    name = "llama"
+    model, prompt = zoo.model(name), common.encoded(name)
+    methods = common.for_text(common.registry(model=name))
+    cells = [common.cell(full(), None), common.cell(parts.compressor("uniform"), "40%")]
+    cells += [common.cell(methods[key], "40%") for key in ("snapkv", "h2o_decode")]
+    cells += [common.cell(methods[key], "100%") for key in ("snapkv", "h2o_decode")]
+    extras = ExtraMeasures(fidelity=True, reference=REFERENCE, continuation=True)
+    results = common.together(model, name, prompt, cells, extras=extras)
+    of_full = distributions.masked(model, prompt.inputs, REFERENCE)
+    for cell, result in zip(cells, results, strict=True):
+        assert result.status == "ok" and len(result.token_ids) < len(REFERENCE) == len(result.forced_kl)
+        logits, session = attached(model, name, prompt, cell, REFERENCE) if cell.budget else (of_full, None)
+        if session is not None and cell.compressor.decoding is None:
+            keep = reference.keep_of(session.kept(), prompt.length)
+            logits = distributions.masked(model, prompt.inputs, REFERENCE, keep, prompt.length)
+        kl, agree = naive(of_full, logits, REFERENCE)
+        assert result.forced_kl == pytest.approx(kl, abs=CLOSE) and result.forced_agree == agree, cell.cell
+        nll = [distributions.nll(row, token) for row, token in zip(logits, REFERENCE, strict=True)]
+        assert result.reference_nll == pytest.approx(nll, abs=CLOSE)
+        evicts = cell.budget is not None and cell.budget.fraction != 1
+        assert (max(kl[1:]) > 1000 * CLOSE) == evicts, "where nothing is evicted nothing moves"
+        assert evicts or (max(result.forced_kl) < 1e-6 and all(result.forced_agree))
+        assert nll[1:] != pytest.approx(nll[:-1], abs=0.01), "a token's number is no neighbour's"
+        assert not evicts or kl[1:] != pytest.approx(kl[:-1], abs=CLOSE)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "reading"),

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mmkv_bench.api.pictures import PlotRequest, draw
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables import figure as figures
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.figure import accuracy_figure, removal_figure, save
+from mmkv_bench.tables.figure import accuracy_figure, position_figure, removal_figure, save
 from tests.cli.setting import verb
-from tests.tables.examples import Example, zeros_and_ones
+from tests.tables.examples import Example, sample_rows, zeros_and_ones
 
 main = verb("plot")
 
@@ -74,6 +75,21 @@ def test_lines_over_their_budget_are_marked() -> None:
     assert labels == ["full (no budget)", "random", "snapkv †"]
     assert "† more entries resident than the budget" in figure.get_suptitle().replace("\n", " ")
     assert "reading=released" in figure.get_suptitle()
+
+
+def test_fidelity_stands_at_the_end_of_its_stretch_of_a_continuation() -> None:
+    made = Example()
+    for budget in (64, 32):
+        cell = made.add("snapkv", budget, zeros_and_ones(4, 20))
+        for end in (32, 64):
+            made.samples += sample_rows(cell, [budget / end] * 20, metric=f"fidelity_kl_to_{end}")
+    names = ["fidelity_kl_to_32", "fidelity_kl_to_64"]
+    drawn = position_figure([build(made.rows(), metrics=[name])[0] for name in names], "fidelity_kl")
+    points = [[tuple(point) for point in axes.get_lines()[0].get_xydata()] for axes in drawn.axes]
+    assert points == [[(32, 1.0), (64, 0.5)], [(32, 2.0), (64, 1.0)]]
+    assert drawn.axes[1].get_title().endswith("64") and drawn.axes[0].get_ylabel() == "fidelity kl"
+    with pytest.raises(ConfigError, match="got --metric ppl; name one of them"):
+        draw(PlotRequest("position", Path("rows"), metric="ppl"))
 
 
 def test_a_cell_without_a_headline_is_not_drawn_but_refused() -> None:

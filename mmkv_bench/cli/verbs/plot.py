@@ -15,10 +15,11 @@ def plot_options(parser: Parser) -> None:
     """Add the kind of picture, rows, filters and the file."""
     parser.add_argument(
         "kind",
-        choices=("budget", "length", "front", "removal", *ANALYSES),
+        choices=("budget", "length", "front", "removal", "position", *ANALYSES),
         help="budget: scores against the budget; length: a cost against the length of the prompt, with the roofline where the "
         "device was measured; front: scores against costs, one point a cell, the Pareto front drawn; removal: scores against "
-        "the share of entries that FlashCache removed; others: the diagnostic of that name, as its paper's figure has it",
+        "the share of entries that FlashCache removed; position: fidelity against the token of a continuation; others: the "
+        "diagnostic of that name, as its paper's figure has it",
     )
     parser.add_argument(
         "rows",
@@ -34,8 +35,8 @@ def plot_options(parser: Parser) -> None:
             "dataset": "only these datasets, one panel each",
             "protocol": "only these protocols; default: paper",
             "reading": "only these readings",
-            "methods": "(budget, front, removal) only these lines",
-            "budgets": "only budgets of a kind, entries or fraction; or (budget, front, removal) only these, as 64,128",
+            "methods": "(budget, front, removal, position) only these lines",
+            "budgets": "only budgets of a kind, entries or fraction; or (budget, front, removal, position) only these, as 64,128",
             "cost": "what costs are drawn, as for `tables --metric`; default: tpot_s (length), bytes,tpot_s (front)",
         }
     )
