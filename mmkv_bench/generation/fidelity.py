@@ -176,7 +176,7 @@ class ForkMeasures:
         ok = [fork for fork in whole if fork.result.status == "ok"]
         if self.extras.fidelity and (ok or (wanted and not whole)):
             with self._aside(f"the full cache's answer under {protocol}"):
-                tokens = self.extras.reference if self.extras.continuation else ()
+                tokens: Sequence[int] = self.extras.reference if self.extras.continuation else ()
                 tokens = tokens or (ok[0].result.token_ids if ok else self._answer(protocol).tokens)
                 with borrow(self.prefilled, protocol) as cache:
                     blocks = [block[0].cpu() for block in self._forced(cache, 1, protocol, tokens)]
