@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
-from torch import Tensor
-from transformers import DynamicCache
+from torch import Tensor, nn
+from transformers import CompileConfig, DynamicCache, PreTrainedModel
 
 from mmkv_bench.compression import session as sessions
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import Compressor
+from mmkv_bench.compression.scorers.base import Scorer
+from mmkv_bench.config.schema import resolve_path
 from mmkv_bench.devices.requirements import check_compiler
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.families.facts import model_facts
@@ -28,12 +30,6 @@ from mmkv_bench.methods.part_rules import refuse, visual_parts
 from mmkv_bench.methods.registry import method as method_named
 from mmkv_bench.protocols import DEFAULT, FED_ONCE
 from mmkv_bench.protocols import protocol as protocol_named
-
-if TYPE_CHECKING:
-    from torch import nn
-    from transformers import CompileConfig, PreTrainedModel
-
-    from mmkv_bench.compression.scorers.base import Scorer
 
 
 def attach(
@@ -354,7 +350,6 @@ class _OfFolder:
 
     def data(self, method: str, spec: Any) -> dict[str, Any]:
         from mmkv_bench.calibrate.artefact import EMBEDDED_NAME, Calibrations
-        from mmkv_bench.config.schema import resolve_path
         from mmkv_bench.models.files import folder_fingerprint
 
         folder = Path(self.path)

@@ -22,14 +22,13 @@ from mmkv_bench.config.names import canonical
 from mmkv_bench.config.schema import Model
 from mmkv_bench.errors import CalibrationError, nearest
 from mmkv_bench.families.facts import model_facts
-from mmkv_bench.models.load import quiet_transformers
+from mmkv_bench.models.load import LoadedModel, quiet_transformers
 from mmkv_bench.models.source import Source
 from mmkv_bench.tiny.pages import TASKS
 
 if TYPE_CHECKING:
     import argparse
 
-    from mmkv_bench.models.load import LoadedModel
 
 SHOW_EVERY = 10.0
 """Seconds between two lines of progress."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mmkv_bench.compression.observation import Needs, Observation
+from mmkv_bench.compression.observation import Needs, Observation, PromptBatch
 from mmkv_bench.compression.session import Session
-
-if TYPE_CHECKING:
-    from mmkv_bench.compression.observation import PromptBatch
 
 
 class LayerReader:

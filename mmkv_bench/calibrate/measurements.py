@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mmkv_bench.calibrate import sparsemm
 from mmkv_bench.calibrate.layers import read_layers, with_answer
@@ -23,8 +24,6 @@ from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.errors import CalibrationError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mmkv_bench.models.load import LoadedModel
 
 GRID = tuple(Decimal(i) / 100 for i in range(1, 101))

@@ -8,11 +8,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import ONE_BY_ONE
-from mmkv_bench.efficiency.plan import TEXT, kind_of
+from mmkv_bench.efficiency.plan import TEXT, EfficiencyPlan, kind_of
 from mmkv_bench.efficiency.summary import summary_lines
 from mmkv_bench.forecast.device_speed import slug_of
 from mmkv_bench.forecast.roofline import MS, prefill_operations
+from mmkv_bench.plan.cells import Cell
 from mmkv_bench.store.store import Store
+from mmkv_bench.tables.costs import Key
 from mmkv_bench.tables.deployment import (
     COUNTED,
     LEAST,
@@ -30,11 +32,8 @@ from mmkv_bench.tables.table import Note, Rank, Table
 from mmkv_bench.tables.text import number
 
 if TYPE_CHECKING:
-    from mmkv_bench.efficiency.plan import EfficiencyPlan
     from mmkv_bench.forecast.forecast import DatasetForecast, Forecast
     from mmkv_bench.forecast.memory import CellPeaks
-    from mmkv_bench.plan.cells import Cell
-    from mmkv_bench.tables.costs import Key
 
 
 def deployment_of(

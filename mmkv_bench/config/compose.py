@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config.files import TABLES, conf_dir
+from mmkv_bench.config.files import TABLES, conf_dir, content
 from mmkv_bench.config.overrides import (
     SEARCHPATH,
     check_choice,
@@ -304,8 +304,6 @@ def _one_sentence(error: Exception) -> str:
             "launcher=slurm needs the package hydra-submitit-launcher; install it with: pip install 'mmkv-bench[slurm]'"
         )
     if (key := re.search(r"'hydra\.launcher\.([\w.]+)' \(Key .* not in '(\w+)'", first)) is not None:
-        from mmkv_bench.config.files import content
-
         if key[2] == "BasicLauncherConf":
             return f"hydra.launcher.{key[1]} is of jobs on Slurm; write it with `launcher=slurm`, or leave it out"
         return f"hydra.launcher has no key {key[1]!r}; {nearest(key[1], content('launcher', 'slurm')['hydra']['launcher'])}"

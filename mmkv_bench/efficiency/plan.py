@@ -10,12 +10,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from mmkv_bench import protocols
+from mmkv_bench import devices, protocols
 from mmkv_bench.compression.budget import LARGEST
 from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, EfficiencyConfig, GridConfig, Model, RunConfig
 from mmkv_bench.efficiency.search import Search, search_state
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
-from mmkv_bench.families.facts import model_facts
+from mmkv_bench.families.facts import ModelFacts, model_facts
 from mmkv_bench.methods.part_rules import visual_parts
 from mmkv_bench.models.load import quiet_libraries
 from mmkv_bench.models.source import RANDOM, Source
@@ -27,7 +27,6 @@ from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
     from mmkv_bench.efficiency.profiles import Profile
-    from mmkv_bench.families.facts import ModelFacts
 
 
 TEXT, IMAGE, VIDEO = "text", "image", "video"
@@ -279,8 +278,6 @@ def _refuse_others(config: RunConfig) -> None:
 
 def _room(model: Model, given: int | str | None, searches: bool, limit: int | None) -> int | None:
     """Bytes towards which a search aims. Raises ConfigError for a search that nothing would end, and a limit that is none."""
-    from mmkv_bench import devices
-
     if limit is None and not searches:
         return None
     kind = devices.kind_of(model.device)

@@ -12,14 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from mmkv_bench.compression.allocators.replayed import Replayed
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.store.files import canonical_json, checksum
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from mmkv_bench.families.facts import ModelFacts
     from mmkv_bench.plan.cells import Cell
 
@@ -117,8 +119,6 @@ def _goes_with(row: dict[str, Any], cell: Cell) -> bool:
 
 def _evicted(rows: pa.Table, shape: tuple[int, int]) -> pa.Table:
     """Rows that are ok, of prompts longer than their budget, of a model with so many layers and KV heads."""
-    import pyarrow.compute as pc
-
     ok = pc.and_(pc.equal(rows["status"], "ok"), pc.less(rows["budget_entries"], rows["context_tokens"]))
     rows = rows.filter(pc.fill_null(ok, False))
     layers = pc.list_value_length(rows["kept"])
@@ -132,8 +132,6 @@ def _evicted(rows: pa.Table, shape: tuple[int, int]) -> pa.Table:
 
 def _median(rows: pa.Table, cells: dict[str, dict[str, Any]], shape: tuple[int, int]) -> Profile:
     """The row whose entries, padded to the longest head of each layer, are the median multiple of what they are."""
-    import numpy as np
-
     flat = rows["kept"].combine_chunks().flatten().flatten().to_numpy(zero_copy_only=False)
     kept = flat.reshape(-1, *shape).astype(np.int64)
     padded = shape[1] * kept.max(2).sum(1) / np.maximum(kept.sum((1, 2)), 1)

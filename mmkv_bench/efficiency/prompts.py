@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 
 from mmkv_bench.efficiency.plan import DATASETS, IMAGE, SCHEMES, TEXT, VIDEO
@@ -20,11 +21,7 @@ from mmkv_bench.families.base import PixelLimits
 from mmkv_bench.families.registry import image_tokens, video_tokens
 from mmkv_bench.generation.encode import EncodedPrompt, encode, from_tensors
 from mmkv_bench.models.chat_template import rendered
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from mmkv_bench.models.load import LoadedModel
+from mmkv_bench.models.load import LoadedModel
 
 LEAST_TEXT = 16
 """Tokens of text that a prompt has behind its media at least: a question."""
@@ -240,8 +237,6 @@ def picture(size: Size, draw: random.Random) -> Any:
 
 def video(frames: int, size: Size, draw: random.Random) -> np.ndarray:
     """uint8 `[frames, height, width, 3]`: a scene that passes by."""
-    import numpy as np
-
     scene = np.asarray(picture(Size(size.width + _STEP * frames, size.height), draw))
     return np.stack([scene[:, _STEP * place : _STEP * place + size.width] for place in range(frames)])
 

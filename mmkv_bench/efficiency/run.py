@@ -12,19 +12,24 @@ from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from mmkv_bench import devices
-from mmkv_bench.config.schema import ONE_BY_ONE, TOGETHER
+from mmkv_bench.config.schema import ONE_BY_ONE, TOGETHER, RunConfig
+from mmkv_bench.devices.requirements import COMPILED, check_compiler
 from mmkv_bench.efficiency.plan import TEXT, EfficiencyPlan, PassId, Shape, counting, kind_of, plan_passes
 from mmkv_bench.efficiency.search import PassOutcome
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.models.load import computing_with, threads_for
+from mmkv_bench.models.source import Source
+from mmkv_bench.plan import identity
+from mmkv_bench.plan.cells import stored_rows
 from mmkv_bench.run.tracking import described, settings, summarise
+from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.tracking import Tracker, tracker
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from mmkv_bench.config.schema import RunConfig
     from mmkv_bench.efficiency.measure import Bench, CacheBytes
     from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.generation.result import CellSpec
@@ -118,13 +123,8 @@ def card(plan: EfficiencyPlan, todo: int) -> str:
 def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], track: Tracker) -> int:
     """Runs what is missing, until nothing is; returns the number of passes."""
     from mmkv_bench.compression.flash import check as check_flash
-    from mmkv_bench.devices.requirements import COMPILED, check_compiler
     from mmkv_bench.efficiency.measure import Bench
     from mmkv_bench.generation.decode import CompiledStep
-    from mmkv_bench.models.load import computing_with, threads_for
-    from mmkv_bench.models.source import Source
-    from mmkv_bench.plan import identity
-    from mmkv_bench.plan.cells import stored_rows
     from mmkv_bench.run.resume_checks import refuse_other_machine
 
     model, passes, compiled = plan.model, plan.pass_config, plan.answering.decode == COMPILED
@@ -191,7 +191,6 @@ class _Passes:
 
     def _rows(self, unit: PassId) -> list[dict[str, Any]]:
         from mmkv_bench.generation.result import describe, status_of
-        from mmkv_bench.secrecy import without_secrets
 
         common = self._common(unit)
         try:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.columns import aligned
-from mmkv_bench.efficiency.plan import TEXT
+from mmkv_bench.efficiency.plan import TEXT, EfficiencyPlan
 from mmkv_bench.efficiency.summary import LEAST_REPEATS
-from mmkv_bench.forecast.roofline import MS
+from mmkv_bench.forecast.roofline import MS, Roofline
 from mmkv_bench.store.measurements import load_warning
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mmkv_bench.efficiency.plan import EfficiencyPlan
-    from mmkv_bench.forecast.roofline import Roofline
 
 _MIB, _NAN = 1 / 2**20, float("nan")
 _ABOVE = 1.005

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from itertools import groupby
 from operator import eq
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmkv_bench.datasets.specs import TaskSpec
 from mmkv_bench.errors import ScoringError
@@ -38,9 +38,6 @@ from mmkv_bench.evaluation.task_scorer import seed
 from mmkv_bench.judging.answers import JudgeAnswers
 from mmkv_bench.judging.client import ScoringPass, asking
 from mmkv_bench.judging.questions import JUDGED
-
-if TYPE_CHECKING:
-    pass
 
 LEAST = 4  # cells; below it nothing is saved, two being scored twice
 AT_ONCE = 1 << 16  # answers to a pass, whose requests are in memory

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import chdir, contextmanager
 from functools import cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from mmkv_bench.datasets.specs import TaskSpec
 from mmkv_bench.errors import DataError
@@ -36,10 +36,6 @@ from mmkv_bench.evaluation.task_scorer import (
 from mmkv_bench.judging.client import ScoringPass
 from mmkv_bench.judging.proxy import proxy
 from mmkv_bench.judging.questions import PAIRED, pair_score, pairs
-
-if TYPE_CHECKING:
-    pass
-
 
 Key: TypeAlias = Any
 """A document; of a pass over several answers to each, (document, number of the answer)."""

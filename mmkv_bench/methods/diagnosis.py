@@ -7,16 +7,13 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.config.shorthand import OBSERVATION
 from mmkv_bench.errors import first_line, own_line
 from mmkv_bench.methods import invariants
-
-if TYPE_CHECKING:
-    from mmkv_bench.compression.compressor import Compressor
-
 
 Check = Callable[["Compressor"], "str | None"]
 

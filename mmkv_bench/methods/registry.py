@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.config.overrides import same_kind
 from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.errors import ConfigError, nearest
@@ -17,7 +18,6 @@ from mmkv_bench.methods.node import flat_parameters, read, under_reading
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor
-    from mmkv_bench.compression.scorers.base import Scorer
 
 
 def method(
@@ -84,8 +84,6 @@ def _of_file(file: Path, reading: str, parameters: Mapping[str, Any]) -> Compres
 
 def _around(scorer: Scorer | type[Scorer], reading: str, parameters: Mapping[str, Any]) -> Compressor:
     """Build a compressor around the caller's scorer, with the other parts of `method=custom`."""
-    from mmkv_bench.compression.scorers.base import Scorer
-
     selector, built = dict(parameters), scorer
     if isinstance(scorer, type) and issubclass(scorer, Scorer):
         arguments = {key: selector.pop(key) for key in list(selector) if key in inspect.signature(scorer).parameters}

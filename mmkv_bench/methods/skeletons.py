@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.holding import Holding
-from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.compression.scorers.window import WindowScorer
@@ -16,9 +17,6 @@ from mmkv_bench.compression.selectors.topk import TopK
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from mmkv_bench.compression.context import Context
-    from mmkv_bench.compression.observation import Observation
 
 
 # ---- beside

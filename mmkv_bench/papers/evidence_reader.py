@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from mmkv_bench.config.files import content
 from mmkv_bench.config.unavailable import UNAVAILABLE
@@ -48,7 +50,6 @@ from mmkv_bench.tables.scores import Sheet
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
     from mmkv_bench.store.store import Store
 
@@ -390,9 +391,6 @@ def _by_cell(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def _counts(answers: pa.Table) -> dict[str, Counter[str]]:
     """Return cell -> `StoreTables.counts`."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     cells, reasons = answers["cell"], answers["fallback"].combine_chunks()
     over = pc.fill_null(pc.greater(answers["entries_resident"], answers["entries_asked"]), False)
     cut = pc.fill_null(pc.greater(answers["question_text_before_cut"], 0), False)

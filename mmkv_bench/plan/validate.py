@@ -22,6 +22,7 @@ from mmkv_bench.judging.judge_config import check_judge
 from mmkv_bench.methods import method_text
 from mmkv_bench.methods.build import FULL
 from mmkv_bench.methods.node import flat_parameters
+from mmkv_bench.methods.part_rules import visual_parts
 from mmkv_bench.plan.selection import parse_shard
 
 if TYPE_CHECKING:
@@ -99,8 +100,6 @@ def validate_combinations(
     Raises:
         UnsupportedError: visual tokens are needed and the model has none.
     """
-    from mmkv_bench.methods.part_rules import visual_parts
-
     compressors = list(compressors)
     for name in names:
         if protocols.protocol(str(name)).prefills_again:

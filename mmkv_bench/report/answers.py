@@ -12,6 +12,7 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from mmkv_bench.report.fields import number, number_words
 from mmkv_bench.report.fields import numbers as rounded
@@ -21,7 +22,6 @@ from mmkv_bench.tables.scores import coded, is_text, numbers
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
 COUNTED = ("entries_asked", "entries_resident", "n_tokens", "tokens_from_compressed")
 """Columns of answers that are counts."""
@@ -151,8 +151,6 @@ class AnswerTable:
 
     def of_samples(self, cell: str, samples: Sequence[str], columns: Sequence[str]) -> list[dict[str, Any]]:
         """Columns of a cell's answers to these samples; all are None where it has no row."""
-        import pyarrow as pa
-
         rows = self.rows(cell)
         place = {sample: at for at, sample in enumerate(rows["sample_id"].to_pylist())}
         return rows.select(columns).take(pa.array(map(place.get, samples), pa.int64())).to_pylist()
@@ -178,8 +176,6 @@ def sample_scores(
 
 def first_samples(answers: AnswerTable, cells: Sequence[str], most: int) -> tuple[list[str], int]:
     """The ids of the first samples, at most so many, that any of these cells answered, and how many there are in all."""
-    import pyarrow as pa
-
     rows = pa.concat_tables([answers.rows(cell).select(["sample_id", "doc_id"]) for cell in cells])
     samples = frame(rows).drop_duplicates("sample_id").astype({"sample_id": str}).sort_values(["doc_id", "sample_id"])
     return samples["sample_id"][:most].tolist(), len(samples)

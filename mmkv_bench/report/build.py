@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.report.charts import against_budget, against_cost, against_length, printed, rank_intervals
@@ -13,12 +13,11 @@ from mmkv_bench.report.command import Commands
 from mmkv_bench.report.folder import Folder, check
 from mmkv_bench.report.scores import COSTS, Family, ScoreViews
 from mmkv_bench.report.store_pages import StorePages
-
-if TYPE_CHECKING:
-    from mmkv_bench.tables.costs import CostTable
-    from mmkv_bench.tables.rows import Rows
-    from mmkv_bench.tables.table import Table
-
+from mmkv_bench.tables.build import build
+from mmkv_bench.tables.cost_rows import KNOWN
+from mmkv_bench.tables.costs import CostTable, cost_tables
+from mmkv_bench.tables.rows import Rows
+from mmkv_bench.tables.table import Table
 
 Receipts = Mapping[Path, Mapping[str, Mapping[str, Any]]]
 """Store -> hash of a cell -> its entry in a receipt of `verify`, with `made_at`, `file` and `path`."""
@@ -45,9 +44,6 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
         ConfigError: a folder without rows, or `out` holds something that is no report. StoreError: rows that are damaged or of
             another version, a disk that refuses.
     """
-    from mmkv_bench.tables.build import build
-    from mmkv_bench.tables.cost_rows import KNOWN
-    from mmkv_bench.tables.costs import cost_tables
     from mmkv_bench.tables.deployment import deployment_tables
 
     check(out)

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mmkv_bench.config.files import options
 from mmkv_bench.config.shorthand import words
 from mmkv_bench.errors import MMKVError
 
@@ -87,8 +88,6 @@ class Commands:
 
 def _groups(config: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
     """Model, datasets and what their names depend on."""
-    from mmkv_bench.config.files import options
-
     names = [_option(config, label) for label in labels]
     model = config["model"]["name"]
     groups: dict[str, Any] = {"model": model if model in options("model") else "hf"}

@@ -13,18 +13,16 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmkv_bench import __version__
 from mmkv_bench.report.answers import COUNTED, AnswerTable, counted, parsed
 from mmkv_bench.report.command import Commands
 from mmkv_bench.statistics.metric_kinds import is_share, lower_is_better
 from mmkv_bench.store.files import canonical_json
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.rows import missing
 from mmkv_bench.tables.status import label
-
-if TYPE_CHECKING:
-    from mmkv_bench.store.store import Store
 
 SCHEMA = "0.3.0"
 RELATIONSHIPS = ("first_party", "third_party", "collaborative", "other")

@@ -22,7 +22,7 @@ from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.run.dispatch import VARIABLE, Dispatcher
 from mmkv_bench.run.progress import waiting
-from mmkv_bench.run.stopping import check
+from mmkv_bench.run.stopping import check, deferred
 
 if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
@@ -60,8 +60,6 @@ def launch_in_job(overrides: Sequence[str], asked: int) -> int:
     Raises:
         ConfigError: as `launch`; the job sees no device. Stopped: a stop signal came.
     """
-    from mmkv_bench.run.stopping import deferred
-
     seen = visible_devices("auto")[:asked]
     if not seen:
         raise ConfigError(

@@ -9,15 +9,13 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmkv_bench.config.compose import completed, compose, expand_sweep, folders, for_hydra
 from mmkv_bench.config.files import conf_dir
+from mmkv_bench.config.schema import RunConfig
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.plan.validate import validate
-
-if TYPE_CHECKING:
-    from mmkv_bench.config.schema import RunConfig
 
 _FAILURES: list[tuple[str, int, str]] = []
 """(job, exit code, sentence) of the jobs of this process that failed."""

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.plan.plan import Coverage
+import pyarrow.compute as pc
+
+from mmkv_bench.plan.plan import Coverage, Plan
 
 if TYPE_CHECKING:
-    from mmkv_bench.plan.plan import Plan
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.rows import ReadOnce, Rows
 
@@ -108,8 +109,6 @@ class Report:
 
     def _reason(self) -> str:
         """The failure that most rows have, with its number."""
-        import pyarrow.compute as pc
-
         rows = self.store.responses([cell.cell for cell in self.cells], ("status", "error"))
         failures = rows.filter(pc.not_equal(rows["status"], "ok")).to_pylist()
         reasons = Counter(f"{row['status']}: {(row['error'] or 'no reason given').splitlines()[0]}" for row in failures)

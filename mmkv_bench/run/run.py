@@ -11,11 +11,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
+from mmkv_bench.config.schema import Model, RunConfig
+from mmkv_bench.devices.requirements import COMPILED, check_compiler
 from mmkv_bench.errors import ConfigError, DataError, ScoringError, UnsupportedError
-from mmkv_bench.judging.answers import judge_answers
-from mmkv_bench.models.load import computing_with, threads_for
+from mmkv_bench.evaluation.documents import documents, generation_settings
+from mmkv_bench.evaluation.fingerprints import confirm, inputs_of
+from mmkv_bench.evaluation.samples import SampleRef
+from mmkv_bench.judging.answers import JudgeAnswers, judge_answers
+from mmkv_bench.models.load import LoadedModel, computing_with, threads_for
 from mmkv_bench.models.source import Source
-from mmkv_bench.plan.cells import stored_rows
+from mmkv_bench.plan.cells import Cell, stored_rows
 from mmkv_bench.plan.plan import COLUMNS as COVERAGE_COLUMNS
 from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
 from mmkv_bench.plan.planner import make_plan
@@ -35,11 +40,6 @@ from mmkv_bench.store.tracking import NoTracker, Tracker, tracker
 from mmkv_bench.tables.rows import ReadOnce
 
 if TYPE_CHECKING:
-    from mmkv_bench.config.schema import Model, RunConfig
-    from mmkv_bench.evaluation.samples import SampleRef
-    from mmkv_bench.judging.answers import JudgeAnswers
-    from mmkv_bench.models.load import LoadedModel
-    from mmkv_bench.plan.cells import Cell
     from mmkv_bench.run.generate import Answering
     from mmkv_bench.run.inputs import Inputs
 
@@ -151,8 +151,6 @@ def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
         MMKVError: one of these is not there, or cannot do what the run asks.
     """
     from mmkv_bench.compression.flash import check as check_flash
-    from mmkv_bench.devices.requirements import COMPILED, check_compiler
-    from mmkv_bench.evaluation.documents import documents
 
     parts = [part for part in plan.parts if todo[part.dataset]]
     plan.check_device()
@@ -171,7 +169,6 @@ def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
 
 def _check_generation(loaded: LoadedModel, parts: Sequence[DatasetShare]) -> None:
     """Refuse generation settings that cannot be honoured before any work, not once in every row."""
-    from mmkv_bench.evaluation.documents import generation_settings
     from mmkv_bench.run.generate import decode_rules
 
     for part in parts:
@@ -220,7 +217,6 @@ def _generate(
     stopped: dict[str, str],
 ) -> None:
     """Answer what is missing; `stopped` takes the datasets that could not be."""
-    from mmkv_bench.evaluation.fingerprints import confirm, inputs_of
     from mmkv_bench.evaluation.grader import RunningScores
     from mmkv_bench.run.generate import Answering, compiled_step
     from mmkv_bench.run.inputs import Inputs
@@ -321,8 +317,6 @@ def _score(
     store: Store, parts: Sequence[DatasetShare], stale: Sequence[str], judge: JudgeAnswers, stopped: dict[str, str]
 ) -> int:
     """Score what is stale; `stopped` takes the datasets that could not be. Returns how many cells were scored."""
-    from mmkv_bench.evaluation.fingerprints import confirm
-
     done, waiting = 0, set(stale)
     for part in parts:
         own = waiting.intersection(cell.cell for cell in part.cells)

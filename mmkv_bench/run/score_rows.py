@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
-from mmkv_bench.evaluation.extra_metrics import COLUMNS, NAMES
+from mmkv_bench.evaluation.extra_metrics import COLUMNS, NAMES, measured
 from mmkv_bench.judging.judge_config import NOT_JUDGED
+from mmkv_bench.store.schema import SAMPLES
 from mmkv_bench.tables.metrics import JUDGE
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from mmkv_bench.evaluation.samples import Answer, CellScores, SampleScore
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.store.store import Store
@@ -34,7 +34,6 @@ class Answers:
     """
 
     def __init__(self, store: Store, cells: Sequence[str]) -> None:
-        import pyarrow as pa
         import pyarrow.compute as pc
 
         from mmkv_bench.store.parts import codes_of, numbers_of
@@ -109,8 +108,6 @@ class ByCell:
             self.places = dict(zip(names, zip(starts.tolist(), lengths.tolist(), strict=True), strict=True))
 
     def of(self, *cells: str) -> pa.Table:
-        import pyarrow as pa
-
         own = [self._rows.slice(*self.places[cell]) for cell in cells if cell in self.places]
         return pa.concat_tables(own) if own else self._rows.slice(0, 0)
 
@@ -163,7 +160,6 @@ class SampleRows:
 
     def add_table(self, rows: pa.Table, without: Collection[str] = ()) -> None:
         """Rows as a table, but for those of the metrics in `without`; `parts` may be left out."""
-        import pyarrow as pa
         import pyarrow.compute as pc
 
         self._flush()
@@ -177,8 +173,6 @@ class SampleRows:
 
     def table(self) -> pa.Table:
         """All rows, those of a cell together, in the order in which they came."""
-        import numpy as np
-        import pyarrow as pa
         import pyarrow.compute as pc
 
         self._flush()
@@ -187,16 +181,11 @@ class SampleRows:
         return rows.take(np.argsort(place, kind="stable"))
 
     def _flush(self) -> None:
-        import pyarrow as pa
-
         self._tables.append(pa.table(self._columns, _schema()))
         self._columns = {name: [] for name in _COLUMNS}
 
 
 def _schema() -> pa.Schema:
-    import pyarrow as pa
-
-    from mmkv_bench.store.schema import SAMPLES
 
     return pa.schema([SAMPLES.field(name) for name in _COLUMNS])
 
@@ -213,10 +202,7 @@ class Measuring:
 
     def of(self, rows: pa.Table, dataset: str) -> Iterator[pa.Table]:
         """Rows of the table samples. rows: response rows of some of the cells, with the columns of measures."""
-        import pyarrow as pa
         import pyarrow.compute as pc
-
-        from mmkv_bench.evaluation.extra_metrics import measured
 
         slim = rows["cell"].filter(pc.fill_null(rows["slim"], False)).unique().to_pylist()
         before = self._store.samples(slim) if slim else None

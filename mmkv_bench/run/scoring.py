@@ -6,21 +6,27 @@ Every part of the store is read once for all cells of a dataset, and their score
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
+from mmkv_bench.evaluation.extra_metrics import NAMES
 from mmkv_bench.judging.judge_config import not_judged
-from mmkv_bench.run.score_rows import SampleRows
+from mmkv_bench.run.score_rows import Answers, ByCell, Measuring, SampleRows, keep_judged
+from mmkv_bench.store.schema import METRICS
+from mmkv_bench.tables.agreement import SUMMED, cells_beside, sums_of
+from mmkv_bench.tables.metrics import JUDGE, metrics_rows
+from mmkv_bench.tables.rows import ReadOnce, frame
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from mmkv_bench.datasets.specs import TaskSpec
     from mmkv_bench.evaluation.samples import CellScores
     from mmkv_bench.judging.answers import JudgeAnswers
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.store.store import Store
-    from mmkv_bench.tables.rows import ReadOnce
 
 
 EVIDENCE = ("answers_digest", "scorer_digest", "scorer_files")
@@ -42,8 +48,6 @@ def unscored(
     rows: those of the cells, where some were read already. specs: dataset -> its task, of those whose scorers are looked at.
     undigested: cells whose scores are older than digests, too.
     """
-    from mmkv_bench.tables.agreement import cells_beside, sums_of
-
     names = [cell.cell for cell in cells]
     metrics = (store.metrics(names) if rows is None else rows.metrics).to_pylist()
     other = _otherwise_scored(store, metrics, specs or {}, undigested)
@@ -91,10 +95,7 @@ def _otherwise_scored(
 
 def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Cell, sample and status of answers and of scores, of some cells after the other where all are many."""
-    from collections import Counter
-
     from mmkv_bench.store.packing import blocks
-    from mmkv_bench.tables.agreement import SUMMED
 
     columns = ("cell", "sample_id", "status")
     if rows is not None and not rows.large:
@@ -107,9 +108,6 @@ def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iter
 
 def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:
     """Cells of which one table has a sample and status that the other has not."""
-    import numpy as np
-    import pyarrow as pa
-
     from mmkv_bench.store.parts import keys
 
     both = pa.concat_tables([answered, scored])
@@ -154,7 +152,6 @@ def score_dataset(
     from mmkv_bench.evaluation.fingerprints import scorer_digest, scorer_files
     from mmkv_bench.evaluation.grader import Grader
     from mmkv_bench.evaluation.task_code import opened
-    from mmkv_bench.run.score_rows import Answers, Measuring
     from mmkv_bench.store.packing import alike, arranged
     from mmkv_bench.store.tally import digests_of_cells
 
@@ -225,17 +222,12 @@ class _Scored:
 
     def begin(self, cells: Sequence[Cell]) -> None:
         """`rows` are of these cells from now on."""
-        from mmkv_bench.evaluation.extra_metrics import NAMES
-        from mmkv_bench.run.score_rows import ByCell
-
         names = [cell.cell for cell in cells]
         self.rows = SampleRows()
         self._stored = ByCell(self._store.samples([name for name in names if name in self._stale]))
         self.rows.add_table(self._store.samples([name for name in names if name not in self._stale]), without=NAMES)
 
     def _keep(self, row: Mapping[str, Any]) -> None:
-        from mmkv_bench.tables.metrics import JUDGE
-
         key = row["cell"], row["metric"]
         self.aggregates |= {key: row["lmms_eval"]} if row["lmms_eval"] is not None else {}
         self.reasons |= {key: row["lmms_eval_reason"]} if row["lmms_eval_reason"] is not None else {}
@@ -244,9 +236,6 @@ class _Scored:
 
     def add(self, cell: Cell, scores: CellScores) -> None:
         """Take the scores of a pass; an earlier judge's stay where it gave none."""
-        from mmkv_bench.run.score_rows import keep_judged
-        from mmkv_bench.tables.metrics import JUDGE
-
         name = cell.cell
         for metric, value in (scores.aggregate or {}).items():
             self.aggregates[name, metric] = value
@@ -268,11 +257,6 @@ class _Scored:
 
     def metrics(self, samples: pa.Table) -> pa.Table:
         """The rows of the table metrics that are made of these rows: all there are of some metrics."""
-        import pyarrow as pa
-
-        from mmkv_bench.tables.metrics import metrics_rows
-        from mmkv_bench.tables.rows import frame
-
         own = self._described[self._described["cell"].isin(samples["cell"].unique().to_pylist())]
         found = metrics_rows(frame(samples), own, lmms_eval=self.aggregates, reasons=self.reasons, judges=self.judges)
         pa.default_memory_pool().release_unused()
@@ -286,9 +270,6 @@ class _Scored:
 
 
 def _metrics_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    import pyarrow as pa
-
-    from mmkv_bench.store.schema import METRICS
 
     fields = [field for field in METRICS if field.name not in ("schema_version", "row_digest")]  # which the store adds
     return pa.table({field.name: pa.array([row[field.name] for row in rows], field.type) for field in fields})

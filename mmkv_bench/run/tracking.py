@@ -7,11 +7,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config.schema import as_list
+from mmkv_bench.config.schema import Logger, as_list
 from mmkv_bench.store.tracking import RunningMeans, Tracker, show_summary
 
 if TYPE_CHECKING:
-    from mmkv_bench.config.schema import Logger
     from mmkv_bench.evaluation.grader import RunningScores
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.plan.plan import Coverage, DatasetShare

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmkv_bench.config.schema import EFFICIENCY
+from mmkv_bench.config.schema import EFFICIENCY, SplitConfig
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.evaluation.documents import sample_refs
 from mmkv_bench.forecast.throughput import rates
 from mmkv_bench.plan.selection import index_of
 from mmkv_bench.plan.stale_answers import changed_answers
 
 if TYPE_CHECKING:
-    from mmkv_bench.config.schema import SplitConfig
     from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
     from mmkv_bench.store.store import Store
 
@@ -118,8 +118,6 @@ def _together(
 
 def _shards(part: DatasetShare, wanting: set[str], plan: Plan, count: int, opened: bool) -> set[int]:
     """The shards that have one of these samples; all, where only data would tell and were not opened."""
-    from mmkv_bench.evaluation.documents import sample_refs
-
     opened = part.spec.is_pages or (opened and part.counted == "data")
     if not wanting or count == 1 or not opened:
         return set(range(count)) if wanting else set()

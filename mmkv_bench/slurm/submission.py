@@ -7,18 +7,15 @@ import shlex
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmExecutor
 
-from mmkv_bench.config.schema import merged
+from mmkv_bench.config.schema import Slurm, merged
 from mmkv_bench.errors import ConfigError, MMKVError, nearest
 from mmkv_bench.slurm import queue
 from mmkv_bench.slurm.queue import SUBMIT_S, ask
-
-if TYPE_CHECKING:
-    from mmkv_bench.config.schema import Slurm
 
 REQUEUE = 75
 """Exit code of a job in an image, where there is no scontrol, that wants to be queued again (EX_TEMPFAIL of sysexits.h)."""

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mmkv_bench.config.schema import Model, RunConfig, Slurm, SplitConfig
 from mmkv_bench.plan.plan import Plan
 from mmkv_bench.plan.planner import make_plan, outline
 from mmkv_bench.plan.stale_answers import other_versions
@@ -22,9 +23,6 @@ from mmkv_bench.slurm import checks, queue, submission
 from mmkv_bench.slurm.pieces import SweepJob, check, pieces
 from mmkv_bench.store import study
 from mmkv_bench.store.store import Store
-
-if TYPE_CHECKING:
-    from mmkv_bench.config.schema import Model, RunConfig, Slurm, SplitConfig
 
 Job = Callable[[tuple[str, ...], int], Callable[[], None]]
 """Makes of a run's overrides, and the number of GPUs for a process each, what a job calls: picklable, named by a module that jobs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,11 +17,8 @@ from mmkv_bench.statistics.blocks import Samples
 from mmkv_bench.statistics.column import Column, compare_column, compare_pairs, holm
 from mmkv_bench.statistics.intervals import ALPHA
 from mmkv_bench.statistics.metric_kinds import aggregate_of, is_share, lower_is_better
-from mmkv_bench.tables.score_table import Line
-
-if TYPE_CHECKING:
-    from mmkv_bench.tables.score_table import ScoreTable
-    from mmkv_bench.tables.scores import Scores
+from mmkv_bench.tables.score_table import Line, ScoreTable
+from mmkv_bench.tables.scores import Scores
 
 _Value = TypeVar("_Value")
 

@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.store.packing import OF_GROUPS
@@ -20,7 +22,6 @@ from mmkv_bench.tables.scores import coded, is_text, lists_of, numbers, placed
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
     from mmkv_bench.store.store import Store
 
@@ -167,8 +168,6 @@ def _rows(
     per_pass: bool = False,
 ) -> CostRows:
     import pandas as pd
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     place, status = placed(table["cell"], cells), placed(table["status"], STATUSES)
     columns = {"place": place, "status": status, **made}

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from mmkv_bench.protocols import protocol
 from mmkv_bench.statistics.intervals import ALPHA, LEVEL
 from mmkv_bench.statistics.metric_kinds import KL_TO
-from mmkv_bench.tables.costs import LIMIT, TIMED
+from mmkv_bench.tables.costs import LIMIT, TIMED, CostTable
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
 from mmkv_bench.tables.table import Note, Rank
 from mmkv_bench.tables.text import cell_words
-
-if TYPE_CHECKING:
-    from mmkv_bench.tables.costs import CostTable
 
 OVER, PREFILL, BEFORE_CUT, PACKED, RETRIEVED, PRESET = "†", "§", "¶", "‡", "◊", "∥"
 FIXTURE_DATA = "Fixture data, made to exercise the task: the scores say nothing about model or methods."

@@ -14,6 +14,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.store.rows import processor
@@ -23,7 +25,6 @@ from mmkv_bench.tables.agreement import agreeing
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
     from mmkv_bench.store.store import Store
 
@@ -195,8 +196,6 @@ def open_store(root: Path | str) -> Store:
 
 def frames(rows: ReadOnce) -> Rows:
     """The frames of rows that are read, or are read now; errors as of `load`."""
-    import pyarrow as pa
-
     from mmkv_bench.store.packing import ALIKE
 
     root = rows.store.root
@@ -218,8 +217,6 @@ def frames(rows: ReadOnce) -> Rows:
 
 def cells_of(store: Store, names: Collection[str] | None = None) -> pd.DataFrame:
     """The frame of `cells`. Configurations, which are long and the same for all cells of a run, are in memory once each."""
-    import pyarrow as pa
-
     table = store.cells(names, coded=True)
     for number, field in enumerate(table.schema):
         if field.name != "config" and pa.types.is_dictionary(field.type):
@@ -231,7 +228,6 @@ def cells_of(store: Store, names: Collection[str] | None = None) -> pd.DataFrame
 def frame(table: pa.Table) -> pd.DataFrame:
     """Texts as categories and lists as they are in arrow: no Python object for each row."""
     import pandas as pd
-    import pyarrow as pa
 
     def kept(kind: pa.DataType) -> pd.ArrowDtype | None:
         return pd.ArrowDtype(kind) if pa.types.is_list(kind) else None

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.cli.grammar import Parser
-from mmkv_bench.config.files import content, options
-from mmkv_bench.config.names import chosen
+from mmkv_bench.config.files import MODEL, content, options
+from mmkv_bench.config.names import canonical, chosen
+from mmkv_bench.config.schema import Model
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from mmkv_bench.config.schema import Model
     from mmkv_bench.evaluation.data_check import DataReport
     from mmkv_bench.families.base import PixelLimits
 
@@ -191,8 +191,6 @@ def tokens(given: argparse.Namespace) -> int:
         ConfigError: words that are no size and no setting, a model without a processor, limits without effect.
     """
     from mmkv_bench.config.compose import compose
-    from mmkv_bench.config.files import MODEL, options
-    from mmkv_bench.config.names import canonical
     from mmkv_bench.families.base import PixelLimits
     from mmkv_bench.families.facts import kv_bytes_per_token
     from mmkv_bench.families.registry import image_tokens, video_tokens
