@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mmkv_bench.api.attached_model import attach
     from mmkv_bench.api.pictures import plot
     from mmkv_bench.api.rows import evaluate, load_rows, make_table, paper_tables
-    from mmkv_bench.methods.registry import method
+    from mmkv_bench.methods.build import method
 
 __version__ = "0.2.0"
 __all__ = ["attach", "evaluate", "load_rows", "make_table", "method", "paper_tables", "plot"]
@@ -29,7 +29,7 @@ _HOMES = {
     "evaluate": "mmkv_bench.api.rows",
     "load_rows": "mmkv_bench.api.rows",
     "make_table": "mmkv_bench.api.rows",
-    "method": "mmkv_bench.methods.registry",
+    "method": "mmkv_bench.methods.build",
     "paper_tables": "mmkv_bench.api.rows",
     "plot": "mmkv_bench.api.pictures",
 }

@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mmkv_bench.cache_folder import cache_dir
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.file_state import outlives_the_process, state_of
+from mmkv_bench.file_state import cache_dir, outlives_the_process, state_of
 
 
 def digest_of(files: Iterable[tuple[str, Path]], cache: Path | None = None) -> str:

@@ -15,7 +15,10 @@ no program can set. Where this does not hold:
 from __future__ import annotations
 
 import os
+import site
+import sysconfig
 import time
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,3 +57,24 @@ def outlives_the_process(file: str | Path, state: State) -> bool:
         return False
     read_only = os.statvfs(file).f_flag & os.ST_RDONLY
     return not (read_only and state.changed == state.modified)
+
+
+def cache_dir() -> Path:
+    """Return the cache folder: `$MMKV_BENCH_CACHE`, else `$XDG_CACHE_HOME/mmkv_bench`, else `~/.cache/mmkv_bench`."""
+    chosen = os.environ.get("MMKV_BENCH_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(chosen).expanduser() if chosen else Path(base) / "mmkv_bench"
+
+
+@cache
+def installed() -> tuple[Path, ...]:
+    """Folders of the standard library, of installed packages, and this package."""
+    paths = sysconfig.get_paths()
+    names = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {*site.getsitepackages()}
+    names |= {site.getusersitepackages(), str(Path(__file__).parent)}
+    return tuple(dict.fromkeys(Path(name).resolve() for name in names))
+
+
+def is_installed(file: Path) -> bool:
+    """True for a resolved path in one of these folders."""
+    return any(file.is_relative_to(folder) for folder in installed())

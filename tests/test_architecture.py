@@ -22,14 +22,12 @@ ARROWS = {
     "devices": set(),
     "compression": {"devices", "protocols"},
     "config": {
-        "cache_folder",
         "compression",
         "file_state",
         "protocols",
     },  # compression by name, a part's module when it is read
     "file_state": set(),
-    "cache_folder": set(),
-    "checksums": {"cache_folder", "file_state"},
+    "checksums": {"file_state"},
     "deadline": set(),
     "statistics": set(),
     "tiny": set(),
@@ -37,18 +35,16 @@ ARROWS = {
     "families": {"protocols"},
     "models": {"cache_folder", "checksums", "config", "deadline", "devices", "families", "file_state"},
     "store": {"checksums", "devices", "file_state"},
-    "datasets": {"cache_folder", "checksums", "file_state", "tiny"},
+    "datasets": {"checksums", "file_state", "tiny"},
     "generation": {"families", "models", "compression", "devices", "protocols", "store"},
     "tables": {"config", "protocols", "statistics", "store"},
     "papers": {"config", "methods", "families", "models", "protocols", "statistics", "store", "tables", "forecast"},
     "report": {"config", "datasets", "models", "statistics", "store", "tables", "tiny"},
     "calibrate": {"config", "compression", "families", "models", "generation", "store", "tiny"},
     "evaluation": {
-        "cache_folder",
         "checksums",
         "consent",
         "datasets",
-        "installed",
         "judging",
         "file_state",
         "protocols",
@@ -56,7 +52,7 @@ ARROWS = {
     },
     "methods": {
         "consent",
-        "installed",
+        "file_state",
         "config",
         "compression",
         "generation",
@@ -79,7 +75,7 @@ ARROWS = {
         "store",
     },
     "forecast": {
-        "cache_folder",
+        "calibrate",
         "checksums",
         "columns",
         "compression",
@@ -88,6 +84,7 @@ ARROWS = {
         "devices",
         "generation",
         "families",
+        "file_state",
         "models",
         "plan",
         "protocols",
@@ -96,7 +93,6 @@ ARROWS = {
     },
     "columns": set(),
     "run": {
-        "cache_folder",
         "checksums",
         "deadline",
         "file_state",
@@ -196,7 +192,6 @@ ARROWS = {
     "errors": set(),
     "secrecy": set(),
     "consent": set(),
-    "installed": set(),
     "__init__": {"api", "methods"},
 }
 FLOORS = 10
@@ -241,7 +236,6 @@ LIGHT = (
     "mmkv_bench.errors",
     "mmkv_bench.cli.main",
     "mmkv_bench.cli.grammar",
-    "mmkv_bench.cli.guard",
     "mmkv_bench.cli.verbs.run",
     "mmkv_bench.run.launch",
 )

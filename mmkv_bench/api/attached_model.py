@@ -26,8 +26,8 @@ from mmkv_bench.families.facts import model_facts
 from mmkv_bench.generation.decode import EAGER_DECODE, config_of
 from mmkv_bench.generation.result import CellSpec, ForkResult
 from mmkv_bench.generation.single import fill_account
+from mmkv_bench.methods.build import method as method_named
 from mmkv_bench.methods.part_rules import refuse, visual_parts
-from mmkv_bench.methods.registry import method as method_named
 from mmkv_bench.protocols import DEFAULT, FED_ONCE
 from mmkv_bench.protocols import protocol as protocol_named
 

@@ -36,7 +36,7 @@ VERBS = {
     "score": ("run", "score stored answers that are not scored yet, or not by this judge; as `run stage=score`"),
     "tables": ("tables", "print the tables of a run again, from its rows"),
     "plot": (
-        "plot",
+        "show",
         "draw rows: accuracy against budget, latency against length, accuracy against costs, diagnostics as papers have them",
     ),
     "report": ("show", "make pages of rows that a browser opens offline: overview, table, cells, samples"),

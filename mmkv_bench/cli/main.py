@@ -1,17 +1,125 @@
 """`mmkv-bench` and `python -m mmkv_bench`: the verb, then its own words. No verb is `run`.
 
 Nothing heavy is imported before the request has been checked: a mistake costs a second and one sentence on stderr, exit
-code 2, and leaves nothing behind.
+code 2, and leaves nothing behind. Errors that a user can meet become one sentence on stderr and an exit code, never a traceback.
+Output has no control characters that a terminal would obey, since names in rows may be anybody's.
 """
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
 
 from mmkv_bench import __version__
 from mmkv_bench.cli.grammar import PROGRAM, VERBS, reader, split
-from mmkv_bench.cli.guard import guarded
+from mmkv_bench.errors import MMKVError, check_output, first_line, out_of_memory
+from mmkv_bench.run.stopping import Stopped
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_PLACE = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EROFS)
+"""Errors of a name that a user gave."""
+_LESS_MEMORY = (
+    "free some, or ask for less at a time: fewer processes, a lower fork_batch or fork_memory, shorter prompts "
+    "(model.max_prompt_tokens), a smaller model; rows that are stored stay, and the same command continues"
+)
+# Control characters but tab and line break, among them those of colours, which can hide text, and what turns the direction of
+# writing.
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> int:
+    """The exit code of `work(arguments)`: 0 done, 1 failed while working, 2 refused, 130 interrupted, 128 + n ended by
+    signal n. An error is one sentence on stderr, and with --json one JSON document as well."""
+    as_json = "--json" in arguments or "json=true" in arguments
+    try:
+        check_output()
+        with _harmless_output():
+            return work(arguments)
+    except BrokenPipeError:  # whoever read our output has seen enough, as `| head` does
+        closed_output()
+        return 0
+    except (Exception, KeyboardInterrupt, Stopped) as error:
+        refusal = _refusal(error)
+        if refusal is None:
+            raise
+    sentence, code = refusal
+    print(f"mmkv_bench: {_harmless(sentence)}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"status": "interrupted" if code >= 128 else "error", "exit_code": code, "error": sentence}))
+    return code
+
+
+def _refusal(error: BaseException) -> tuple[str, int] | None:
+    """Sentence and exit code of an error that a user can meet; None for others."""
+    if isinstance(error, MMKVError):
+        full = isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM
+        return str(error), 2 if full else error.exit_code
+    if isinstance(error, Stopped):
+        then = "after the sample in flight, which is stored; run the same command again to continue"
+        return f"ended by {error} {then}", 128 + error.signal
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted; run the same command again to continue at the first missing sample", 130
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        where = error.filename or "the results"
+        return f"no space left on the device that holds {where}; free some, or write out=<folder>", 2
+    if isinstance(error, OSError) and error.filename and error.errno in _NO_PLACE:
+        return f"{str(error.filename)[:200]} cannot be used ({error.strerror}); name another place", 2
+    if out_of_memory(error):
+        return f"this machine's memory is too small for what was asked ({first_line(error)[:250]}); {_LESS_MEMORY}", 1
+    return None
+
+
+def closed_output() -> None:
+    """Discard what is printed from here on; Python flushes it at its end."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
+
+
+def _harmless(text: str) -> str:
+    """A text whose control characters are written as escapes."""
+    return _OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+class SanitizingStream:
+    """A text stream whose control characters are written as escapes; everything else is the stream's own."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(_harmless(text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def _harmless_output() -> Iterator[None]:
+    """Standard output as a `SanitizingStream`, while a verb works."""
+    before = sys.stdout
+    sanitized: Any = before if before is None or isinstance(before, SanitizingStream) else SanitizingStream(before)
+    sys.stdout = sanitized
+    try:
+        yield
+    finally:
+        if sys.stdout is sanitized:
+            sys.stdout = before
+
+
+def clear_screen() -> None:
+    """Clear the terminal, which `SanitizingStream` would not let a text do."""
+    stream = sys.stdout.stream if isinstance(sys.stdout, SanitizingStream) else sys.stdout
+    stream.write("\x1b[H\x1b[2J")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
-from mmkv_bench.cli.guard import closed_output, guarded
+from mmkv_bench.cli.main import closed_output, guarded
 from mmkv_bench.config.schema import EFFICIENCY
 from mmkv_bench.errors import ConfigError, MMKVError
 

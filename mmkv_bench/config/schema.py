@@ -465,7 +465,7 @@ def resolve_path(path: str) -> str:
         ConfigError: a package that is not installed.
     """
     if path.startswith(FETCHED_SCHEME):
-        from mmkv_bench.cache_folder import cache_dir
+        from mmkv_bench.file_state import cache_dir
 
         return str(cache_dir() / "models" / path.removeprefix(FETCHED_SCHEME))
     if path.startswith(PACKAGE_SCHEME):

@@ -13,8 +13,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from mmkv_bench.cache_folder import cache_dir
 from mmkv_bench.errors import ConfigError, DataError, nearest
+from mmkv_bench.file_state import cache_dir
 
 ARCHIVES = Path(__file__).parent / "fixture_data"
 

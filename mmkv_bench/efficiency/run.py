@@ -125,7 +125,7 @@ def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], tr
     from mmkv_bench.compression.flash import check as check_flash
     from mmkv_bench.efficiency.measure import Bench
     from mmkv_bench.generation.decode import CompiledStep
-    from mmkv_bench.run.resume_checks import refuse_other_machine
+    from mmkv_bench.run.inputs import refuse_other_machine
 
     model, passes, compiled = plan.model, plan.pass_config, plan.answering.decode == COMPILED
     if compiled:

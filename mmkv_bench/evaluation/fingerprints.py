@@ -22,7 +22,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mmkv_bench.cache_folder import cache_dir
 from mmkv_bench.checksums import digest_of
 from mmkv_bench.datasets import page_data, sources
 from mmkv_bench.datasets.messages import Conversation
@@ -39,7 +38,7 @@ from mmkv_bench.evaluation.documents import (
     paths_without_bytes,
 )
 from mmkv_bench.evaluation.task_code import OpenedFiles
-from mmkv_bench.file_state import State, outlives_the_process, state_of
+from mmkv_bench.file_state import State, cache_dir, outlives_the_process, state_of
 
 if TYPE_CHECKING:
     import datasets

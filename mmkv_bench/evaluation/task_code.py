@@ -38,8 +38,7 @@ from typing import NamedTuple
 
 from mmkv_bench.datasets.task_yaml import includes, lmms_eval_folder
 from mmkv_bench.errors import DataError, MMKVError
-from mmkv_bench.file_state import State
-from mmkv_bench.installed import is_installed
+from mmkv_bench.file_state import State, is_installed
 
 _SILENT = {"sqlite3", "dbm", "ctypes", "mmap", "multiprocessing", "concurrent"}
 HEARD = (sys.stdlib_module_names - _SILENT) | {

@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.cache_folder import cache_dir
 from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.file_state import cache_dir
 from mmkv_bench.store.provenance import device_name
 
 if TYPE_CHECKING:

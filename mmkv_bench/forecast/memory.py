@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mmkv_bench.calibrate.artefact import StandIns
 from mmkv_bench.columns import aligned
 from mmkv_bench.config.schema import TOGETHER
 from mmkv_bench.errors import ConfigError, MMKVError
@@ -24,7 +25,6 @@ from mmkv_bench.models.load import quiet_transformers
 from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan.cells import build_methods
-from mmkv_bench.plan.stand_ins import StandIns
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mmkv_bench.config.shorthand import CUSTOM, README
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.installed import is_installed
+from mmkv_bench.file_state import is_installed
 
 PREFIX = "mmkv_bench_custom_"
 """Beginning of the module names of method files."""

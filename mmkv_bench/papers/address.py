@@ -18,8 +18,8 @@ from mmkv_bench.config.files import content, options
 from mmkv_bench.config.schema import READINGS
 from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.methods.build import method
 from mmkv_bench.methods.node import flat_parameters, read, under_reading
-from mmkv_bench.methods.registry import method
 from mmkv_bench.protocols import NAMES as PROTOCOLS
 
 NONE, ENTRIES, FRACTION = "none", "entries", "fraction"

@@ -17,8 +17,7 @@ from mmkv_bench.papers.judgement import FilledCell, FilledTable
 from mmkv_bench.papers.margins import NOT_COMPARABLE, WORDS
 from mmkv_bench.papers.measurement import PLANNED
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS
-from mmkv_bench.tables.figure import save
-from mmkv_bench.tables.palette import Look, looks
+from mmkv_bench.tables.figure import Look, looks, save
 from mmkv_bench.tables.table import COLOURS, VERDICTS, signed
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from mmkv_bench.protocols import WHOLE, protocol
 from mmkv_bench.run import stopping
 from mmkv_bench.run.card import PromptSize, card, columns
 from mmkv_bench.run.dispatch import SampleQueueClient
+from mmkv_bench.run.inputs import refuse_other_machine, refuse_other_prompts
 from mmkv_bench.run.progress import Progress, waiting
 from mmkv_bench.run.report import Report
-from mmkv_bench.run.resume_checks import refuse_other_machine, refuse_other_prompts
 from mmkv_bench.run.scoring import score_dataset, unscored
 from mmkv_bench.run.tracking import DatasetTracker, described, settings, summarise
 from mmkv_bench.store.store import Store

@@ -11,8 +11,17 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.cost_rows import Cost
 from mmkv_bench.tables.costs import TIMED, CostEntry, CostTable, Key, cell_key, cost_tables
-from mmkv_bench.tables.figure import band, canvas, legend_below, log2_axis, point_style, small_print
-from mmkv_bench.tables.palette import MARKERS, Look, looks
+from mmkv_bench.tables.figure import (
+    MARKERS,
+    Look,
+    band,
+    canvas,
+    legend_below,
+    log2_axis,
+    looks,
+    point_style,
+    small_print,
+)
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.score_table import Line, ScoreTable
 from mmkv_bench.tables.text import caption, cell_words, context_words, line_label, number, unit_of

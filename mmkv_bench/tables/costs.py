@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.statistics.medians import Medians, medians
+from mmkv_bench.statistics.intervals import Medians, medians
 from mmkv_bench.store.measurements import load_warning
 from mmkv_bench.store.rows import processor
 from mmkv_bench.store.schema import STATUSES

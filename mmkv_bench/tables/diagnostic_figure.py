@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.tables.figure import canvas, log2_axis, plain
-from mmkv_bench.tables.palette import COLOURS as HUES
-from mmkv_bench.tables.palette import MARKERS, looks
+from mmkv_bench.tables.figure import COLOURS as HUES
+from mmkv_bench.tables.figure import MARKERS, canvas, log2_axis, looks, plain
 from mmkv_bench.tables.rows import choose
 from mmkv_bench.tables.score_table import AXES
 

@@ -6,6 +6,7 @@ A table of fidelity to `full` has a column per metric: how far distributions are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from mmkv_bench.statistics.intervals import ALPHA
 from mmkv_bench.statistics.metric_kinds import FIDELITY, KL_TO, MEASURES, POSITIONS, TOP1_TO, lower_is_better
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import Pair, asked_pairs, better, comparisons, every_pair, separated_pairs
+from mmkv_bench.tables.dataset_groups import families
 from mmkv_bench.tables.notes import fidelity_notes, marks
 from mmkv_bench.tables.rows import Rows
 from mmkv_bench.tables.score_notes import score_notes
@@ -349,3 +351,36 @@ def _fidelity_cell(table: ScoreTable, label: str, budget: str) -> str:
     if table.metric.startswith("fidelity_kl"):
         return f"{entry.value:.2g}" if entry.value else "0"
     return f"{entry.value:.1f}" if table.metric == "divergence" else f"{entry.value:.3f}"
+
+
+def joined_tables(tables: Sequence[ScoreTable], *, intervals: bool = True) -> list[Table]:
+    """One table for all that differ in dataset and metric alone. What holds for some tasks only is a note with their names."""
+    return [_joined(family, tables, intervals, number) for number, family in enumerate(families(tables), 1)]
+
+
+def _joined(family: Sequence[ScoreTable], tables: Sequence[ScoreTable], intervals: bool, number: int) -> Table:
+    letters = tuple(sorted({reason for table in family for reason in table.fallbacks}))
+    family = [replace(table, letters=letters) for table in family]  # one letter means one fallback in all columns
+    metrics = list(dict.fromkeys(table.metric for table in family))
+    names = [table.dataset if len(metrics) == 1 else f"{table.dataset}, {table.metric}" for table in family]
+    columns = [table.budgets or ("",) for table in family]
+    lines_of = [{line_label(line): line for line in table.methods} for table in family]
+    rows = []
+    for label in dict.fromkeys(label for lines in lines_of for label in lines):
+        cells: list[GridCell | str] = [label]
+        for table, lines, budgets in zip(family, lines_of, columns, strict=True):
+            cells += row(table, lines[label], budgets, intervals)[1:] if label in lines else [""] * len(budgets)
+        rows.append(cells)
+    groups = [name for name, budgets in zip(names, columns, strict=True) for _ in budgets]
+    header = ["method", *(budget or "all" for budgets in columns for budget in budgets)]
+    words = [caption(table, tables, intervals).split("; ") for table in family]
+    shared = [word for word in words[0] if all(word in other for other in words)]
+    notes: dict[Note, list[str]] = {}
+    for name, table, each in zip(names, family, words, strict=True):
+        own = "; ".join(word for word in each if word not in shared)
+        for note in dict.fromkeys([*([Note(f"{own}.")] if own else []), *score_notes(table)]):
+            notes.setdefault(note, []).append(name)
+    everywhere = {note for note, of in notes.items() if len(of) == len(family)}
+    told = [n if n in everywhere else replace(n, text=f"{', '.join(of)}: {n.text}") for n, of in notes.items()]
+    title = ", ".join([*dict.fromkeys(table.dataset for table in family), *metrics])
+    return Table(title, "; ".join(shared), [Grid(header, rows, groups=groups)], told, name=f"joined-{number}")

@@ -13,10 +13,9 @@ from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.config.files import options
 from mmkv_bench.config.schema import READINGS
 from mmkv_bench.errors import CompatibilityError, ConfigError
-from mmkv_bench.methods.build import build_compressor, identity_form
+from mmkv_bench.methods.build import build_compressor, identity_form, method, settings
 from mmkv_bench.methods.method_file import load
 from mmkv_bench.methods.node import parameters_json, under_reading
-from mmkv_bench.methods.registry import method, settings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "value_norm.py"
 OUTSIDE = ("custom", "kvpress")

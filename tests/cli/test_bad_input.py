@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from mmkv_bench.cli.guard import guarded
-from mmkv_bench.cli.main import main
+from mmkv_bench.cli.main import guarded, main
 from mmkv_bench.errors import ConfigError, StoreError
 from tests.cli.setting import CHECKOUT, overrides, refusal
 from tests.each import each

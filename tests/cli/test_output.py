@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from mmkv_bench.cli.guard import guarded
-from mmkv_bench.cli.main import main
+from mmkv_bench.cli.main import guarded, main
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.formats import csv_text
 from tests.cli.setting import refusal

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2Config, Qwen2ForCausalLM
 
+from mmkv_bench.calibrate.artefact import StandIns
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.numerics.tiles import ends_only, row_blocks
 from mmkv_bench.config.compose import method_defaults
@@ -21,7 +22,6 @@ from mmkv_bench.forecast.dry_run import DryModel, dry_model, prompt_types, witho
 from mmkv_bench.generation import one_pass as phases
 from mmkv_bench.generation.encode import encode, from_tensors
 from mmkv_bench.methods.build import build_compressor
-from mmkv_bench.plan.stand_ins import StandIns
 from mmkv_bench.tiny.pages import make_sample
 from tests import zoo
 from tests.each import each

@@ -10,8 +10,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmkv_bench.cli.guard import guarded
-from mmkv_bench.cli.main import main
+from mmkv_bench.cli.main import guarded, main
 from mmkv_bench.store.schema import FALLBACKS, STATUSES
 from mmkv_bench.store.store import Store
 from tests.cli.setting import overrides, refusal

@@ -11,8 +11,8 @@ import torch
 from mmkv_bench.cli.main import main
 from mmkv_bench.config.method_parts import FOLDERS
 from mmkv_bench.methods import invariants, toy_layers
+from mmkv_bench.methods.build import method
 from mmkv_bench.methods.method_file import load
-from mmkv_bench.methods.registry import method
 from tests.each import each
 from tests.run.setting import done, responses
 

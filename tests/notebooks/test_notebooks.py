@@ -13,7 +13,7 @@ from tools import notebooks
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-PUBLIC = {"mmkv_bench", "mmkv_bench.tiny.pages", "mmkv_bench.tables.palette"}
+PUBLIC = {"mmkv_bench", "mmkv_bench.tiny.pages", "mmkv_bench.tables.figure"}
 
 
 def code(path: Path) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from mmkv_bench.methods.build import settings
 from mmkv_bench.methods.node import flat_parameters
-from mmkv_bench.methods.registry import settings
 from mmkv_bench.models.files import hub_fingerprint
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.judgement import FilledCell, fill

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.methods.build import settings
 from mmkv_bench.methods.node import flat_parameters
-from mmkv_bench.methods.registry import settings
 from mmkv_bench.papers import evidence_reader, non_score_metrics
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.judgement import FilledTable, fill

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import quantile_test
 
-from mmkv_bench.statistics.medians import medians
+from mmkv_bench.statistics.intervals import medians
 
 VALUES = st.lists(st.floats(-1e3, 1e3) | st.just(float("nan")), max_size=40)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmkv_bench.config.files import options
-from mmkv_bench.tables.palette import COLOURS, GREY, looks
+from mmkv_bench.tables.figure import COLOURS, GREY, looks
 
 DARK = "#1e1e1e"
 

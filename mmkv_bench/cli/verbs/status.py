@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.cli.grammar import Parser, rows_folder
-from mmkv_bench.cli.guard import clear_screen
+from mmkv_bench.cli.main import clear_screen
 from mmkv_bench.columns import aligned
 from mmkv_bench.errors import ConfigError
 

@@ -86,7 +86,7 @@ def tables(given: argparse.Namespace) -> int:
     """Print tables of scores, then those of costs."""
     from mmkv_bench.tables.cost_rows import divided
     from mmkv_bench.tables.formats import write
-    from mmkv_bench.tables.wording import captioned, renamed
+    from mmkv_bench.tables.table import captioned, renamed
 
     names, costs = divided(given.metric or ())
     _refuse_conflicts(given, names, costs)
@@ -140,9 +140,8 @@ def _score_tables(given: argparse.Namespace, metrics: Sequence[str]) -> list[Tab
         tables_of_groups,
         tables_of_ranks,
     )
-    from mmkv_bench.tables.joined import joined_tables
     from mmkv_bench.tables.rows import load
-    from mmkv_bench.tables.score_text import tables_of_scores
+    from mmkv_bench.tables.score_text import joined_tables, tables_of_scores
 
     rows = load(given.rows, fidelity=score_text.among(metrics))
     filters = {"datasets": given.dataset, "protocols": given.protocol, "readings": given.reading}
