@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from mmkv_bench.report.scores import table_cells
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.rows import load
 from mmkv_bench.tables.score_table import ScoreTable
@@ -26,7 +25,7 @@ SHORT = 8  # letters of a hash that name a cell here
 
 def page(rows: str, tables: list[ScoreTable]) -> str:
     """Return a line a cell: hash, score and interval, and the commands that show it and make it again."""
-    example = next(entry.cells[0] for table in tables for _, budget, entry in table_cells(table) if budget)[:SHORT]
+    example = next(entry.cells[0] for table in tables for _, budget, entry in table.cells if budget)[:SHORT]
     lines = [
         f"# The cells of {rows}",
         "",
@@ -43,7 +42,7 @@ def page(rows: str, tables: list[ScoreTable]) -> str:
             "| cell | method | budget | right | score | 95 % interval |",
             "|---|---|---|---|---|---|",
         ]
-        for method, budget, entry in table_cells(table):
+        for method, budget, entry in table.cells:
             for cell in entry.cells:
                 right = f"{round(entry.scores.values.sum())} of {len(entry.scores.values)}"
                 numbers = f"{right} | {score(entry.value)} | {interval_text(entry.low, entry.high)}"
@@ -72,7 +71,7 @@ def linked(text: str, rows: str, tables: list[ScoreTable]) -> str:
 def _linked_lines(lines: list[str], table: ScoreTable, named: dict[str, None]) -> Iterator[str]:
     """Yield the lines with links; fill `named` with the cells that they lead to."""
     budgets: list[str] = []
-    entries = {(line_label(method), budget): entry for method, budget, entry in table_cells(table)}
+    entries = {(line_label(method), budget): entry for method, budget, entry in table.cells}
     for line in lines:
         fields = [field.strip() for field in line.split("|")[1:-1]]
         if fields[:1] == ["method"] and not budgets:

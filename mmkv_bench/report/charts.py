@@ -9,7 +9,7 @@ from typing import Any
 from mmkv_bench.report.fields import budget_words, byte_words, number, rank_words
 from mmkv_bench.report.scores import FamilyRanks, ScoreLine, ScoreView, cost_value
 from mmkv_bench.tables.costs import CostEntry, CostTable
-from mmkv_bench.tables.palette import COLOURS, GREY, MARKERS, Look, looks
+from mmkv_bench.tables.figure import COLOURS, GREY, MARKERS, Look, looks
 from mmkv_bench.tables.table import Table
 from mmkv_bench.tables.text import axis_words
 
@@ -39,31 +39,35 @@ def _method_traces(
     traces = []
     for method in sorted(points):
         line_points = sorted(points[method], key=lambda point: point[0])
-        look = styles[method]
-        colour, marker = look.colour.replace("black", GREY), look.marker  # black is not seen on a dark page
         scores = [(line["value"] or 0.0, line["low"], line["high"]) for _, line in line_points]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": method,
-                "x": [number(x) for x, _ in line_points],
-                "y": [number(value) for value, _, _ in scores],
-                "error_y": {
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [0 if high is None else number(high - value) for value, _, high in scores],
-                    "arrayminus": [0 if low is None else number(value - low) for value, low, _ in scores],
-                    "thickness": 1,
-                    "width": 3,
-                },
-                "line": {"color": colour, "width": 2},
-                "marker": {"symbol": MARKERS.get(marker, marker), "size": 8, "color": colour},
-                "text": [view.hint(line) for _, line in line_points],
-                "hoverinfo": "text",
-            }
-        )
+        hints = {"text": [view.hint(line) for _, line in line_points], "hoverinfo": "text"}
+        traces.append(_trace(method, [number(x) for x, _ in line_points], scores, styles[method]) | hints)
     return traces
+
+
+Numbers = Sequence[tuple[float, float | None, float | None]]
+"""Value, low and high of each point."""
+
+
+def _trace(name: str, x: Sequence[Any], points: Numbers, look: Look, scale: float = 1.0, **line: Any) -> dict[str, Any]:
+    colour = look.colour.replace("black", GREY)  # black is not seen on a dark page
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": name,
+        "x": x,
+        "y": [number(value / scale) for value, _, _ in points],
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": [0 if high is None else number((high - value) / scale) for value, _, high in points],
+            "arrayminus": [0 if low is None else number((value - low) / scale) for value, low, _ in points],
+            "thickness": 1,
+            "width": 3,
+        },
+        "line": {"color": colour, **line, "width": 2},
+        "marker": {"symbol": MARKERS.get(look.marker, look.marker), "size": 8, "color": colour},
+    }
 
 
 def against_budget(view: ScoreView, styles: Mapping[str, Look]) -> Figure:
@@ -118,27 +122,10 @@ def against_length(tables: Sequence[CostTable], cost: str) -> Figure | None:
     for (label, budget, batch), entries in points.items():
         entries.sort(key=lambda point: point[0])
         numbers = [(entry.value or 0.0, entry.low, entry.high) for _, entry in entries]
-        colour, marker = styles[label].colour.replace("black", GREY), styles[label].marker
         budgets = sorted({other for name, other, _ in points if name == label})
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": ", ".join(filter(None, (label, budget, f"batch {batch}"))),
-                "x": [tokens for tokens, _ in entries],
-                "y": [number(value / scale) for value, _, _ in numbers],
-                "error_y": {
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [0 if high is None else number((high - value) / scale) for value, _, high in numbers],
-                    "arrayminus": [0 if low is None else number((value - low) / scale) for value, low, _ in numbers],
-                    "thickness": 1,
-                    "width": 3,
-                },
-                "line": {"color": colour, "dash": DASHES[budgets.index(budget) % len(DASHES)], "width": 2},
-                "marker": {"symbol": MARKERS.get(marker, marker), "size": 8, "color": colour},
-            }
-        )
+        name = ", ".join(filter(None, (label, budget, f"batch {batch}")))
+        dash = DASHES[budgets.index(budget) % len(DASHES)]
+        traces.append(_trace(name, [tokens for tokens, _ in entries], numbers, styles[label], scale, dash=dash))
     if not traces:
         return None
     lengths = sorted({tokens for entries in points.values() for tokens, _ in entries})

@@ -15,8 +15,8 @@ from mmkv_bench.tables.audit import Audit
 from mmkv_bench.tables.cost_rows import KNOWN
 from mmkv_bench.tables.costs import CostEntry, CostTable
 from mmkv_bench.tables.dataset_groups import TaskRanks, families, headlines, ranks_over
+from mmkv_bench.tables.figure import Look, looks
 from mmkv_bench.tables.notes import predicts_nothing
-from mmkv_bench.tables.palette import Look, looks
 from mmkv_bench.tables.rows import CONTEXT
 from mmkv_bench.tables.score_notes import score_notes
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
@@ -156,7 +156,7 @@ class ScoreViews:
             notes = [note.text for note in sorted(score_notes(table), key=lambda note: note.rank)]
             lines = [
                 _line(table, *cell, cost_entries) | {"store": store, "pages": list(map(name, cell[-1].cells))}
-                for cell in table_cells(table)
+                for cell in table.cells
             ]
             head = len(self.views), table.dataset, table.metric, table.axis, tuple(table.budgets)
             views[id(table)] = ScoreView(*head, caption(table, tables), notes, lines)
@@ -250,14 +250,6 @@ _COLUMNS: dict[str, Callable[[ScoreLine], Field]] = {
     "audit": _text("audit"),
 }
 """Header -> the field of a line in the table of all lines."""
-
-
-def table_cells(table: ScoreTable) -> Iterable[tuple[Line, str, Entry]]:
-    """Methods at their budgets, in the order of the table, with what stands there."""
-    for method in table.methods:
-        for budget in ("", *table.budgets):
-            if (method.label, budget) in table.entries:
-                yield method, budget, table.entries[method.label, budget]
 
 
 def _line(

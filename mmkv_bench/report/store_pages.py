@@ -31,7 +31,6 @@ from mmkv_bench.report.fields import Field, budget_words, datatable, interval, s
 from mmkv_bench.report.folder import Folder
 from mmkv_bench.report.kept_maps import KeptTokens, kept_section
 from mmkv_bench.report.prompts import Prompts
-from mmkv_bench.report.scores import table_cells
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.packing import blocks
 from mmkv_bench.tables.rows import AT_ONCE, BASELINE, Rows, context_key, with_limits
@@ -102,7 +101,7 @@ class StorePages:
         self._labels = {
             cell: (line_label(method), budget_words(table.axis, budget))
             for table in tables
-            for method, budget, entry in table_cells(table)
+            for method, budget, entry in table.cells
             for cell in entry.cells
         }
         self._metrics = list(dict.fromkeys(table.metric for table in tables))
