@@ -33,7 +33,7 @@ ARROWS = {
     "tiny": set(),
     "judging": {"config"},
     "families": {"protocols"},
-    "models": {"cache_folder", "checksums", "config", "deadline", "devices", "families", "file_state"},
+    "models": {"checksums", "config", "deadline", "devices", "families", "file_state"},
     "store": {"checksums", "devices", "file_state"},
     "datasets": {"checksums", "file_state", "tiny"},
     "generation": {"families", "models", "compression", "devices", "protocols", "store"},

@@ -14,9 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.cache_folder import cache_dir
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.file_state import outlives_the_process, state_of
+from mmkv_bench.file_state import cache_dir, outlives_the_process, state_of
 
 SUFFIX = ".gguf"
 
