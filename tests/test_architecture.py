@@ -161,6 +161,7 @@ ARROWS = {
         "plan",
         "protocols",
         "run",
+        "statistics",
         "store",
         "tables",
     },
