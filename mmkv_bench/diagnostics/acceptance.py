@@ -300,9 +300,10 @@ def _budgets(bundle: Bundle) -> tuple[str, str]:
 
 
 def _scores(bundle: Bundle) -> tuple[str, str]:
-    """Compare the answers that were scored with those that are stored."""
+    """Compare the answers that were scored with those that are stored, and score them again where the data are here."""
     digests, problems = tally(bundle.store).digests, Problems([], [])
     scored = {row["cell"]: row["answers_digest"] for row in bundle.store.metrics().to_pylist()}
+    again = 0
     for _, part, cells in bundle.parts():
         for cell in cells:
             stored = digests.get(cell.cell, (0, ""))[1]
@@ -312,7 +313,36 @@ def _scores(bundle: Bundle) -> tuple[str, str]:
                 problems.wrong.append(
                     f"the scores of {cell.label} on {part.dataset} are of other answers than its rows hold"
                 )
-    return problems.outcome(f"{len(scored)} cells, scored from the answers that are stored")
+        try:
+            preflight(part.spec)
+            for cell in cells:
+                count, other = _rescored(bundle.store, part, cell.cell)
+                again += count
+                problems.wrong += [f"{cell.label} on {part.dataset}: {other}"] if other else []
+        except MMKVError as error:
+            problems.unchecked.append(str(error))
+    return problems.outcome(f"{len(scored)} cells, scored from the answers that are stored; {again} scores made again")
+
+
+def _rescored(store: Store, part: DatasetShare, cell: str) -> tuple[int, str]:
+    """Score a cell's stored answers again: how many scores were compared, and what differs first. No judge is asked."""
+    from mmkv_bench.evaluation.samples import Answer
+    from mmkv_bench.evaluation.scoring import score
+
+    rows = store.responses([cell], ("sample_id", "answer", "status", "doc_id", "prompt_hash")).to_pylist()
+    answers = {row["sample_id"]: Answer(*list(row.values())[1:]) for row in rows if row["status"] == "ok"}
+    made = {(one.sample_id, one.metric): one.value for one in score(part.spec, answers).samples} if answers else {}
+    stored = store.samples([cell], ("sample_id", "metric", "value")).to_pylist()
+    compared = [row for row in stored if made.get((row["sample_id"], row["metric"])) is not None]
+    differing = [row for row in compared if row["value"] != made[row["sample_id"], row["metric"]]]
+    if not differing:
+        return len(compared), ""
+    first = differing[0]
+    value = made[first["sample_id"], first["metric"]]
+    return len(compared), (
+        f"{len(differing)} scores differ from those of the stored answers (first: {first['metric']} of "
+        f"{first['sample_id']} is {first['value']}, made again {value})"
+    )
 
 
 def _tables(bundle: Bundle) -> tuple[str, str]:

@@ -74,6 +74,16 @@ def of_first_snapkv(**values):
     return lambda bundle: rewrite(bundle, "responses", change)
 
 
+def better_score(bundle):
+    """A score of 1 for the first answer that has 0."""
+
+    def change(rows):
+        row = next(row for row in rows if row["metric"] == "exact_match" and row["value"] == 0)
+        return [{**one, "value": 1.0} if one is row else one for one in rows]
+
+    rewrite(bundle, "samples", change)
+
+
 def edit(name, change):
     """A change of a file beside the rows."""
 
@@ -116,6 +126,7 @@ TAMPERED = {
         lambda bundle: rewrite(bundle, "responses", lambda rows: rows[:-1]),
         {"samples": "1 of 8 answers of tiny to pages_small are missing", "scores": "", "tables": "", "receipt": ""},
     ),
+    "a score": (better_score, {"scores": "is 1.0, made again 0.0", "tables": "", "receipt": "other scores"}),
     "a prompt": (of_first_snapkv(prompt_hash=lambda row: "0" * 16), {"prompts": "to other prompts", "answers": "prompt_hash"}),
     "entries": (of_first_snapkv(entries_resident=lambda row: 129), {"budgets": "129 entries for 128 asked", "tables": "line"}),
     "a number": (edit(TABLES, lambda text: text.replace("[0.", "[0.0", 1)), {"tables": "line"}),

@@ -1,0 +1,57 @@
+"""Round the four-bit weights of a GGUF file once more, in blocks that begin elsewhere, and write them as a folder.
+
+    python -m tools.requantise SmolLM2-135M-Instruct.Q4_1.gguf folder
+
+A result that changes with these weights rests on how the file was rounded and not on the model. Blocks of 32 weights begin
+16 columns further; gguf's own Q4_1 rounds and dequantises. Other tensors (norms, the embedding in eight bits) stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+OFFSET = 16  # columns; half of a Q4_1 block
+
+
+def rounded(weight):
+    """Return a `[out, in]` float32 array after one round trip through Q4_1 with blocks `OFFSET` columns further."""
+    import numpy as np
+    from gguf import GGMLQuantizationType as Kind
+    from gguf.quants import dequantize, quantize
+
+    shifted = np.ascontiguousarray(np.roll(weight, -OFFSET, axis=1))
+    return np.roll(dequantize(quantize(shifted, Kind.Q4_1), Kind.Q4_1), OFFSET, axis=1)
+
+
+def main() -> None:
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, help="GGUF file with Q4_1 tensors")
+    parser.add_argument("folder", type=Path, help="where the model goes, as safetensors in float32")
+    given = parser.parse_args()
+    here = {"gguf_file": given.file.name, "trust_remote_code": False}
+    model = AutoModelForCausalLM.from_pretrained(given.file.parent, dtype="float32", **here)
+    changes = []
+    for layer in model.get_decoder().layers:
+        for weight in (one for one in layer.parameters() if one.ndim == 2):
+            before = weight.detach().numpy().copy()
+            weight.data.copy_(weight.data.new_tensor(rounded(before)))
+            changes.append(float(((weight.detach().numpy() - before) ** 2).mean() / (before**2).mean()))
+    given.folder.mkdir(parents=True, exist_ok=True)
+    state = {
+        name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"
+    }  # tied
+    save_file(state, given.folder / "model.safetensors", metadata={"format": "pt"})
+    config = AutoConfig.from_pretrained(given.file.parent, **here)
+    config.architectures, config.dtype = [type(model).__name__], "float32"
+    config.save_pretrained(given.folder)
+    AutoTokenizer.from_pretrained(given.file.parent, **here).save_pretrained(given.folder)
+    mean = (sum(changes) / len(changes)) ** 0.5
+    print(f"{len(changes)} matrices rounded again, by {mean:.1%} of their size (root mean square) -> {given.folder}")
+
+
+if __name__ == "__main__":
+    main()
