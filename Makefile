@@ -167,10 +167,10 @@ first-real: $(STAMP)
 	$(RUN) accept $(FIRST_ROWS)_bundle $(FIRST_SETTINGS) --samples 0
 	@echo "the bundle to send: $(FIRST_ROWS)_bundle"
 
-# Documentation continued on the compressed cache; budget=4 keeps the first four tokens: the score without context.
+# Documentation continued on the compressed cache; at budget=2 the prompt is its first and last token: perplexity without context.
 results-continuation: $(STAMP)
 	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
-	$(BIN)/python -m mmkv_bench experiment=continuation 'method=[full,streamingllm]' budget=4
+	$(BIN)/python -m mmkv_bench experiment=continuation 'method=[full,cut_prompt]' budget=2
 	$(BIN)/python -m mmkv_bench experiment=continuation
 	for metric in fidelity ppl fidelity_kl,fidelity_top1; do \
 		$(BIN)/python -m mmkv_bench tables results/continuation --metric $$metric; \
