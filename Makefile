@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-continuation first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-continuation first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -34,6 +34,7 @@ help:
 	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
 	@echo "make results-continuation  make or continue results/continuation: documentation continued, KL to full; hours"
 	@echo "make results-real      make or continue results/real: pretrained weights, English documents; hours"
+	@echo "make results-real-sinks  make or continue results/real_sinks: what the first entries are worth; an hour"
 	@echo "make first-real        two pretrained VLMs x 2 datasets x 6 methods x 3 budgets on one GPU of 24 GB, into a bundle to send"
 	@echo "                       (MODELS=, FIRST_REAL='limit=50 ...' change the experiment; docs/first_real.md)"
 	@echo "make matrix            every model family x dataset x method once, random weights, own data; hours"
@@ -140,11 +141,26 @@ results-real: $(STAMP)
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real method=full \
 		dataset='[english_needles_question,english_records_question,english_passages_question]'
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real model=smollm2_135m_q4_1 method=full limit=40
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real protocol=strict dataset=english_records budget='[10%,20%,40%]' \
+		method='[full,oracle,random,adakv,snapkv,keydiff,last_query,mmshift,h2o]'
+	$(BIN)/python -m tools.requantise $$HOME/.cache/mmkv_bench/models/smollm2_135m_q4_1/SmolLM2-135M-Instruct.Q4_1.gguf runs/models/smollm2_135m_offset16
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real model.name=smollm2_135m_q4_1_offset16_english \
+		model.path=runs/models/smollm2_135m_offset16 dataset=english_records budget=10% limit=100
 	for data in "model=smollm2_135m_q4_1 dataset=english_passages" "dataset=pages_lookup"; do \
 		$(BIN)/python -m mmkv_bench diagnose sinks $$data --samples 8 out=results/real || exit 1; \
 	done
 	$(BIN)/python -m mmkv_bench tables results/real > results/real/tables.md
 	$(BIN)/python -m mmkv_bench pack $(PACK) results/real
+
+# What first entries are worth, on pretrained weights and on the embedded model.
+results-real-sinks: $(STAMP)
+	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=sinks
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=sinks model=tiny dataset=pages_lookup budget=64
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=first_entries
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=first_entries model=tiny dataset=pages_lookup
+	$(BIN)/python -m mmkv_bench tables results/real_sinks > results/real_sinks/tables.md
+	$(BIN)/python -m mmkv_bench pack $(PACK) results/real_sinks
 
 # The published weights on documents of results/real, with the same adapter; stops with a sentence where the hub does not answer.
 compare-real: $(STAMP)

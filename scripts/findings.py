@@ -1,7 +1,7 @@
 """Recomputes numbers that docs/findings.md quotes, from the committed rows.
 
     python scripts/findings.py            # all of them
-    python scripts/findings.py pairs      # one part: agreement, pairs, host, expansion, leads, free
+    python scripts/findings.py pairs      # one part: stability, agreement, pairs, host, expansion, leads, free
 
 Each line ends with the heading of the finding that quotes it. Run it after rows were made again, and mend the text.
 """
@@ -107,6 +107,7 @@ def free(results: Path) -> Iterator[str]:
         yield f"{dataset}: {share:.0%} of the tokens come from the full prefill | All methods on six small tasks"
 
 
+READER = "smollm2_135m_q4_1_english"
 COMPARED = {"english_records": ("0.1", "0.4"), "english_needles": ("0.4",), "english_passages": ("0.4",)}
 """Task of results/real -> budgets at which some method is above the floor."""
 
@@ -116,7 +117,11 @@ def agreement(results: Path) -> Iterator[str]:
     import numpy as np
     from scipy.stats import kendalltau
 
-    real = {table.dataset: table for table in tables("../real", results) if table.axis == "fraction"}
+    real = {
+        table.dataset: table
+        for table in tables("../real", results)
+        if table.axis == "fraction" and (table.context["protocol"], table.context["model"]) == ("paper", READER)
+    }
     embedded = [t for t in tables("methods", results) if t.context["protocol"] == "paper" and t.axis == "entries"]
     pages = {table.dataset: table for table in embedded if table.dataset.endswith("large")}
     rng = np.random.default_rng(0)
@@ -140,7 +145,41 @@ def agreement(results: Path) -> Iterator[str]:
                 )
 
 
-PARTS = {"agreement": agreement, "pairs": pairs, "host": host, "expansion": expansion, "leads": leads, "free": free}
+def stability(results: Path) -> Iterator[str]:
+    """Pairs of methods proven in results/real under `paper`, by what the same budget proves under other settings."""
+    from mmkv_bench.tables.compare import every_pair
+
+    real = [table for table in tables("../real", results) if table.axis == "fraction"]
+    settings = {(t.dataset, t.context["protocol"], t.context["model"]): t for t in real}
+    decided = {
+        key: {(one.budget, frozenset((one.a, one.b))): one for one in every_pair(table) if one.level is not None}
+        for key, table in settings.items()
+    }
+    for (dataset, *setting), pairs in decided.items():
+        base = decided.get((dataset, "paper", READER), {})
+        for budget in dict.fromkeys(budget for budget, _ in pairs):
+            both = [(base[key], one) for key, one in pairs.items() if key[0] == budget and key in base]
+            proven = [(first, one) for first, one in both if first.better]
+            if pairs is base or not both:
+                continue
+            same = sum(first.better == one.better for first, one in proven)
+            turned = sum(one.better not in (None, first.better) for first, one in proven)
+            yield (
+                f"{dataset} at {budget}, {', '.join(setting)} (n = {both[0][1].n}) beside paper (n = {both[0][0].n}): of "
+                f"{len(both)} pairs {len(proven)} are proven under paper, {same} of these the same way here, {turned} the "
+                "other way | Pretrained weights"
+            )
+
+
+PARTS = {
+    "stability": stability,
+    "agreement": agreement,
+    "pairs": pairs,
+    "host": host,
+    "expansion": expansion,
+    "leads": leads,
+    "free": free,
+}
 
 
 def main() -> None:
