@@ -164,10 +164,13 @@ def stability(results: Path) -> Iterator[str]:
                 continue
             same = sum(first.better == one.better for first, one in proven)
             turned = sum(one.better not in (None, first.better) for first, one in proven)
+            signs = sum(
+                one.difference * first.difference * (1 if one.a == first.a else -1) > 0 for first, one in proven
+            )
             yield (
                 f"{dataset} at {budget}, {', '.join(setting)} (n = {both[0][1].n}) beside paper (n = {both[0][0].n}): of "
                 f"{len(both)} pairs {len(proven)} are proven under paper, {same} of these the same way here, {turned} the "
-                "other way | Pretrained weights"
+                f"other way; {signs} differences have the same sign | Pretrained weights"
             )
 
 
