@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.checksums import Checksums
 from mmkv_bench.errors import ConfigError, DataError, StoreError
 from mmkv_bench.file_state import State, cache_dir, state_of
-from mmkv_bench.run.generate import Commits, failed
 from mmkv_bench.store.rows import processor
 
 if TYPE_CHECKING:
     from mmkv_bench.models.load import LoadedModel
+    from mmkv_bench.run.generate import Commits
     from mmkv_bench.store.store import Store
 
 
@@ -63,6 +63,8 @@ class Inputs:
             ConfigError: the model's changed. DataError: the dataset's. Rows since the last look are failed rows then. Another
                 look raises the same.
         """
+        from mmkv_bench.run.generate import failed
+
         if self._stopped is not None:
             raise self._stopped
         unsure, self._since, began = self._since, [], time.monotonic()

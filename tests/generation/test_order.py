@@ -129,7 +129,7 @@ def test_prompt_of_only_visual_tokens(name):
     results = common.together(model, name, prompt, cells)
     for one, result, own in zip(cells, results, common.alone(model, name, prompt, cells), strict=True):
         if one.protocol == "query_agnostic":
-            assert result.status == "error" and "needs a question after them" in result.error
+            assert result.status == "error" and "needs a question after it" in result.error
         elif one.protocol == "strict" and not ends_with_text:
             assert result.status == "error" and "protocol=strict cannot feed again" in result.error
         else:
