@@ -1,7 +1,7 @@
 """Recomputes numbers that docs/findings.md quotes, from the committed rows.
 
     python scripts/findings.py            # all of them
-    python scripts/findings.py pairs      # one part: stability, agreement, pairs, host, expansion, leads, free
+    python scripts/findings.py pairs      # one part: sinks, stability, agreement, pairs, host, expansion, leads, free
 
 Each line ends with the heading of the finding that quotes it. Run it after rows were made again, and mend the text.
 """
@@ -174,7 +174,29 @@ def stability(results: Path) -> Iterator[str]:
             )
 
 
+def sinks(results: Path) -> Iterator[str]:
+    """What sinks at equal entries change: a setting of a method minus its default, paired by sample."""
+    from mmkv_bench.tables.compare import every_pair
+
+    for table in tables("../real_sinks", results):
+        for pair in every_pair(table):
+            first, second = sorted((pair.a, pair.b), key=len)
+            if (
+                pair.low is None
+                or pair.high is None
+                or (second.partition("_sinks")[0] != first and pair.budget != "0.99")
+            ):
+                continue
+            sign = 1 if second == pair.a else -1
+            ends = sorted((sign * pair.low, sign * pair.high))
+            yield (
+                f"{table.context['model']}, {table.dataset} at {pair.budget}: {second} minus {first} "
+                f"{sign * pair.difference + 0.0:+.2f} [{ends[0]:+.2f}, {ends[1]:+.2f}] (n = {pair.n}) | First entries"
+            )
+
+
 PARTS = {
+    "sinks": sinks,
     "stability": stability,
     "agreement": agreement,
     "pairs": pairs,

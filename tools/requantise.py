@@ -1,6 +1,6 @@
 """Round the four-bit weights of a GGUF file once more, in blocks that begin elsewhere, and write them as a folder.
 
-    python -m tools.requantise SmolLM2-135M-Instruct.Q4_1.gguf folder
+    python -m tools.requantise fetched://smollm2_135m_q4_1/SmolLM2-135M-Instruct.Q4_1.gguf folder
 
 A result that changes with these weights rests on how the file was rounded and not on the model. Blocks of 32 weights begin
 16 columns further; gguf's own Q4_1 rounds and dequantises. Other tensors (norms, the embedding in eight bits) stay.
@@ -28,12 +28,16 @@ def main() -> None:
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    from mmkv_bench.config.schema import resolve_path
+    from mmkv_bench.models.gguf import location
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path, help="GGUF file with Q4_1 tensors")
+    parser.add_argument("file", type=resolve_path, help="GGUF file with Q4_1 tensors, a path as in model.path")
     parser.add_argument("folder", type=Path, help="where the model goes, as safetensors in float32")
     given = parser.parse_args()
-    here = {"gguf_file": given.file.name, "trust_remote_code": False}
-    model = AutoModelForCausalLM.from_pretrained(given.file.parent, dtype="float32", **here)
+    place, named = location(given.file)
+    here = {**named, "trust_remote_code": False}
+    model = AutoModelForCausalLM.from_pretrained(place, dtype="float32", **here)
     changes = []
     for layer in model.get_decoder().layers:
         for weight in (one for one in layer.parameters() if one.ndim == 2):
@@ -41,14 +45,14 @@ def main() -> None:
             weight.data.copy_(weight.data.new_tensor(rounded(before)))
             changes.append(float(((weight.detach().numpy() - before) ** 2).mean() / (before**2).mean()))
     given.folder.mkdir(parents=True, exist_ok=True)
-    state = {
-        name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"
-    }  # tied
+    tensors = model.state_dict()
+    del tensors["lm_head.weight"]  # tied to the embedding
+    state = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(state, given.folder / "model.safetensors", metadata={"format": "pt"})
-    config = AutoConfig.from_pretrained(given.file.parent, **here)
+    config = AutoConfig.from_pretrained(place, **here)
     config.architectures, config.dtype = [type(model).__name__], "float32"
     config.save_pretrained(given.folder)
-    AutoTokenizer.from_pretrained(given.file.parent, **here).save_pretrained(given.folder)
+    AutoTokenizer.from_pretrained(place, **here).save_pretrained(given.folder)
     mean = (sum(changes) / len(changes)) ** 0.5
     print(f"{len(changes)} matrices rounded again, by {mean:.1%} of their size (root mean square) -> {given.folder}")
 

@@ -282,20 +282,21 @@ def _budgets(bundle: Bundle) -> tuple[str, str]:
         for cell in cells:
             if cell.budget is None:
                 continue
-            free = (
-                cell.base in RESAMPLING or cell.reading == "released" or json.loads(cell.parameters).get("over_budget")
-            )
-            for row in bundle.store.responses([cell.cell], columns).to_pylist():
-                if row["status"] != "ok" or row["budget_entries"] is None:
-                    continue
-                count += 1
-                where = f"{cell.label} on {part.dataset}, {row['sample_id']}"
-                if row["budget_entries"] != cell.budget.entries_for(row["context_tokens"]):
-                    problems.wrong.append(f"{where}: planned with {row['budget_entries']} entries per head")
-                if row["entries_resident"] > row["entries_asked"] and not free:
-                    problems.wrong.append(
-                        f"{where}: {row['entries_resident']} entries for {row['entries_asked']} asked"
-                    )
+            rows = bundle.store.responses([cell.cell], columns).to_pandas()
+            rows = rows[(rows["status"] == "ok") & rows["budget_entries"].notna()]
+            free = cell.base in RESAMPLING or cell.reading == "released"
+            free = free or json.loads(cell.parameters).get("over_budget")
+            wrong = rows[rows["budget_entries"] != rows["context_tokens"].map(cell.budget.entries_for)]
+            more = rows[rows["entries_resident"] > rows["entries_asked"]].head(0 if free else None)
+            where, count = f"{cell.label} on {part.dataset}", count + len(rows)
+            problems.wrong += [
+                f"{where}, {row.sample_id}: planned with {row.budget_entries:.0f} entries per head"
+                for row in wrong.head(1).itertuples()
+            ]
+            problems.wrong += [
+                f"{where}, {row.sample_id}: {row.entries_resident:.0f} entries for {row.entries_asked:.0f} asked"
+                for row in more.head(1).itertuples()
+            ]
     return problems.outcome(f"{count} answers under a budget, none with more entries than asked")
 
 
