@@ -15,11 +15,12 @@ DEFAULT = "paper"
 
 @dataclass(frozen=True)
 class Lengths:
-    """One prompt under one protocol, in tokens from its beginning: `candidates <= reduced <= prefilled <= prompt`.
+    """One prompt under one protocol, in tokens from its beginning: `candidates <= reduced <= prefilled`.
 
     Attributes:
         prompt: the whole prompt.
-        prefilled: tokens that pass the model, and are scored, before anything is evicted.
+        prefilled: tokens that pass the model, and are scored, before anything is evicted; at most `prompt`, except where scores
+            know other questions (`Protocol.needs_questions`).
         reduced: T, the tokens that the budget C and all ratios refer to.
         candidates: n, the tokens that can be kept. Later ones are fed again on the reduced cache, at their true positions.
     """
@@ -61,6 +62,8 @@ class Protocol(ABC):
         caveat: table note on scores of compressed cells; None: only the share of tokens from the full prefill is noted.
         prefills_again: kept entries come from a second prefill that sees nothing else; only for methods that just evict.
         diagnostic: explains the other protocols; its scores do not rank methods.
+        knows: questions of the document that scores know: `own`, `none`, or one of `OF_THE_DOCUMENT`, which needs a dataset
+            with several questions a document (`questions_key`).
     """
 
     name: str
@@ -70,6 +73,12 @@ class Protocol(ABC):
     caveat: str | None = None
     prefills_again: bool = False
     diagnostic: bool = False
+    knows: str = "own"
+
+    @property
+    def needs_questions(self) -> bool:
+        """Scores know other questions of the document than the one that is answered."""
+        return self.knows in OF_THE_DOCUMENT
 
     @property
     def feeds_once(self) -> bool:
@@ -85,6 +94,10 @@ class Protocol(ABC):
     @abstractmethod
     def lengths(self, prompt: int, context: int | None = None) -> Lengths:
         """Split a prompt of `prompt` tokens; a protocol that cuts does so behind the first `context`."""
+
+
+OF_THE_DOCUMENT = ("first", "joint", "generic", "paraphrase")
+"""Values of `Protocol.knows` for which a prompt's document must have several questions."""
 
 
 class Paper(Protocol):
@@ -109,6 +122,7 @@ class QueryAgnostic(Protocol):
     name = "query_agnostic"
     about = "the context is compressed before the question is fed, which is kept whole and counted apart"
     cuts = True
+    knows = "none"
 
     def lengths(self, prompt: int, context: int | None = None) -> Lengths:
         cut = self._cut(context)
@@ -174,9 +188,56 @@ class Masked(Protocol):
         return Lengths(prompt, prefilled=prompt, reduced=prompt, candidates=prompt - 1)
 
 
-_PROTOCOLS = {kind.name: kind() for kind in (Paper, QueryAgnostic, QueryAware, Strict, Masked)}
+class QueryFirst(QueryAware):
+    """Compress a document for its first question, then ask all.
+
+    Documents take turns in which of their questions comes first, so that every ordered pair of questions is equally
+    frequent. The row of the first question itself is the control: it equals `query_aware`.
+    """
+
+    name = "query_first"
+    about = "the context is compressed once for a document's first question, then all of its questions are asked"
+    caveat = (
+        "one question of each document is the one that its cache was compressed for; `mmkv-bench tables <rows> --questions` "
+        "reports it apart from the others."
+    )
+    diagnostic = True
+    knows = "first"
+
+
+class QueryJoint(QueryAware):
+    """Compress a document once for all of its questions: the score of an entry is the mean of its scores for each."""
+
+    name = "query_joint"
+    about = "the context is compressed once for all questions of its document: what the room costs when all are known"
+    diagnostic = True
+    knows = "joint"
+
+
+class QueryGeneric(QueryAware):
+    """Compress a document once, knowing a fixed instruction of its dataset instead of a question."""
+
+    name = "query_generic"
+    about = "the context is compressed once, for a fixed instruction in place of the question"
+    diagnostic = True
+    knows = "generic"
+
+
+class QueryParaphrase(QueryAware):
+    """Compress a document for the question in other words, then ask it: what the wording alone costs."""
+
+    name = "query_paraphrase"
+    about = "the context is compressed for the same question in other words"
+    diagnostic = True
+    knows = "paraphrase"
+
+
+_KINDS = (Paper, QueryAgnostic, QueryAware, Strict, Masked, QueryFirst, QueryGeneric, QueryJoint, QueryParaphrase)
+_PROTOCOLS = {kind.name: kind() for kind in _KINDS}
 """In the order of the alphabet, diagnostics last."""
 NAMES = tuple(_PROTOCOLS)
+SINGLE = tuple(name for name, one in _PROTOCOLS.items() if not one.needs_questions)
+"""Protocols for which a prompt's own question is enough."""
 CUTTING = tuple(name for name, one in _PROTOCOLS.items() if one.cuts)
 """Protocols that cut the prompt behind its context; `WHOLE` are the others."""
 WHOLE = tuple(name for name in NAMES if name not in CUTTING)

@@ -126,6 +126,14 @@ class Compressor:
         """True where less than the budget may be kept of a longer prompt."""
         return self.resamples or any(part.falls_short for part in (self.allocator, self.selector) if part is not None)
 
+    def check_no_answer(self, protocol: str) -> None:
+        """Raise UnsupportedError where scores need the answer, which belongs to one question of a document."""
+        if self.needs.answer:
+            raise UnsupportedError(
+                f"protocol={protocol} compresses a document for other questions than the one that is answered, and {self.name} "
+                "scores by the answer; leave it out, or use protocol=query_aware"
+            )
+
     def check_only_evicts(self, protocol: str) -> None:
         """Raise UnsupportedError where the method does more than evict, which the protocol of that name cannot do twice."""
         decoding, reducer, why = self.decoding, self.reducer, None

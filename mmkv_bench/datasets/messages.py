@@ -148,6 +148,29 @@ def _interleaved(parts: Sequence[dict[str, Any]], dataset: str) -> list[dict[str
     return interleaved
 
 
+def with_question(messages: Sequence[dict[str, Any]], context: str, question: str) -> list[dict[str, Any]]:
+    """Return messages with another text behind the context: behind the end of `context`, or behind the last image or video
+    where it is empty.
+
+    Raises:
+        DataError: the messages have no such place, or further turns follow it.
+    """
+    turns = [dict(turn, content=list(turn["content"])) for turn in messages]
+    parts = turns[-1]["content"]
+    for place in reversed(range(len(parts))):
+        part = parts[place]
+        if part["type"] != "text":
+            turns[-1]["content"] = [*parts[: place + 1], {"type": "text", "text": question}]
+            return turns
+        if context and context in part["text"]:
+            end = part["text"].index(context) + len(context)
+            turns[-1]["content"] = [*parts[:place], {"type": "text", "text": part["text"][:end] + question}]
+            return turns
+    raise DataError(
+        "the last message has neither the document's text nor an image or video that a question could follow"
+    )
+
+
 def prompt_hash(prompt: Conversation) -> str:
     """sha256 (hex) over the messages' text and placeholders and the size and pixels of every image.
 

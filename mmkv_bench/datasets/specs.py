@@ -38,6 +38,8 @@ class TaskSpec:
     cluster_key   document field whose value groups samples for intervals; None: samples with equal media
     context_key   document field whose text a prompt without visual tokens is cut behind (`Protocol.cuts`); None: such
                   protocols refuse these prompts
+    questions_key document field with the texts of all questions about a sample's document, for protocols that know other
+                  questions (`Protocol.needs_questions`); None: they refuse the dataset
     """
 
     name: str
@@ -52,6 +54,7 @@ class TaskSpec:
     include_path: str | None = None
     cluster_key: str | None = None
     context_key: str | None = None
+    questions_key: str | None = None
     measures: tuple[str, ...] = ()
     placeholders: str | None = None
     media_root: str | None = None
@@ -96,6 +99,7 @@ KEYS = (
     "include_path",
     "cluster_key",
     "context_key",
+    "questions_key",
     "measures",
     "placeholders",
     "about",
@@ -139,6 +143,7 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
         "include_path": node.get("include_path"),
         "cluster_key": node.get("cluster_key"),
         "context_key": node.get("context_key"),
+        "questions_key": node.get("questions_key"),
         "measures": tuple(_one_of(f"datasets.{name}.measures", m, MEASURES) for m in node.get("measures") or ()),
         "placeholders": None
         if use == "keep"

@@ -16,7 +16,7 @@ from mmkv_bench.datasets import local_data, page_data, sources
 from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT
 from mmkv_bench.datasets.specs import GENERATION_DEFAULTS, TaskSpec, limited
 from mmkv_bench.datasets.task_yaml import lmms_eval_folder, plain_config, task_file
-from mmkv_bench.errors import ConfigError, MissingDataError, UnsupportedError, nearest
+from mmkv_bench.errors import ConfigError, DataError, MissingDataError, UnsupportedError, nearest
 from mmkv_bench.evaluation.environment import go_offline, lmms_eval, task_environment, task_errors
 from mmkv_bench.evaluation.extra_metrics import NAMES as MEASURES
 from mmkv_bench.evaluation.samples import SampleRef
@@ -202,6 +202,8 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
     local_data.require_columns(spec.dataset, spec.columns, task.dataset[split].column_names)
     total = len(task.dataset[split])
     refs = _refs(spec, task.dataset[split], range(min(total, count or total)))
+    if spec.questions_key:
+        _check_questions(spec, task.dataset[split], refs)
     return Documents(task.dataset, task.dataset_no_image, split, refs, source=content)
 
 
@@ -209,6 +211,25 @@ def conversions() -> Path:
     """The folder below which `datasets` converts local files."""
     base = os.environ.get("HF_DATASETS_CACHE")
     return Path(base) if base else cache_dir() / "datasets"
+
+
+def check_whole(spec: TaskSpec, limit: int | None) -> None:
+    """Check that a limit takes whole documents, whose questions share a compression.
+
+    Raises:
+        ConfigError: the first `limit` samples end within a document.
+    """
+    count = limited(spec, limit)
+    if not spec.questions_key or count is None:
+        return
+    docs = documents(spec, limit)
+    size = len(docs.bare[docs.split][0][spec.questions_key])
+    least = len(docs.refs) // size * size
+    if len(docs.refs) > least:
+        raise ConfigError(
+            f"limit={count} ends within a document of {spec.dataset}, which has {size} questions; give "
+            f"{f'limit={least} or ' if least else ''}limit={least + size}"
+        )
 
 
 @contextmanager
@@ -267,7 +288,8 @@ def _require_split(spec: TaskSpec, split: str, splits: Mapping[str, Any]) -> Non
 
 def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[SampleRef]:
     """Samples with their clusters: the value of `cluster_key`, else a digest of the undecoded media, else the id."""
-    for key, name in {"cluster_key": spec.cluster_key, "context_key": spec.context_key}.items():
+    keys = {name: getattr(spec, name) for name in ("cluster_key", "context_key", "questions_key")}
+    for key, name in keys.items():
         if name is not None and name not in docs.column_names:
             raise MissingDataError(
                 f"datasets.{spec.dataset}.{key}={name!r} is not a field of task {spec.name}; its fields: "
@@ -287,6 +309,31 @@ def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[Sample
                 cluster = hashlib.sha256(cluster.encode()).hexdigest()[:16]
         refs.append(SampleRef(doc_id, sample_id, cluster, None))
     return refs
+
+
+def _check_questions(spec: TaskSpec, docs: datasets.Dataset, refs: list[SampleRef]) -> None:
+    """Check that the questions of a document stand one after another, in their order.
+
+    Raises:
+        MissingDataError: fields are missing. DataError: another order.
+    """
+    lacking = [name for name in ("question_number", "paraphrases", "generic") if name not in docs.column_names]
+    if lacking:
+        raise MissingDataError(
+            f"datasets.{spec.dataset}.questions_key needs the fields question_number, paraphrases and generic beside it; "
+            f"task {spec.name} has no {', '.join(lacking)}"
+        )
+    columns = docs.select_columns([spec.questions_key, "question_number"])[: len(refs)]
+    size = len(columns[spec.questions_key][0])
+    if {len(texts) for texts in columns[spec.questions_key]} != {size}:
+        raise DataError(f"documents of {spec.dataset} differ in their number of questions; give each of them as many")
+    clusters = [{ref.cluster for ref in refs[begin : begin + size]} for begin in range(0, len(refs), size)]
+    ordered = columns["question_number"] == [place % size for place in range(len(refs))]
+    if not ordered or any(len(names) > 1 for names in clusters):
+        raise DataError(
+            f"the questions of a document of {spec.dataset} do not stand one after another, numbered from 0, with one value "
+            "of cluster_key; sort them"
+        )
 
 
 def _digest(row: Mapping[str, Any]) -> str | None:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import os
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.datasets.messages import Conversation, prompt_hash, stated, to_prompt, with_placeholders
+from mmkv_bench.datasets.messages import (
+    Conversation,
+    prompt_hash,
+    stated,
+    to_prompt,
+    with_placeholders,
+    with_question,
+)
 from mmkv_bench.datasets.specs import TaskSpec
 from mmkv_bench.errors import DataError, MMKVError
 from mmkv_bench.evaluation.documents import Documents, documents, generation_settings, task_config
 from mmkv_bench.evaluation.environment import lmms_eval, task_environment, task_errors
 from mmkv_bench.evaluation.fingerprints import Memory, memory_of
-from mmkv_bench.evaluation.samples import Request, SampleRef
+from mmkv_bench.evaluation.samples import DocumentQuestions, Request, SampleRef
 from mmkv_bench.evaluation.task_code import of_one_sample, opened
 
 if TYPE_CHECKING:
@@ -112,16 +121,22 @@ def _request(
 ) -> Request:
     _, doc_to_messages, _, doc_id, _, split = instance.args
     prompt, error = Conversation([], [], []), None
+    context = str(docs.bare[split][doc_id][spec.context_key] or "") if spec.context_key else ""
+    asked: DocumentQuestions | None = None
     with opened() as heard:
         try:
             prompt = to_prompt(doc_to_messages(docs.full[split][doc_id]), spec.name)
             prompt = with_placeholders(prompt, spec.placeholders, spec.dataset)
+            asked = _document(spec, docs, ref, prompt, context)
         except (Exception, SystemExit) as broken:
             if not of_one_sample(broken):
                 raise
             ours = isinstance(broken, MMKVError)
             error = str(broken) if ours else f"sample {ref.sample_id} cannot be read: {stated(broken)}"
         digest = "" if error else prompt_hash(prompt)
+        if asked is not None and not error:  # protocols score by all of them
+            texts = json.dumps([asked.texts, asked.paraphrases, asked.generic])
+            digest = hashlib.sha256(f"{digest}/{texts}".encode()).hexdigest()
     if memory is not None:
         memory.note(doc_id, digest, prompt, heard)
     elif digest != docs.prompt_hashes[doc_id] and not error:
@@ -153,6 +168,32 @@ def _request(
         prompt_hash=digest,
         error=error,
         instruction=next((start for start in starts if start and text.startswith(start)), ""),
-        context=str(docs.bare[split][doc_id][spec.context_key] or "") if spec.context_key else "",
+        context=context,
+        document=asked,
         files=files if complete else [],
+    )
+
+
+def _document(
+    spec: TaskSpec, docs: Documents, ref: SampleRef, prompt: Conversation, context: str
+) -> DocumentQuestions | None:
+    """Return all questions about the sample's document; None where the dataset names none.
+
+    Raises:
+        DataError: the sample's own question is not the one that its document names.
+    """
+    if spec.questions_key is None:
+        return None
+    row = docs.bare[docs.split][ref.doc_id]
+    texts, number = tuple(row[spec.questions_key]), int(row["question_number"])
+    begin = ref.doc_id - number
+    if with_question(prompt.messages, context, texts[number]) != prompt.messages:
+        raise DataError(f"sample {ref.sample_id} does not ask question {number} of its document: {texts[number]!r}")
+    return DocumentQuestions(
+        number,
+        begin // len(texts),
+        texts,
+        tuple(spec.sample_id(begin + place) for place in range(len(texts))),
+        tuple(row["paraphrases"]),
+        str(row["generic"]),
     )

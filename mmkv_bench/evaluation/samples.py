@@ -18,6 +18,30 @@ class SampleRef(NamedTuple):
     kind: str | None  # pages: the question's task (lookup, walk3, ...); None for other datasets
 
 
+@dataclass(frozen=True)
+class DocumentQuestions:
+    """All questions about a sample's document, each as the text that follows the document in the prompt.
+
+    number       the sample's own question, from 0
+    position     the document's place in the dataset, from 0
+    texts        one per question; sample_ids: of their samples
+    paraphrases  each question in other words
+    generic      a fixed instruction in place of a question
+    """
+
+    number: int
+    position: int
+    texts: tuple[str, ...]
+    sample_ids: tuple[str, ...]
+    paraphrases: tuple[str, ...]
+    generic: str
+
+    @property
+    def first(self) -> int:
+        """Number of the question that `query_first` compresses for; documents take turns."""
+        return self.position % len(self.texts)
+
+
 @dataclass
 class Request:
     """One question as lmms-eval asks it.
@@ -34,6 +58,7 @@ class Request:
     reference    the dataset's reference answer, which `ppl` is measured on; None where there is none
     target       the reference answer for people to read, also where nothing is measured on it; None where there is none
     context      text that a protocol which cuts cuts behind, where the prompt has no visual tokens; "" for none
+    document     all questions about the sample's document, where its dataset names them; None otherwise
     files        what the images and videos were read from, where each has a file of its own; empty otherwise
     instruction  what the prompt's text begins with and `cut_prompt: left` keeps; "" for none, or where nothing is cut so
     """
@@ -53,6 +78,7 @@ class Request:
     instruction: str = ""
     target: str | None = None
     context: str = ""
+    document: DocumentQuestions | None = None
     files: list[str] = field(default_factory=list)
 
 

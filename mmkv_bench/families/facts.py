@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.families.base import Family, TextModel
 from mmkv_bench.families.registry import families, family
-from mmkv_bench.protocols import CUTTING, WHOLE
+from mmkv_bench.protocols import CUTTING, SINGLE, WHOLE
 
 if TYPE_CHECKING:
     import torch
@@ -143,8 +143,9 @@ def context_length(input_ids: Tensor, facts: ModelFacts, tokenizer: Any = None) 
     ids = input_ids.reshape(-1)
     visual = (token_types(ids, facts) != TEXT).nonzero()
     if not len(visual):
+        cutting = " and ".join(name for name in CUTTING if name in SINGLE)
         raise UnsupportedError(
-            f"protocol={' and '.join(CUTTING)} cut a prompt behind its visual tokens, and this one is text only; "
+            f"protocol={cutting} cut a prompt behind its visual tokens, and this one is text only; "
             f"use {' or '.join(f'protocol={name}' for name in WHOLE)} for it, or name the field of its document with "
             "datasets.<name>.context_key"
         )

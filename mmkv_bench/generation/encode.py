@@ -31,6 +31,7 @@ class EncodedPrompt:
         controls: control tokens spelled in the messages' text, which the tokenizer reads as control tokens.
         rendered: text of the chat template; None for a prompt made from tokens.
         context_tokens: tokens before the cut of a text prompt; None: it is cut behind its visual tokens.
+        document: all questions of the prompt's document, where protocols share or score by them; None: its own alone.
     """
 
     identity: str
@@ -41,6 +42,7 @@ class EncodedPrompt:
     controls: tuple[str, ...] = ()
     rendered: str | None = None
     context_tokens: int | None = None
+    document: DocumentPrompts | None = None
 
     @property
     def input_ids(self) -> Tensor:
@@ -66,6 +68,52 @@ class EncodedPrompt:
             for name, tensor in self.inputs.items()
         }
         return replace(self, inputs=cut, types=self.types[:, :length])
+
+
+@dataclass(frozen=True)
+class DocumentPrompts:
+    """Prompts of all questions about one document; their context tensors are equal.
+
+    Attributes:
+        identity: dataset and document; seeds the random streams of a compression that no question belongs to.
+        number: of the prompt's own question, from 0.
+        questions: one prompt per question. first: number of the one that `query_first` compresses for.
+        generic: the document with a fixed instruction. paraphrases: each question in other words.
+    """
+
+    identity: str
+    number: int
+    questions: tuple[EncodedPrompt, ...]
+    first: int
+    generic: EncodedPrompt
+    paraphrases: tuple[EncodedPrompt, ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(prompt.length for prompt in self.questions)
+
+    def scoring(self, rule: Protocol, context: int) -> tuple[EncodedPrompt, ...]:
+        """Return the prompts whose scores decide what stays of the first `context` tokens."""
+        match rule.knows:
+            case "first":
+                return (self.questions[self.first],)
+            case "joint":
+                return self.questions
+            case "generic":
+                return (self.generic,)
+            case "paraphrase":
+                return (self.paraphrases[self.number],)
+        return (replace(self.questions[0].context(context), identity=self.identity),)
+
+    def known(self, rule: Protocol) -> str:
+        """Return what scores know, as rows say it: numbers of questions, or `none`, `generic`, `paraphrase`."""
+        match rule.knows:
+            case "first":
+                return str(self.first)
+            case "joint":
+                return ",".join(str(number) for number in range(len(self.questions)))
+        return rule.knows
 
 
 def from_tensors(identity: str, inputs: dict[str, Tensor], family: ModelFacts, encode_s: float = 0.0) -> EncodedPrompt:
@@ -252,6 +300,24 @@ def _controls(messages: Sequence[dict], tokenizer) -> tuple[str, ...]:
     controls = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     texts = [part["text"] for part in _parts(messages) if part["type"] == "text"]
     return tuple(sorted(token for token in controls if any(token in text for text in texts)))
+
+
+def same_context(prompts: Sequence[EncodedPrompt], family: ModelFacts) -> None:
+    """Check that prompts differ behind their context alone.
+
+    Raises:
+        DataError: the tokens before the cut differ, so that no compression of them serves all questions.
+    """
+    cuts = [
+        context_length(prompt.input_ids[0], family) if prompt.context_tokens is None else prompt.context_tokens
+        for prompt in prompts
+    ]
+    contexts = [prompt.input_ids[0, :cut].tolist() for prompt, cut in zip(prompts, cuts, strict=True)]
+    if any(context != contexts[0] for context in contexts):
+        raise DataError(
+            f"the questions about the document of {prompts[0].identity} change the tokens of its context ({cuts} tokens); "
+            "every question has to stand behind the whole context"
+        )
 
 
 def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) -> Lengths:

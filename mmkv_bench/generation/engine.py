@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Self
 
 from torch import nn
@@ -28,7 +28,7 @@ from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.fidelity import NOTHING, ExtraMeasures, ForkMeasures
 from mmkv_bench.generation.forks import Fork, audit, batches, borrow, gather, plan, read_answers
 from mmkv_bench.generation.meter import Meter
-from mmkv_bench.generation.prefill import PrefillGroup, prefill, slack
+from mmkv_bench.generation.prefill import Prefilled, PrefillGroup, merge_scores, prefill, slack
 from mmkv_bench.generation.result import (
     CellSpec,
     ForkResult,
@@ -75,6 +75,7 @@ class Engine:
         self.session = Session(model, None, attention=attention, packs=step is None)
         weight = next(model.parameters())
         self.device = weight.device
+        self._compressed: dict[str, tuple[Hashable, Prefilled]] = {}  # protocol -> the last document's
         check_flash(self.session.base, weight.device, weight.dtype, step is not None)
 
     def __enter__(self) -> Self:
@@ -82,6 +83,7 @@ class Engine:
         return self
 
     def __exit__(self, *exception) -> None:
+        self._compressed.clear()
         self.session.__exit__(*exception)
 
     def answer(
@@ -104,10 +106,76 @@ class Engine:
                 results[cell.cell].context_tokens = lengths[name].reduced
                 if rule.cuts:
                     results[cell.cell].question_text_before_cut = prompt.question_text_before_cut
+        of_document = {
+            cell.cell
+            for cell in cells
+            if cell.protocol in lengths and prompt.document is not None and _serves_all_questions(cell)
+        }
+        for name in dict.fromkeys(cell.protocol for cell in cells if cell.cell in of_document):
+            same = [cell for cell in cells if cell.cell in of_document and cell.protocol == name]
+            self._of_document(prompt, lengths[name], same, results, extras)
+        cells_left = [cell for cell in cells if cell.cell not in of_document]
         for prefilled in sorted({one.prefilled for one in lengths.values()}, reverse=True):
             shared = {name: one for name, one in lengths.items() if one.prefilled == prefilled}
-            self._group(prompt, shared, [cell for cell in cells if cell.protocol in shared], results, extras)
+            same = [cell for cell in cells_left if cell.protocol in shared]
+            if same:
+                self._group(prompt, shared, same, results, extras)
         return [results[cell.cell] for cell in cells]
+
+    # ------------------------------------------------------------------ one document
+    def _of_document(
+        self,
+        prompt: EncodedPrompt,
+        lengths: Lengths,
+        cells: Sequence[CellSpec],
+        results: dict[str, ForkResult],
+        extras: ExtraMeasures,
+    ) -> None:
+        """Answer with cells of one protocol that compresses a document once for all of its questions."""
+        document, rule = prompt.document, protocol(cells[0].protocol)
+        assert document is not None, "a prompt with its document"
+        sources = document.scoring(rule, lengths.reduced)
+        lengths = dataclasses.replace(lengths, prefilled=sources[0].length)
+        longest = max(self.rules.max_new_tokens, len(extras.reference))
+        reserve = slack(longest, max(document.longest - sources[0].length, 0))
+        meter = Meter(self.device)
+        key = (tuple(source.identity for source in sources), reserve, tuple(cell.cell for cell in cells))
+        reused = rule.name in self._compressed and self._compressed[rule.name][0] == key
+        if not reused:
+            self._compressed.pop(rule.name, None)
+            try:
+                self._compressed[rule.name] = key, self._scored_by(sources, cells, lengths, meter, reserve)
+            except Exception as error:  # noqa: BLE001 - whatever stopped the prefill is every cell's status
+                self._fail(cells, results, error)
+        if rule.name not in self._compressed:
+            self._release()
+            return
+        for cell in cells:
+            results[cell.cell].question_known = document.known(rule)
+            results[cell.cell].compression_reused = reused
+        prefilled = dataclasses.replace(self._compressed[rule.name][1], lengths={rule.name: lengths})
+        self._forks(prompt, prefilled, cells, results, extras, meter, longest)
+
+    def _scored_by(
+        self,
+        sources: Sequence[EncodedPrompt],
+        cells: Sequence[CellSpec],
+        lengths: Lengths,
+        meter: Meter,
+        reserve: int,
+    ) -> Prefilled:
+        """Prefill the first of the prompts; scores and summaries are means over all of them."""
+        name = cells[0].protocol
+        made: list[Prefilled] = []
+        for source in sources:
+            own = dataclasses.replace(lengths, prefilled=source.length)
+            one = prefill(self.session, source, cells, {name: own}, meter, reserve)
+            made.append(one)
+            if len(made) > 1:
+                one.cache = made[0].cache  # only its scores are needed
+        if len(made) > 1:
+            merge_scores(made, cells, name)
+        return dataclasses.replace(made[0], shared=True, lengths={name: lengths})
 
     # ------------------------------------------------------------------ one prefill
     @staticmethod
@@ -135,6 +203,19 @@ class Engine:
         if prefilled is None:
             self._release()
             return
+        self._forks(prompt, prefilled, cells, results, extras, meter, longest)
+
+    def _forks(
+        self,
+        prompt: EncodedPrompt,
+        prefilled: Prefilled,
+        cells: Sequence[CellSpec],
+        results: dict[str, ForkResult],
+        extras: ExtraMeasures,
+        meter: Meter,
+        longest: int,
+    ) -> None:
+        """Answer with all cells from a prefill that was made for them."""
         group = PrefillGroup(self.model, prompt, prefilled, self.rules, self.tokenizer, meter, longest, self.timeout_s)
         read_answers(self.session, group, cells)
         forks, full_forks = self._planned(group, cells, results)
@@ -149,7 +230,7 @@ class Engine:
         for cell in cells:
             results[cell.cell].peak_device_bytes = meter.peak_device()
             results[cell.cell].peak_resident_bytes = meter.peak_resident()
-            results[cell.cell].fork_group = f"{prefix.identity}/{prefix.length}"
+            results[cell.cell].fork_group = f"{prefilled.prompt.identity}/{prefilled.length}"
 
     def _planned(
         self, group: PrefillGroup, cells: Sequence[CellSpec], results: dict[str, ForkResult]
@@ -172,6 +253,8 @@ class Engine:
                 self._fail([cell], results, error)
                 continue
             (full_forks if fork.index is None else forks).append(fork)
+        if prefilled.shared:  # with the document's next question
+            return forks, full_forks
         for done_with in (prefilled.orders, prefilled.failures):  # raised errors refer to the prefill
             done_with.clear()
         if not any(fork.cell.compressor.decoding for fork in forks):  # policies may start from the scores
@@ -254,6 +337,12 @@ class Engine:
 
     def _release(self) -> None:
         devices.at(self.device).release()
+
+
+def _serves_all_questions(cell: CellSpec) -> bool:
+    """Return True where the cell compresses a document once, whichever of its questions is asked."""
+    rule = protocol(cell.protocol)
+    return rule.needs_questions or (rule.knows == "none" and not cell.compressor.needs.answer)
 
 
 def as_row(result: ForkResult) -> dict:

@@ -72,6 +72,10 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
     for name in (key, summary):
         if name is not None and name in prefilled.failures:
             raise prefilled.failures[name]
+    if cell.cell in prefilled.selections:
+        index, seconds, fallbacks = prefilled.selections[cell.cell]
+        result.fallback = list(dict.fromkeys([*result.fallback, *fallbacks]))
+        return Fork(cell, index, result, seconds)
     now = devices.at(prefilled.logits.device).now
     start = now()
     scores, context = prefilled.scores[key], _context(prefilled, cell)
@@ -91,7 +95,10 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
     fallbacks = [*prefilled.fallbacks[key], *cell.compressor.outcome(context), *with_answer]
     result.fallback = list(dict.fromkeys([*result.fallback, *fallbacks]))
     seconds = prefilled.score_seconds[key] + (0.0 if summary is None else prefilled.score_seconds[summary])
-    return Fork(cell, index, result, seconds + now() - start)
+    seconds += now() - start
+    if prefilled.shared:
+        prefilled.selections[cell.cell] = index, seconds, fallbacks
+    return Fork(cell, index, result, seconds)
 
 
 def batches(forks: Sequence[Fork], group: PrefillGroup, rows: int, limit_bytes: int | None) -> Iterator[list[Fork]]:

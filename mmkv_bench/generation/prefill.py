@@ -120,6 +120,8 @@ class Prefilled:
         scalings: per layer, the factor of the attention scores.
         fallbacks: score key -> fallbacks that its scorer reported.
         answer_steps: protocol -> tokens that `full`'s answer fed after the prefill, where a scorer needs it.
+        shared: further questions of the prompt's document will be answered from it.
+        selections: cell -> kept entries per layer, int64 `[Hkv, m]`, seconds and fallbacks; filled where it is shared.
         last_positions: position ids of the last of these tokens as the text model received them, `[3|4, 1, 1]` or
             `[1, 1]`.
     """
@@ -138,6 +140,8 @@ class Prefilled:
     seconds: dict[str, float] = field(default_factory=dict)
     orders: dict[Hashable, Tensor] = field(default_factory=dict)
     answer_steps: dict[str, int] = field(default_factory=dict)
+    shared: bool = False
+    selections: dict[str, tuple[list[Tensor], float, list[str]]] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -205,6 +209,40 @@ def prefill(
         score_seconds=recording.seconds,
         seconds=seconds,
     )
+
+
+def merge_scores(made: Sequence[Prefilled], cells: Sequence[CellSpec], protocol: str) -> None:
+    """Replace scores and allocators' summaries of the first prefill by their means over all, and its times by their sums.
+
+    Args:
+        made: prefills of prompts that begin with the same context. cells: all under `protocol`.
+
+    Columns of scores behind the context are dropped. A score that failed for one prompt has failed.
+    """
+    lengths = [one.lengths[protocol] for one in made]
+    evicting = [cell for cell in cells if cell.evicts(lengths[0].reduced)]
+    of_scores = {tuple(score_key(cell, one) for one in lengths) for cell in evicting}
+    of_summaries = {tuple(summary_key(cell, one) for one in lengths) for cell in evicting}
+    made[0].seconds.update({phase: sum(one.seconds.get(phase, 0.0) for one in made) for phase in made[0].seconds})
+    for keys in [*of_scores, *(keys for keys in of_summaries if keys[0] is not None)]:
+        pairs = [(one, key) for one, key in zip(made, keys, strict=True) if key is not None]
+        made[0].score_seconds[pairs[0][1]] = sum(one.score_seconds[key] for one, key in pairs)
+        failed = [one.failures[key] for one, key in pairs if key in one.failures]
+        if failed:
+            made[0].failures[pairs[0][1]] = failed[0]
+    for keys in of_scores:
+        if keys[0] not in made[0].failures:
+            layers = zip(*(one.scores[key] for one, key in zip(made, keys, strict=True)), strict=True)
+            context = lengths[0].candidates
+            made[0].scores[keys[0]] = [torch.stack([s[:, :context] for s in layer]).mean(0) for layer in layers]
+            used = [fallback for one, key in zip(made, keys, strict=True) for fallback in one.fallbacks[key]]
+            made[0].fallbacks[keys[0]] = list(dict.fromkeys(used))
+    for keys in of_summaries:
+        if keys[0] is not None and keys[0] not in made[0].failures:
+            parts = [one.summaries[key] for one, key in zip(made, keys, strict=True) if key is not None]
+            made[0].summaries[keys[0]] = {
+                layer: torch.stack([part[layer] for part in parts]).mean(0) for layer in parts[0]
+            }
 
 
 def following(last: Tensor, offset: int, count: int, rows: int) -> Tensor:

@@ -37,13 +37,15 @@ class DatasetIdentity:
 
     Attributes:
         fingerprint: checksum of its content; prompt: what shapes a prompt (lmms-eval task, prompt texts, version);
-        generation: generation settings; context: `context_key` of the dataset, which counts where a protocol cuts.
+        generation: generation settings; context: `context_key` of the dataset, which counts where a protocol cuts; questions:
+        its `questions_key`, which counts there, too: with it `query_agnostic` compresses once a document.
     """
 
     fingerprint: str
     prompt: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)
     context: str | None = None
+    questions: str | None = None
 
 
 @dataclass(frozen=True)
@@ -311,7 +313,8 @@ def _cell(
     reading = None if method.is_full else method.compressor.reading
     # In half precision compiled steps may choose other tokens; those of eager ones are as they were before there were two.
     generation = dict(data.generation) | ({} if config.decode == "eager" else {"decode": config.decode})
-    cut = {"context": data.context} if data.context and protocols.protocol(protocol).cuts else {}
+    named = {"context": data.context, "questions": data.questions} if protocols.protocol(protocol).cuts else {}
+    cut = {key: value for key, value in named.items() if value}
     hashed = {
         "model": identity.model_fingerprint,
         "processor": {key: getattr(config.model, key) for key in _PROMPT_SETTINGS}

@@ -107,6 +107,7 @@ def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetI
         prompt=prompt,
         generation=documents.generation_settings(spec),
         context=spec.context_key,
+        questions=spec.questions_key,
     )
 
 

@@ -17,7 +17,7 @@ from mmkv_bench.plan import identity as identities
 from mmkv_bench.plan.cells import Cell, expand, method_entries, uncalibrated
 from mmkv_bench.plan.plan import DatasetShare, Plan
 from mmkv_bench.plan.selection import chosen, reaching
-from mmkv_bench.plan.validate import validate_combinations
+from mmkv_bench.plan.validate import validate_combinations, validate_questions
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def make_plan(config: RunConfig) -> Plan:
 
     _refuse_efficiency(config.scenario)
     specs = tasks_of(config.datasets, config.data)
+    validate_questions(config.protocol, specs, config.answering.shares_prefill)
     stay_offline(config.model, specs)
     for spec in specs.values():
         preflight(spec)
@@ -67,6 +68,7 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
     """
     _refuse_efficiency(config.scenario)
     specs = tasks_of(config.datasets, config.data)
+    validate_questions(config.protocol, specs, config.answering.shares_prefill)
     stay_offline(config.model, specs)
     names = list(config.datasets)
     config = config.labelled(specs)
@@ -154,8 +156,9 @@ def _part(
     name: str, spec: TaskSpec, cells: Sequence[Cell], selection: Selection, node: Mapping[str, Any]
 ) -> DatasetShare:
     """A dataset's share; data that are not pages are opened."""
-    from mmkv_bench.evaluation.documents import sample_refs
+    from mmkv_bench.evaluation.documents import check_whole, sample_refs
 
+    check_whole(spec, selection.limit)
     samples = [ref.sample_id for ref in chosen(sample_refs(spec, selection.limit), selection)]
     own = [cell for cell in cells if cell.dataset == spec.dataset]
     return DatasetShare(name, spec.dataset, spec, own, samples, node.get("about") or {})

@@ -94,7 +94,10 @@ def reaching(selection: Selection, specs: Mapping[str, TaskSpec]) -> Selection:
                 "leave the dataset out"
             )
         known |= {ref.sample_id for ref in named}
-        last = max(last, *(ref.doc_id for ref in named))
+        end = max(ref.doc_id for ref in named)
+        while spec.questions_key and end + 1 < len(refs) and refs[end + 1].cluster == refs[end].cluster:
+            end += 1  # the other questions of its document
+        last = max(last, end)
     unknown = [name for name in wanted if name not in known]
     if unknown:
         every = [ref for spec in specs.values() for ref in sample_refs(spec, None)]

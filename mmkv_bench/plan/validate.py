@@ -27,6 +27,7 @@ from mmkv_bench.plan.selection import parse_shard
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.datasets.specs import TaskSpec
     from mmkv_bench.families.facts import ModelFacts
 
 Nodes = Mapping[str, Mapping[str, Any]]
@@ -105,6 +106,9 @@ def validate_combinations(
         if protocols.protocol(str(name)).prefills_again:
             for compressor in compressors:
                 compressor.check_only_evicts(str(name))
+        if protocols.protocol(str(name)).needs_questions:
+            for compressor in compressors:
+                compressor.check_no_answer(str(name))
     for compressor in compressors:
         if compressor.scorer is not None:
             compressor.scorer.check_layers(family.num_layers)
@@ -127,6 +131,26 @@ def validate_combinations(
             f"method {', '.join(dict.fromkeys(blind))} needs visual tokens and {family.name} has none; choose another "
             "method or a multimodal model"
         )
+
+
+def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], shares_prefill: bool) -> None:
+    """Refuse protocols that know other questions of a document where a dataset has one question a document.
+
+    Args:
+        names: protocols; specs: dataset -> task; shares_prefill: `sharing` is not off.
+
+    Raises:
+        ConfigError: names a dataset that has several.
+    """
+    needing = [name for name in names if protocols.protocol(name).needs_questions]
+    single = [name for name, spec in specs.items() if not spec.questions_key]
+    if needing and single:
+        raise ConfigError(
+            f"protocol={needing[0]} knows other questions of a document, and {single[0]} has one question a document; choose "
+            f"dataset=questions_records, or protocol={' or '.join(protocols.SINGLE)}"
+        )
+    if needing and not shares_prefill:
+        raise ConfigError(f"protocol={needing[0]} compresses once for several questions; it needs sharing=on")
 
 
 def bytes_of(value: Any, key: str = "fork_memory") -> int | None:

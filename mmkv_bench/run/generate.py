@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mmkv_bench.datasets.messages import with_question
 from mmkv_bench.deadline import time_limit
 from mmkv_bench.devices.requirements import COMPILED
 from mmkv_bench.errors import DataError
 from mmkv_bench.generation.decode import CompiledStep, config_of
-from mmkv_bench.generation.encode import EncodedPrompt, encode, reference_tokens
+from mmkv_bench.generation.encode import DocumentPrompts, EncodedPrompt, encode, reference_tokens, same_context
 from mmkv_bench.generation.engine import Engine, as_row
 from mmkv_bench.generation.fidelity import ExtraMeasures
 from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
@@ -19,6 +21,7 @@ from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.smaller_prompts import SmallerPrompts, answered, fitted, middle, prompt_limit, resampled
 from mmkv_bench.plan.selection import chosen
 from mmkv_bench.plan.validate import bytes_of
+from mmkv_bench.protocols import protocol
 from mmkv_bench.run.prompt_rows import prompt_row, visual_places
 from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.store.response import COUNTED
@@ -151,6 +154,7 @@ class Answering:
         self._rules: tuple[str, DecodeRules] | None = None
         self._visual: list[float] | None = None  # of the sample at hand
         self._rendered: str | None = None
+        self._document: DocumentPrompts | None = None  # of the last sample, where its dataset has several questions
 
     def pending(self, sample_id: str) -> int:
         """Number of cells that lack a row for a sample."""
@@ -200,7 +204,7 @@ class Answering:
         if request.error is not None:
             raise DataError(request.error)
         self._rules_for(request)  # what cannot be honoured is said before pictures are read
-        prompt = encoded(self.loaded, self.config, request, identity, self.loaded.device)
+        prompt = self._prompt(request, identity, specs)
         self._rendered = prompt.rendered
         extras = self._extras(request)
         if self.config.keeps_indices:
@@ -219,6 +223,32 @@ class Answering:
                 # Another prompt's distributions: no noise floor, no sampled reference.
                 lambda small, own: self._of_prompt(request, small, own, ExtraMeasures(reference=extras.reference)),
             )
+
+    def _prompt(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> EncodedPrompt:
+        """The request's prompt; with all questions about its document where a cell compresses it once for several."""
+        asked, device = request.document, self.loaded.device
+        if asked is None or not any(protocol(spec.protocol).knows != "own" for spec in specs):
+            return encoded(self.loaded, self.config, request, identity, device)
+        document = f"{request.dataset}/{request.cluster}"
+        if self._document is None or self._document.identity != document:
+
+            def made(text: str, name: str) -> EncodedPrompt:
+                messages = with_question(request.messages, request.context, text)
+                return encoded(self.loaded, self.config, replace(request, messages=messages), name, device)
+
+            names = [f"{request.dataset}/{name}" for name in asked.sample_ids]
+            self._document = DocumentPrompts(
+                document,
+                asked.number,
+                tuple(made(text, name) for text, name in zip(asked.texts, names, strict=True)),
+                asked.first,
+                made(asked.generic, f"{document}/generic"),
+                tuple(made(text, f"{name}/paraphrase") for text, name in zip(asked.paraphrases, names, strict=True)),
+            )
+            prompts = (*self._document.questions, self._document.generic, *self._document.paraphrases)
+            same_context(prompts, self.loaded.family)
+        own = self._document.questions[asked.number]
+        return replace(own, document=replace(self._document, number=asked.number))
 
     def _smaller(
         self, request: Request, identity: str, text: bool, whole: EncodedPrompt, share: float
@@ -315,6 +345,7 @@ class Answering:
             "doc_id": request.doc_id,
             "cluster": request.cluster,
             "prompt_hash": request.prompt_hash,
+            "question_number": None if request.document is None else request.document.number,
             "shard": self.config.selection.shard,
             "chosen": True if self.config.selection.samples is not None else None,
         }

@@ -160,6 +160,19 @@ class Response:
     fork_group: str | None = _column(None, "forks with the same value shared one prefill")
     fork_batch: int | None = _column(None, "rows per decode batch that were asked for", "rows")
     fork_rows: int | None = _column(None, "rows of the batch this fork decoded in", "rows")
+    question_number: int | None = _column(
+        None, "number of the question among those about its document, from 0; null where a dataset names none"
+    )
+    question_known: str | None = _column(
+        None,
+        "what a compression for several questions knew: numbers of questions of the document, or `none`, `generic`, "
+        "`paraphrase`; null under other protocols",
+    )
+    compression_reused: bool | None = _column(
+        None,
+        "prefill, scores and selection, and with them their times, are those that an earlier question of the document made; "
+        "null under other protocols",
+    )
 
 
 COUNTED = tuple(one.name for one in fields(Response) if one.metadata["counted"])

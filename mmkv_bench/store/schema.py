@@ -116,6 +116,7 @@ _CLUSTER = _must("cluster", TEXT, "what samples share (page, image, document, vi
 _TYPES: dict[Any, pa.DataType] = {
     str: TEXT,
     int: INT,
+    bool: BOOL,
     float: FLOAT,
     list[str]: TEXTS,
     list[int]: INTS,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _OF_SCORES = ("groups", "pairs", "ranks", "join", "methods", "budgets", "against")
 _NOT_CSV = ("groups", "ranks", "join", "against", "caption")
-_ONE_THING = ("groups", "ranks", "join")
+_ONE_THING = ("groups", "ranks", "join", "questions")
 STAND_INS = "standins"
 
 
@@ -48,6 +48,7 @@ def tables_options(parser: Parser) -> None:
         "ranks": "ranks over all tasks, in place of the tables (not csv)",
         "join": "tables of several tasks as one: tasks are groups of columns (not csv)",
         "no-interval": "scores without their intervals (not csv)",
+        "questions": "what a cache knew when it was compressed, in place of the tables: losses of several questions a document",
         "pairs": "also the separated pairs (csv: all pairs, instead)",
     }.items():
         parser.add_argument(f"--{flag}", action="store_true", help=text)
@@ -90,6 +91,13 @@ def tables(given: argparse.Namespace) -> int:
 
     names, costs = divided(given.metric or ())
     _refuse_conflicts(given, names, costs)
+    if given.questions:
+        from mmkv_bench.tables.questions import question_tables
+
+        sys.stdout.write(
+            write(question_tables(given.rows, given.dataset, given.metric), given.format, notes=given.notes)
+        )
+        return 0
     printed = _score_tables(given, names) if names or not costs else []
     printed += _cost_tables(given, costs) if costs else []
     if given.format != "csv":

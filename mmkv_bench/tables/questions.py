@@ -1,0 +1,185 @@
+"""What a cache knew when it was compressed: the loss of many questions per document, split by cause.
+
+A document is compressed once and asked several questions. Beside compressing anew for each of them (`query_aware`):
+
+- room: minus compressing once for all (`query_joint`), the price of holding what all questions need.
+- unknown: `query_joint` minus compressing for another question (`query_first`), the price of not knowing this one.
+- wording: minus compressing for the same question in other words (`query_paraphrase`).
+- generic, agnostic: minus compressing for a fixed instruction, or for no question.
+
+Differences are paired by sample. Their unit is the document: intervals are of the means over documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mmkv_bench.errors import StoreError
+from mmkv_bench.evaluation.extra_metrics import NAMES as MEASURES
+from mmkv_bench.statistics.intervals import NO_INTERVAL, Interval, intervals
+from mmkv_bench.statistics.metric_kinds import lower_is_better
+from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KNOWN = ("each", "joint", "other", "paraphrase", "generic", "agnostic")
+"""Columns of scores; `other`: rows of `query_first` whose question is not the one that was known."""
+LOSSES = {
+    "room": ("each", "joint"),
+    "unknown": ("joint", "other"),
+    "wording": ("each", "paraphrase"),
+    "generic": ("each", "generic"),
+    "agnostic": ("each", "agnostic"),
+}
+_PROTOCOLS = {
+    "query_aware": "each",
+    "query_joint": "joint",
+    "query_first": "other",
+    "query_paraphrase": "paraphrase",
+    "query_generic": "generic",
+    "query_agnostic": "agnostic",
+}
+_LINE = ["model", "dataset", "metric", "method", "reading", "budget", "seed"]
+_SAMPLE = [*_LINE, "cluster", "sample_id"]
+
+
+LEAST = 10
+"""Documents that an interval takes."""
+
+
+def question_tables(
+    root: Path, datasets: Sequence[str] | None = None, metrics: Sequence[str] | None = None
+) -> list[Table]:
+    """Return a table per model, dataset and metric of a store with rows of several questions a document.
+
+    Args:
+        metrics: None: those of the datasets, without the ones that every run measures beside them.
+
+    Raises:
+        StoreError: the store has no such rows.
+    """
+    scores = paired_scores(root)
+    if datasets:
+        scores = scores[scores["dataset"].isin(datasets)]
+    beside = set(scores["metric"]) & set(MEASURES)
+    scores = scores[scores["metric"].isin(metrics) if metrics else ~scores["metric"].isin(beside)]
+    if scores.empty:
+        raise StoreError(
+            f"{root} has no such scores of several questions a document; run a dataset with questions "
+            "(dataset=questions_records) with 'protocol=[query_aware,query_joint,query_first]'"
+        )
+    return [_table(names, rows) for names, rows in scores.groupby(_LINE[:3], sort=False)]
+
+
+def paired_scores(root: Path) -> pd.DataFrame:
+    """Return scores by sample: a line per cell without its protocol and sample, a column per name of `KNOWN`, and `same`.
+
+    same: of the question that the cache of `query_first` was compressed for. NaN where a score is missing.
+    """
+    from mmkv_bench.store.store import Store
+
+    store = Store(root)
+    cells = store.cells().to_pandas()
+    cells = cells[cells["protocol"].isin(_PROTOCOLS)].assign(known=cells["protocol"].map(_PROTOCOLS))
+    shares = (cells["budget_fraction"].astype(float) * 100).map("{:g}%".format)
+    cells["budget"] = cells["budget_entries"].map("{:g}".format).where(cells["budget_entries"].notna(), shares)
+    cells.loc[cells["budget_kind"] == "none", "budget"] = ""
+    cells["seed"] = cells["seed"].map("{:g}".format).where(cells["seed"].notna(), "")
+    cells["reading"] = cells["reading"].fillna("").astype(str)
+    named = ["cell", "model", "method", "reading", "budget", "seed", "known"]
+    answers = store.responses(cells["cell"], ["cell", "sample_id", "question_number", "question_known"]).to_pandas()
+    answers = answers[answers["question_number"].notna()]
+    scores = store.samples(cells["cell"], ["cell", "dataset", "sample_id", "cluster", "metric", "value"]).to_pandas()
+    rows = scores.merge(answers, on=["cell", "sample_id"]).merge(cells[named], on="cell")
+    number = rows["question_number"].astype("Int64").astype(str)
+    rows.loc[(rows["known"] == "other") & (number == rows["question_known"]), "known"] = "same"
+    wide = rows.pivot_table(index=_SAMPLE, columns="known", values="value", aggfunc="first", sort=False)
+    return wide.reindex(columns=[*KNOWN, "same"]).reset_index()
+
+
+def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[float, Interval, int]]:
+    """Return the mean of each loss of `LOSSES` over documents, its interval and the number of documents.
+
+    A loss is positive where the second of its columns is worse, also of metrics of which less is better.
+
+    Args:
+        line: samples of one line of `paired_scores`; those with both columns count.
+    """
+    sign, made = (-1 if lower_is_better(metric) else 1), {}
+    for name, (first, second) in LOSSES.items():
+        both = line[line[first].notna() & line[second].notna()]
+        if len(both):
+            means = sign * (both[first] - both[second]).groupby(both["cluster"], sort=False).mean()
+            clusters, interval = np.asarray(means.index, dtype=str), NO_INTERVAL
+            if len(means) >= LEAST:
+                (interval,) = intervals([(means.to_numpy(dtype=np.float64), clusters)], dataset, share=False)
+            made[name] = float(means.mean()), interval, len(means)
+    return made
+
+
+def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
+    model, dataset, metric = names
+    held = [name for name in KNOWN if rows[name].notna().any()]
+    grid, split = [], []
+    for (method, reading, budget, seed), line in rows.groupby(_LINE[3:], sort=False):
+        label = method + (f" ({reading})" if reading == "released" else "") + (f" seed={seed}" if seed else "")
+        means = [line[name].mean() for name in held]
+        grid.append([label, budget, *(_number(value) for value in means)])
+        if not budget:
+            continue
+        found = losses(line, dataset, metric)
+        split.append([label, budget, *(_loss(found.get(name)) for name in LOSSES)])
+    documents, questions = rows["cluster"].nunique(), rows["sample_id"].nunique()
+    same = rows.dropna(subset=["same", "each"])
+    notes = [
+        Note(
+            "each: compressed anew for every question; joint: once, for all questions of the document; other: once, for "
+            "another question of it; paraphrase: for the question in other words; generic: for a fixed instruction; "
+            "agnostic: for none.",
+            Rank.MARK,
+        ),
+        Note(
+            "Losses, positive where the second is worse: room = each - joint; unknown = joint - other, at questions that were "
+            "not known; wording = each - paraphrase; generic and agnostic: each minus these. Paired by sample, means over "
+            "documents, 95 % bootstrap intervals over documents, not corrected for their number.",
+            Rank.MARK,
+        ),
+    ]
+    if documents < LEAST:
+        notes.append(Note(f"No intervals: {documents} documents, and they take {LEAST} or more.", Rank.WARNING))
+    if len(same):
+        equal = int((same["same"] == same["each"]).sum())
+        notes.append(
+            Note(
+                f"Control: the known question again has the score of `each` in {equal} of {len(same)} pairs.",
+                Rank.READING,
+            )
+        )
+    heading = f"model={model}; {documents} documents, {questions} questions"
+    return Table(
+        title=f"{dataset}, {metric}: many questions per cache",
+        caption=heading,
+        grids=[
+            Grid(["method", "budget", *held], grid, labels=2),
+            Grid(["method", "budget", *LOSSES], split, heading="losses", labels=2),
+        ],
+        notes=notes,
+        records=lambda: rows.astype(object).where(rows.notna(), None).to_dict("records"),
+    )
+
+
+def _number(value: float) -> GridCell:
+    return GridCell("" if np.isnan(value) else f"{value:.2f}", None if np.isnan(value) else float(value))
+
+
+def _loss(loss: tuple[float, Interval, int] | None) -> GridCell:
+    if loss is None:
+        return GridCell("")
+    mean, interval, _ = loss
+    ends = "" if interval.low is None else f"[{interval.low:+.2f}, {interval.high:+.2f}]"
+    return GridCell(f"{mean:+.2f}", mean, ends)

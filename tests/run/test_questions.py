@@ -1,0 +1,92 @@
+"""Runs of several questions a document: rows, what a retry of one question gives, the table of losses, refusals."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pandas as pd
+import pytest
+
+from mmkv_bench.tables.questions import LOSSES, losses, paired_scores, question_tables
+from tests.run.setting import done, go, responses
+from tests.run.test_cut_prompt import MODEL
+
+PROTOCOLS = ("query_aware", "query_agnostic", "query_first", "query_joint", "query_generic", "query_paraphrase")
+COMMAND = (
+    "dataset=questions_records",
+    "method=snapkv",
+    "budget=10%",
+    f"protocol=[{','.join(PROTOCOLS)}]",
+    "fidelity=on",
+    "dataset.generation.max_new_tokens=3",
+    *MODEL,
+)
+SAME = ("answer", "kept_digest", "question_number", "question_known", "prompt_hash", "entries_resident", "forced_kl")
+
+
+def test_a_run_of_documents_prints_their_losses_and_one_question_made_again_has_the_row_of_the_whole_run(tmp_path):
+    done(tmp_path / "whole", *COMMAND, "limit=8")
+    rows = responses(tmp_path / "whole")
+    assert len(rows) == 8 * 2 * len(PROTOCOLS) and {row["status"] for row in rows.values()} == {"ok"}
+    done(tmp_path / "one", *COMMAND, "samples=[questions_records-000006]", "stage=generate")
+    again = responses(tmp_path / "one")
+    assert len(again) == 2 * len(PROTOCOLS)
+    for key, row in again.items():
+        assert [row[name] for name in SAME] == [rows[key][name] for name in SAME]
+
+    wide = paired_scores(tmp_path / "whole")
+    kl = wide[(wide["metric"] == "fidelity_kl") & (wide["method"] == "snapkv")]
+    assert len(kl) == 8 and (kl["same"].notna() == kl["other"].isna()).all() and int(kl["same"].notna().sum()) == 2
+    both = kl[kl["same"].notna()]
+    assert (both["same"] == both["each"]).all(), "the known question again is compressed as anew"
+    (table,) = question_tables(tmp_path / "whole", metrics=["fidelity_kl"])
+    (line,) = (line for line in table.grids[0].rows if line[0] == "snapkv")
+    assert [cell.text for cell in line[2:]] == [
+        f"{kl[name].mean():.2f}" for name in ("each", "joint", "other", "paraphrase", "generic", "agnostic")
+    ]
+    assert any("2 of 2 pairs" in note.text for note in table.notes) or any(
+        "4 of 4" in note.text for note in table.notes
+    )
+
+
+def test_losses_are_means_over_documents_with_a_sign_that_says_worse():
+    rows = [
+        {"cluster": f"d{document}", "each": 1.0, "joint": 0.5, "other": 0.25 * (question > 0), "generic": math.nan}
+        for document in range(12)
+        for question in range(document % 3 + 1)
+    ]
+    line = pd.DataFrame(rows).assign(paraphrase=math.nan, agnostic=0.0)
+    found = losses(line, "made", "exact_match")
+    assert set(found) == {"room", "unknown", "agnostic"} and set(LOSSES) > set(found)
+    assert found["room"][0] == 0.5 and found["agnostic"][0] == 1.0 and found["room"][2] == 12
+    per_document = [0.5 - 0.25 * (size - 1) / size for size in (1, 2, 3)]
+    mean, interval, _ = found["unknown"]
+    assert mean == pytest.approx(sum(per_document) / 3) and interval.low < mean < interval.high
+    assert losses(line, "made", "fidelity_kl")["room"][0] == -0.5
+    assert losses(line[line["cluster"] < "d2"], "made", "exact_match")["room"][1].low is None
+
+
+def test_what_has_no_further_questions_is_refused_in_one_sentence(tmp_path):
+    for words, said in (
+        (
+            ("dataset=pages", "protocol=query_first"),
+            "pages_small has one question a document; choose dataset=questions_records",
+        ),
+        (
+            ("dataset=questions_records", "limit=6", *MODEL),
+            "limit=6 ends within a document of questions_records.*limit=4 or limit=8",
+        ),
+        (("dataset=questions_records", "limit=3", *MODEL), "which has 4 questions; give limit=4"),
+        (("dataset=questions_records", "limit=4", "sharing=off", "protocol=query_joint", *MODEL), "needs sharing=on"),
+        (
+            ("dataset=questions_records", "limit=4", "method=oracle", "protocol=query_first", *MODEL),
+            "oracle scores by the answer",
+        ),
+        (
+            ("dataset=questions_records", "dataset.questions_key=nothing", "limit=4", *MODEL),
+            "questions_key='nothing' is not a field",
+        ),
+    ):
+        outcome = go(tmp_path, *words)
+        assert outcome.code == 2 and re.search(said, outcome.err), (words, outcome.err)
