@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.evaluation.extra_metrics import NAMES as MEASURES
 from mmkv_bench.statistics.intervals import NO_INTERVAL, Interval, intervals
-from mmkv_bench.statistics.metric_kinds import lower_is_better
+from mmkv_bench.statistics.metric_kinds import FIDELITY, lower_is_better
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def question_tables(
     """Return a table per model, dataset and metric of a store with rows of several questions a document.
 
     Args:
-        metrics: None: those of the datasets, without the ones that every run measures beside them.
+        metrics: None: those of the datasets, without fidelity.
 
     Raises:
         StoreError: the store has no such rows.
@@ -66,8 +65,7 @@ def question_tables(
     scores = paired_scores(root)
     if datasets:
         scores = scores[scores["dataset"].isin(datasets)]
-    beside = set(scores["metric"]) & set(MEASURES)
-    scores = scores[scores["metric"].isin(metrics) if metrics else ~scores["metric"].isin(beside)]
+    scores = scores[scores["metric"].isin(metrics) if metrics else ~scores["metric"].isin(list(FIDELITY))]
     if scores.empty:
         raise StoreError(
             f"{root} has no such scores of several questions a document; run a dataset with questions "
