@@ -83,7 +83,8 @@ class TaskSpec:
     def key(self) -> str:
         """Canonical text of what decides the samples; equal keys share loaded data."""
         source = (self.name, self.dataset, self.size, self.split, self.dataset_path, self.include_path)
-        return json.dumps([*source, self.cluster_key, self.media_root, self.placeholders])
+        questions = [self.questions_key] if self.questions_key else []
+        return json.dumps([*source, self.cluster_key, self.media_root, self.placeholders, *questions])
 
 
 KEYS = (
