@@ -169,6 +169,7 @@ class Engine:
         made: list[Prefilled] = []
         for source in sources:
             own = dataclasses.replace(lengths, prefilled=source.length)
+            meter.seconds.clear()  # of each prefill apart; they are added up below
             one = prefill(self.session, source, cells, {name: own}, meter, reserve)
             made.append(one)
             if len(made) > 1:
