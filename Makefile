@@ -33,7 +33,7 @@ help:
 	@echo "make lint              ruff check, ruff format --check, mypy, and no file or results too large for git"
 	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
 	@echo "make results-continuation  make or continue results/continuation: documentation continued, KL to full; hours"
-	@echo "make results-questions make or continue results/questions: four questions per cache, pretrained weights; half an hour"
+	@echo "make results-questions make or continue results/questions: four questions per cache, pretrained weights; hours"
 	@echo "make results-real      make or continue results/real: pretrained weights, English documents; hours"
 	@echo "make results-real-sinks  make or continue results/real_sinks: what the first entries are worth; an hour"
 	@echo "make first-real        two pretrained VLMs x 2 datasets x 6 methods x 3 budgets on one GPU of 24 GB, into a bundle to send"

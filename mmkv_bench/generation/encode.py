@@ -302,16 +302,18 @@ def _controls(messages: Sequence[dict], tokenizer) -> tuple[str, ...]:
     return tuple(sorted(token for token in controls if any(token in text for text in texts)))
 
 
+def _cut(prompt: EncodedPrompt, family: ModelFacts) -> int:
+    """Return the number of tokens before the cut of protocols that cut."""
+    return context_length(prompt.input_ids[0], family) if prompt.context_tokens is None else prompt.context_tokens
+
+
 def same_context(prompts: Sequence[EncodedPrompt], family: ModelFacts) -> None:
     """Check that prompts differ behind their context alone.
 
     Raises:
         DataError: the tokens before the cut differ, so that no compression of them serves all questions.
     """
-    cuts = [
-        context_length(prompt.input_ids[0], family) if prompt.context_tokens is None else prompt.context_tokens
-        for prompt in prompts
-    ]
+    cuts = [_cut(prompt, family) for prompt in prompts]
     contexts = [prompt.input_ids[0, :cut].tolist() for prompt, cut in zip(prompts, cuts, strict=True)]
     if any(context != contexts[0] for context in contexts):
         raise DataError(
@@ -327,9 +329,7 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) ->
         UnsupportedError: the protocol cuts the prompt, which has no visual tokens or nothing after them; or visual tokens
             would be fed again, whose embeddings only the vision tower computes.
     """
-    cut = None
-    if protocol.cuts:
-        cut = context_length(prompt.input_ids[0], family) if prompt.context_tokens is None else prompt.context_tokens
+    cut = _cut(prompt, family) if protocol.cuts else None
     if cut is not None and cut >= prompt.length:
         raise UnsupportedError(
             f"{prompt.identity} ends with its context; protocol={protocol.name} needs a question after it"

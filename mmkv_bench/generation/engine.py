@@ -109,7 +109,7 @@ class Engine:
         of_document = {
             cell.cell
             for cell in cells
-            if cell.protocol in lengths and prompt.document is not None and _serves_all_questions(cell)
+            if cell.protocol in lengths and prompt.document is not None and cell.serves_all_questions
         }
         for name in dict.fromkeys(cell.protocol for cell in cells if cell.cell in of_document):
             same = [cell for cell in cells if cell.cell in of_document and cell.protocol == name]
@@ -338,12 +338,6 @@ class Engine:
 
     def _release(self) -> None:
         devices.at(self.device).release()
-
-
-def _serves_all_questions(cell: CellSpec) -> bool:
-    """Return True where the cell compresses a document once, whichever of its questions is asked."""
-    rule = protocol(cell.protocol)
-    return rule.needs_questions or (rule.knows == "none" and not cell.compressor.needs.answer)
 
 
 def as_row(result: ForkResult) -> dict:

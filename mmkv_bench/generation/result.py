@@ -47,6 +47,12 @@ class CellSpec:
         return not self.evicts(length) and not self.compressor.quantises
 
     @property
+    def serves_all_questions(self) -> bool:
+        """A document with several questions is compressed once, whichever of them is asked."""
+        rule = protocol(self.protocol)
+        return rule.needs_questions or (rule.knows == "none" and not self.compressor.needs.answer)
+
+    @property
     def tokens_from_full(self) -> int:
         """Number of answer tokens that come from the full cache: the protocol's, or more under a policy that waits."""
         policy = self.compressor.decoding

@@ -227,7 +227,9 @@ def run_alone(
         start, answer = meter.now(), None
         common: dict[str, Any] = {
             "context": lengths.reduced if rule.cuts else None,
-            "identity": prompt.identity,
+            "identity": prompt.document.identity
+            if prompt.document is not None and cell.serves_all_questions
+            else prompt.identity,
             "token_types": prompt.types,
             "attention": attention,
             **rules.options,

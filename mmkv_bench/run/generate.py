@@ -237,7 +237,7 @@ class Answering:
                 return encoded(self.loaded, self.config, replace(request, messages=messages), name, device)
 
             names = [f"{request.dataset}/{name}" for name in asked.sample_ids]
-            self._document = DocumentPrompts(
+            whole = DocumentPrompts(
                 document,
                 asked.number,
                 tuple(made(text, name) for text, name in zip(asked.texts, names, strict=True)),
@@ -245,8 +245,8 @@ class Answering:
                 made(asked.generic, f"{document}/generic"),
                 tuple(made(text, f"{name}/paraphrase") for text, name in zip(asked.paraphrases, names, strict=True)),
             )
-            prompts = (*self._document.questions, self._document.generic, *self._document.paraphrases)
-            same_context(prompts, self.loaded.family)
+            same_context((*whole.questions, whole.generic, *whole.paraphrases), self.loaded.family)
+            self._document = whole  # only what has passed the check: the document's next question asks no more
         own = self._document.questions[asked.number]
         return replace(own, document=replace(self._document, number=asked.number))
 

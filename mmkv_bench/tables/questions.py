@@ -46,9 +46,13 @@ _PROTOCOLS = {
 _LINE = ["model", "dataset", "metric", "method", "reading", "budget", "seed"]
 _SAMPLE = [*_LINE, "cluster", "sample_id"]
 
-
 LEAST = 10
 """Documents that an interval takes."""
+
+_NOTHING = (
+    "{} has no such scores of several questions a document; run a dataset with questions (dataset=questions_records) with "
+    "'protocol=[query_aware,query_joint,query_first]', or choose others with --dataset and --metric"
+)
 
 
 def question_tables(
@@ -67,10 +71,7 @@ def question_tables(
         scores = scores[scores["dataset"].isin(datasets)]
     scores = scores[scores["metric"].isin(metrics) if metrics else ~scores["metric"].isin(list(FIDELITY))]
     if scores.empty:
-        raise StoreError(
-            f"{root} has no such scores of several questions a document; run a dataset with questions "
-            "(dataset=questions_records) with 'protocol=[query_aware,query_joint,query_first]'"
-        )
+        raise StoreError(_NOTHING.format(root))
     return [_table(names, rows) for names, rows in scores.groupby(_LINE[:3], sort=False)]
 
 
@@ -78,12 +79,18 @@ def paired_scores(root: Path) -> pd.DataFrame:
     """Return scores by sample: a line per cell without its protocol and sample, a column per name of `KNOWN`, and `same`.
 
     same: of the question that the cache of `query_first` was compressed for. NaN where a score is missing.
+
+    Raises:
+        StoreError: no rows of several questions, or two cells that a line does not tell apart, such as those of two versions.
     """
     from mmkv_bench.store.store import Store
 
     store = Store(root)
     cells = store.cells().to_pandas()
-    cells = cells[cells["protocol"].isin(_PROTOCOLS)].assign(known=cells["protocol"].map(_PROTOCOLS))
+    cells = cells[cells["protocol"].isin(_PROTOCOLS)]
+    if cells.empty:
+        raise StoreError(_NOTHING.format(root))
+    cells = cells.assign(known=cells["protocol"].map(_PROTOCOLS))
     shares = (cells["budget_fraction"].astype(float) * 100).map("{:g}%".format)
     cells["budget"] = cells["budget_entries"].map("{:g}".format).where(cells["budget_entries"].notna(), shares)
     cells.loc[cells["budget_kind"] == "none", "budget"] = ""
@@ -92,10 +99,19 @@ def paired_scores(root: Path) -> pd.DataFrame:
     named = ["cell", "model", "method", "reading", "budget", "seed", "known"]
     answers = store.responses(cells["cell"], ["cell", "sample_id", "question_number", "question_known"]).to_pandas()
     answers = answers[answers["question_number"].notna()]
+    if answers.empty:
+        raise StoreError(_NOTHING.format(root))
     scores = store.samples(cells["cell"], ["cell", "dataset", "sample_id", "cluster", "metric", "value"]).to_pandas()
     rows = scores.merge(answers, on=["cell", "sample_id"]).merge(cells[named], on="cell")
     number = rows["question_number"].astype("Int64").astype(str)
     rows.loc[(rows["known"] == "other") & (number == rows["question_known"]), "known"] = "same"
+    twice = rows[rows.duplicated([*_SAMPLE, "known"])]
+    if len(twice):
+        line = twice.iloc[0]
+        raise StoreError(
+            f"{root} has two cells of {line['method']} {line['budget']} ({line['known']}) for {line['sample_id']}, of other "
+            "versions or parameters; name the method's variants (variants.<name>), or use a folder for each version"
+        )
     wide = rows.pivot_table(index=_SAMPLE, columns="known", values="value", aggfunc="first", sort=False)
     return wide.reindex(columns=[*KNOWN, "same"]).reset_index()
 
@@ -150,6 +166,11 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
     ]
     if documents < LEAST:
         notes.append(Note(f"No intervals: {documents} documents, and they take {LEAST} or more.", Rank.WARNING))
+    missing = sum(int(rows[name].isna().sum()) for name in held if name != "other")
+    if "other" in held:
+        missing += int((rows["other"].isna() & rows["same"].isna()).sum())
+    if missing:
+        notes.append(Note(f"{missing} scores are missing (failed, or not there yet) and left out.", Rank.WARNING))
     if len(same):
         equal = int((same["same"] == same["each"]).sum())
         notes.append(

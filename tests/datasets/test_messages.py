@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmkv_bench.datasets.messages import prompt_hash, to_prompt, with_placeholders
+from mmkv_bench.datasets.messages import prompt_hash, to_prompt, with_placeholders, with_question
 from mmkv_bench.errors import DataError, UnsupportedError
 from tests.clips import write_clip
 from tests.each import each
@@ -149,3 +149,27 @@ def test_each_message_places_its_own_images():
     ]
     placed = with_placeholders(to_prompt(turns, "task"), "interleave", "data")
     assert shown(placed) == ["See ", "[image]", ".", "I see.", "[image]", "And now?"]
+
+
+def test_another_question_stands_behind_the_document_or_the_last_picture():
+    text = [{"role": "user", "content": [{"type": "text", "text": "A page. What?"}]}]
+    picture = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "See"}, {"type": "image"}, {"type": "text", "text": "What?"}],
+        }
+    ]
+    for messages, context, first in ((text, "A page.", text), (picture, "", picture)):
+        own = " What?" if context else "What?"
+        assert with_question(messages, context, own) == first, "its own question changes nothing"
+        (turn,) = with_question(messages, context, "-Who?")
+        assert [part.get("text") for part in turn["content"]] == (
+            ["A page.-Who?"] if context else ["See", None, "-Who?"]
+        )
+    for messages, context in (
+        (text, ""),
+        (text, "Another page."),
+        ([*picture, {"role": "user", "content": text[0]["content"]}], ""),
+    ):
+        with pytest.raises(DataError, match="neither the document's text nor an image"):
+            with_question(messages, context, "Who?")

@@ -126,6 +126,16 @@ def test_an_agnostic_compression_keeps_what_it_keeps_for_each_question_alone():
             common.assert_same([one], [alone[key]], ignore=PATH | {"question_known"})
 
 
+def test_a_shared_agnostic_compression_keeps_what_a_run_of_its_own_keeps():
+    """`sharing=off` compresses anew for every question, with the document's random stream."""
+    name = "llama"
+    prompts, cells = document(name), grid(("query_agnostic",))
+    together = asked(name, prompts, cells)
+    for number, prompt in enumerate(prompts):
+        for cell, alone in zip(cells, common.alone(zoo.model(name), name, prompt, cells), strict=True):
+            common.assert_same([together[number, cell.cell]], [alone], ignore=PATH | {"question_known"})
+
+
 def test_a_joint_compression_keeps_the_entries_with_the_largest_mean_score():
     name, budget, window = "llama", 12, 4
     prompts = document(name)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import re
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from mmkv_bench.tables.questions import LOSSES, losses, paired_scores, question_tables
+from mmkv_bench.cli.main import main
+from mmkv_bench.errors import StoreError
+from mmkv_bench.tables.questions import LOSSES, _table, losses, paired_scores, question_tables
 from tests.run.setting import done, go, responses
 from tests.run.test_cut_prompt import MODEL
 
@@ -40,14 +45,34 @@ def test_a_run_of_documents_prints_their_losses_and_one_question_made_again_has_
     assert len(kl) == 8 and (kl["same"].notna() == kl["other"].isna()).all() and int(kl["same"].notna().sum()) == 2
     both = kl[kl["same"].notna()]
     assert (both["same"] == both["each"]).all(), "the known question again is compressed as anew"
+    with contextlib.redirect_stderr(io.StringIO()) as refused:
+        assert main(["tables", str(tmp_path / "whole"), "--questions", "--pairs"]) == 2
+    assert "leave out --pairs" in refused.getvalue()
+    for store in ("large", "large_protocols"):  # other protocols, and one question a document
+        with pytest.raises(StoreError, match="no such scores of several questions"):
+            question_tables(Path(__file__).parents[2] / "results" / "tiny" / store)
     (table,) = question_tables(tmp_path / "whole", metrics=["fidelity_kl"])
     (line,) = (line for line in table.grids[0].rows if line[0] == "snapkv")
     assert [cell.text for cell in line[2:]] == [
         f"{kl[name].mean():.2f}" for name in ("each", "joint", "other", "paraphrase", "generic", "agnostic")
     ]
-    assert any("2 of 2 pairs" in note.text for note in table.notes) or any(
-        "4 of 4" in note.text for note in table.notes
-    )
+    notes = " ".join(note.text for note in table.notes)
+    assert "in 4 of 4 pairs" in notes and "missing" not in notes
+
+
+def test_missing_scores_are_counted_below_the_table():
+    line = pd.DataFrame(
+        [
+            {"model": "m", "dataset": "d", "metric": "exact_match", "method": "snapkv", "reading": "",
+             "budget": "20%", "seed": "", "cluster": f"d{n // 2}", "sample_id": f"s{n}", "each": 1.0,
+             "joint": math.nan if n < 3 else 1.0,
+             "other": 0.0 if n % 2 else math.nan, "same": math.nan if n % 2 or n == 4 else 1.0,
+             "paraphrase": math.nan, "generic": math.nan, "agnostic": math.nan}
+            for n in range(24)
+        ]
+    )  # fmt: skip
+    (note,) = (note.text for note in _table(("m", "d", "exact_match"), line).notes if "missing" in note.text)
+    assert note.startswith("4 scores are missing")
 
 
 def test_losses_are_means_over_documents_with_a_sign_that_says_worse():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmkv_bench.cli.grammar import Parser, amount
+from mmkv_bench.cli.grammar import Parser, amount, rows_folder
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _OF_SCORES = ("groups", "pairs", "ranks", "join", "methods", "budgets", "against")
 _NOT_CSV = ("groups", "ranks", "join", "against", "caption")
 _ONE_THING = ("groups", "ranks", "join", "questions")
+_NOT_QUESTIONS = (*_OF_SCORES, "no_interval", "name", "caption", "protocol", "reading")
 STAND_INS = "standins"
 
 
@@ -95,7 +96,9 @@ def tables(given: argparse.Namespace) -> int:
         from mmkv_bench.tables.questions import question_tables
 
         sys.stdout.write(
-            write(question_tables(given.rows, given.dataset, given.metric), given.format, notes=given.notes)
+            write(
+                question_tables(rows_folder(given.rows), given.dataset, given.metric), given.format, notes=given.notes
+            )
         )
         return 0
     printed = _score_tables(given, names) if names or not costs else []
@@ -124,6 +127,11 @@ def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Se
     things = [name for name in _ONE_THING if getattr(given, name)]
     if len(things) > 1:
         raise ConfigError(f"--{things[0]} and --{things[1]} print two things; ask for them in two commands")
+    unused = [name for name in _NOT_QUESTIONS if getattr(given, name)]
+    if given.questions and unused:
+        raise ConfigError(
+            f"--questions takes --dataset, --metric, --format and --notes; leave out --{unused[0].replace('_', '-')}"
+        )
     if given.join and (given.pairs or given.against):
         raise ConfigError("--join prints scores alone; leave out --pairs and --against, or --join")
     if _fidelity_alone(given, names) and of_scores:
