@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from mmkv_bench.evaluation.samples import SampleRef
 from mmkv_bench.evaluation.task_code import OpenedFiles, opened
 from mmkv_bench.evaluation.task_scorer import BESIDE
 from mmkv_bench.file_state import cache_dir
+from mmkv_bench.protocols import protocol
 
 if TYPE_CHECKING:
     import datasets
@@ -213,16 +214,31 @@ def conversions() -> Path:
     return Path(base) if base else cache_dir() / "datasets"
 
 
-def check_whole(spec: TaskSpec, limit: int | None) -> None:
-    """Check that a limit takes whole documents, whose questions share a compression.
+FIELDS = {"generic": "a fixed instruction in place of a question", "paraphrase": "each question in other words"}
+"""`Protocol.knows` -> what a field of the documents has to give."""
+
+
+def check_questions(spec: TaskSpec, limit: int | None, names: Collection[str]) -> None:
+    """Check that the documents of a dataset of several questions have what protocols need.
+
+    Args:
+        names: of the protocols.
 
     Raises:
-        ConfigError: the first `limit` samples end within a document.
+        ConfigError: the first `limit` samples end within a document; a field is missing that a protocol scores by.
     """
-    count = limited(spec, limit)
-    if not spec.questions_key or count is None:
+    if not spec.questions_key:
         return
-    docs = documents(spec, limit)
+    docs, count = documents(spec, limit), limited(spec, limit)
+    columns = docs.bare[docs.split].column_names
+    for name in names:
+        knows = protocol(name).knows
+        if knows in FIELDS and not {knows, f"{knows}s"} & set(columns):
+            raise ConfigError(
+                f"protocol={name} scores by {FIELDS[knows]}, and {spec.dataset} has no such field; leave the protocol out"
+            )
+    if count is None:
+        return
     size = len(docs.bare[docs.split][0][spec.questions_key])
     least = len(docs.refs) // size * size
     if len(docs.refs) > least:
@@ -317,11 +333,9 @@ def _check_questions(spec: TaskSpec, docs: datasets.Dataset, refs: list[SampleRe
     Raises:
         MissingDataError: fields are missing. DataError: another order.
     """
-    lacking = [name for name in ("question_number", "paraphrases", "generic") if name not in docs.column_names]
-    if lacking:
+    if "question_number" not in docs.column_names:
         raise MissingDataError(
-            f"datasets.{spec.dataset}.questions_key needs the fields question_number, paraphrases and generic beside it; "
-            f"task {spec.name} has no {', '.join(lacking)}"
+            f"datasets.{spec.dataset}.questions_key needs the field question_number beside it, and task {spec.name} has none"
         )
     columns = docs.select_columns([spec.questions_key, "question_number"])[: len(refs)]
     size = len(columns[spec.questions_key][0])

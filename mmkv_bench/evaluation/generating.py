@@ -194,6 +194,6 @@ def _document(
         begin // len(texts),
         texts,
         tuple(spec.sample_id(begin + place) for place in range(len(texts))),
-        tuple(row["paraphrases"]),
-        str(row["generic"]),
+        tuple(row.get("paraphrases") or ()),
+        str(row.get("generic") or ""),
     )

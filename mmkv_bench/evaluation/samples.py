@@ -25,8 +25,8 @@ class DocumentQuestions:
     number       the sample's own question, from 0
     position     the document's place in the dataset, from 0
     texts        one per question; sample_ids: of their samples
-    paraphrases  each question in other words
-    generic      a fixed instruction in place of a question
+    paraphrases  each question in other words; empty where the dataset has none
+    generic      a fixed instruction in place of a question; "" for none
     """
 
     number: int

@@ -78,14 +78,15 @@ class DocumentPrompts:
         identity: dataset and document; seeds the random streams of a compression that no question belongs to.
         number: of the prompt's own question, from 0.
         questions: one prompt per question. first: number of the one that `query_first` compresses for.
-        generic: the document with a fixed instruction. paraphrases: each question in other words.
+        generic: the document with a fixed instruction, None where its dataset has none. paraphrases: each question in other
+            words, empty where its dataset has none.
     """
 
     identity: str
     number: int
     questions: tuple[EncodedPrompt, ...]
     first: int
-    generic: EncodedPrompt
+    generic: EncodedPrompt | None
     paraphrases: tuple[EncodedPrompt, ...]
 
     @property
@@ -100,7 +101,7 @@ class DocumentPrompts:
                 return (self.questions[self.first],)
             case "joint":
                 return self.questions
-            case "generic":
+            case "generic" if self.generic is not None:
                 return (self.generic,)
             case "paraphrase":
                 return (self.paraphrases[self.number],)

@@ -156,9 +156,9 @@ def _part(
     name: str, spec: TaskSpec, cells: Sequence[Cell], selection: Selection, node: Mapping[str, Any]
 ) -> DatasetShare:
     """A dataset's share; data that are not pages are opened."""
-    from mmkv_bench.evaluation.documents import check_whole, sample_refs
+    from mmkv_bench.evaluation.documents import check_questions, sample_refs
 
-    check_whole(spec, selection.limit)
+    check_questions(spec, selection.limit, dict.fromkeys(cell.protocol for cell in cells))
     samples = [ref.sample_id for ref in chosen(sample_refs(spec, selection.limit), selection)]
     own = [cell for cell in cells if cell.dataset == spec.dataset]
     return DatasetShare(name, spec.dataset, spec, own, samples, node.get("about") or {})

@@ -242,10 +242,11 @@ class Answering:
                 asked.number,
                 tuple(made(text, name) for text, name in zip(asked.texts, names, strict=True)),
                 asked.first,
-                made(asked.generic, f"{document}/generic"),
-                tuple(made(text, f"{name}/paraphrase") for text, name in zip(asked.paraphrases, names, strict=True)),
+                made(asked.generic, f"{document}/generic") if asked.generic else None,
+                tuple(made(text, f"{name}/paraphrase") for text, name in zip(asked.paraphrases, names, strict=False)),
             )
-            same_context((*whole.questions, whole.generic, *whole.paraphrases), self.loaded.family)
+            others = (*whole.paraphrases, *([whole.generic] if whole.generic else []))
+            same_context((*whole.questions, *others), self.loaded.family)
             self._document = whole  # only what has passed the check: the document's next question asks no more
         own = self._document.questions[asked.number]
         return replace(own, document=replace(self._document, number=asked.number))

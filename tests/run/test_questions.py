@@ -12,7 +12,9 @@ import pandas as pd
 import pytest
 
 from mmkv_bench.cli.main import main
+from mmkv_bench.datasets.tasks.questions import pages
 from mmkv_bench.errors import StoreError
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.questions import LOSSES, _table, losses, paired_scores, question_tables
 from tests.run.setting import done, go, responses
 from tests.run.test_cut_prompt import MODEL
@@ -112,6 +114,35 @@ def test_what_has_no_further_questions_is_refused_in_one_sentence(tmp_path):
             ("dataset=questions_records", "dataset.questions_key=nothing", "limit=4", *MODEL),
             "questions_key='nothing' is not a field",
         ),
+        (
+            ("dataset=pages_questions", "limit=4", "protocol=query_paraphrase"),
+            "scores by each question in other words, and pages_questions has no such field",
+        ),
     ):
         outcome = go(tmp_path, *words)
         assert outcome.code == 2 and re.search(said, outcome.err), (words, outcome.err)
+
+
+def test_the_questions_of_a_page_ask_for_other_keys_of_one_picture_that_is_drawn_the_same_each_time():
+    rows = pages.rows("dev")
+    assert len(rows) == 400
+    for begin in range(0, 400, 4):
+        asked = {row["questions"][row["question_number"]] for row in rows[begin : begin + 4]}
+        assert len(asked) == 4 and {row["document"] for row in rows[begin : begin + 4]} == {rows[begin]["document"]}
+    first = pages.image("dev", 0)
+    assert pages.image("dev", 1).tobytes() != first.tobytes() == pages.image("dev", 0).tobytes()
+    assert pages.image("test", 0).tobytes() != first.tobytes()
+
+
+def test_the_embedded_model_reads_all_questions_of_pages(tmp_path):
+    done(
+        tmp_path,
+        "dataset=pages_questions",
+        "method=full",
+        "protocol=[query_aware,query_first,query_generic]",
+        "limit=8",
+    )
+    rows = responses(tmp_path)
+    assert len(rows) == 24 and {row["question_number"] for row in rows.values()} == {0, 1, 2, 3}
+    scores = Store(tmp_path).samples(columns=["value"]).to_pydict()["value"]
+    assert sum(scores) >= 21
