@@ -171,6 +171,25 @@ def with_question(messages: Sequence[dict[str, Any]], context: str, question: st
     )
 
 
+def question_text(messages: Sequence[dict[str, Any]], context: str) -> str:
+    """Return the text that `with_question` would replace: all of it behind the context.
+
+    Raises:
+        DataError: the messages have no such place, or further parts follow the text.
+    """
+    parts = messages[-1]["content"]
+    if parts and parts[-1]["type"] == "text":
+        text = parts[-1]["text"]
+        if context and context in text:
+            return text[text.index(context) + len(context) :]
+        if len(parts) > 1 and parts[-2]["type"] != "text":
+            return text
+    raise DataError(
+        "the last message does not end with one text behind the document's text or behind an image or video, so its question "
+        "cannot be told from its document"
+    )
+
+
 def prompt_hash(prompt: Conversation) -> str:
     """sha256 (hex) over the messages' text and placeholders and the size and pixels of every image.
 

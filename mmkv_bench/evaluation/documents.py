@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +16,14 @@ from mmkv_bench.datasets import local_data, page_data, sources
 from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT
 from mmkv_bench.datasets.specs import GENERATION_DEFAULTS, TaskSpec, limited
 from mmkv_bench.datasets.task_yaml import lmms_eval_folder, plain_config, task_file
-from mmkv_bench.errors import ConfigError, DataError, MissingDataError, UnsupportedError, nearest
+from mmkv_bench.errors import ConfigError, MissingDataError, UnsupportedError, nearest
 from mmkv_bench.evaluation.environment import go_offline, lmms_eval, task_environment, task_errors
 from mmkv_bench.evaluation.extra_metrics import NAMES as MEASURES
+from mmkv_bench.evaluation.question_groups import check_order
 from mmkv_bench.evaluation.samples import SampleRef
 from mmkv_bench.evaluation.task_code import OpenedFiles, opened
 from mmkv_bench.evaluation.task_scorer import BESIDE
 from mmkv_bench.file_state import cache_dir
-from mmkv_bench.protocols import protocol
 
 if TYPE_CHECKING:
     import datasets
@@ -204,7 +204,7 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
     total = len(task.dataset[split])
     refs = _refs(spec, task.dataset[split], range(min(total, count or total)))
     if spec.questions_key:
-        _check_questions(spec, task.dataset[split], refs)
+        check_order(spec, task.dataset[split], refs)
     return Documents(task.dataset, task.dataset_no_image, split, refs, source=content)
 
 
@@ -212,40 +212,6 @@ def conversions() -> Path:
     """The folder below which `datasets` converts local files."""
     base = os.environ.get("HF_DATASETS_CACHE")
     return Path(base) if base else cache_dir() / "datasets"
-
-
-FIELDS = {"generic": "a fixed instruction in place of a question", "paraphrase": "each question in other words"}
-"""`Protocol.knows` -> what a field of the documents has to give."""
-
-
-def check_questions(spec: TaskSpec, limit: int | None, names: Collection[str]) -> None:
-    """Check that the documents of a dataset of several questions have what protocols need.
-
-    Args:
-        names: of the protocols.
-
-    Raises:
-        ConfigError: the first `limit` samples end within a document; a field is missing that a protocol scores by.
-    """
-    if not spec.questions_key:
-        return
-    docs, count = documents(spec, limit), limited(spec, limit)
-    columns = docs.bare[docs.split].column_names
-    for name in names:
-        knows = protocol(name).knows
-        if knows in FIELDS and not {knows, f"{knows}s"} & set(columns):
-            raise ConfigError(
-                f"protocol={name} scores by {FIELDS[knows]}, and {spec.dataset} has no such field; leave the protocol out"
-            )
-    if count is None:
-        return
-    size = len(docs.bare[docs.split][0][spec.questions_key])
-    least = len(docs.refs) // size * size
-    if len(docs.refs) > least:
-        raise ConfigError(
-            f"limit={count} ends within a document of {spec.dataset}, which has {size} questions; give "
-            f"{f'limit={least} or ' if least else ''}limit={least + size}"
-        )
 
 
 @contextmanager
@@ -325,29 +291,6 @@ def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[Sample
                 cluster = hashlib.sha256(cluster.encode()).hexdigest()[:16]
         refs.append(SampleRef(doc_id, sample_id, cluster, None))
     return refs
-
-
-def _check_questions(spec: TaskSpec, docs: datasets.Dataset, refs: list[SampleRef]) -> None:
-    """Check that the questions of a document stand one after another, in their order.
-
-    Raises:
-        MissingDataError: fields are missing. DataError: another order.
-    """
-    if "question_number" not in docs.column_names:
-        raise MissingDataError(
-            f"datasets.{spec.dataset}.questions_key needs the field question_number beside it, and task {spec.name} has none"
-        )
-    columns = docs.select_columns([spec.questions_key, "question_number"])[: len(refs)]
-    size = len(columns[spec.questions_key][0])
-    if {len(texts) for texts in columns[spec.questions_key]} != {size}:
-        raise DataError(f"documents of {spec.dataset} differ in their number of questions; give each of them as many")
-    clusters = [{ref.cluster for ref in refs[begin : begin + size]} for begin in range(0, len(refs), size)]
-    ordered = columns["question_number"] == [place % size for place in range(len(refs))]
-    if not ordered or any(len(names) > 1 for names in clusters):
-        raise DataError(
-            f"the questions of a document of {spec.dataset} do not stand one after another, numbered from 0, with one value "
-            "of cluster_key; sort them"
-        )
 
 
 def _digest(row: Mapping[str, Any]) -> str | None:

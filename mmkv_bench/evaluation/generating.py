@@ -15,13 +15,13 @@ from mmkv_bench.datasets.messages import (
     stated,
     to_prompt,
     with_placeholders,
-    with_question,
 )
 from mmkv_bench.datasets.specs import TaskSpec
 from mmkv_bench.errors import DataError, MMKVError
 from mmkv_bench.evaluation.documents import Documents, documents, generation_settings, task_config
 from mmkv_bench.evaluation.environment import lmms_eval, task_environment, task_errors
 from mmkv_bench.evaluation.fingerprints import Memory, memory_of
+from mmkv_bench.evaluation.question_groups import QuestionGroups, lists_texts
 from mmkv_bench.evaluation.samples import DocumentQuestions, Request, SampleRef
 from mmkv_bench.evaluation.task_code import of_one_sample, opened
 
@@ -37,10 +37,13 @@ def generate(
     answer: Callable[[Request], str],
     limit: int | None = None,
     wanted: Callable[[SampleRef], bool] | None = None,
+    groups: bool = False,
 ) -> int:
-    """Call `answer` once for each of the first `limit` samples, in order, and return the number of calls.
+    """Call `answer` once for each of the first `limit` samples and return the number of calls.
 
     wanted: tells which samples to ask (shards, resuming); the others' images are not even decoded.
+    groups: requests carry all questions about their document where `spec.questions_key` names it by a value, and its
+        questions are asked one after another; else samples are asked in their order. Listed questions are carried always.
 
     A sample whose images, videos or fields cannot be read is asked with `Request.error` set, so that it can have a row of
     its own. What `answer` raises ends the loop and arrives unchanged, KeyboardInterrupt and SystemExit included.
@@ -52,6 +55,8 @@ def generate(
     settings = generation_settings(spec)
     config = task_config(spec)
     calls = 0
+    grouped = spec.questions_key and (groups or lists_texts(spec, docs.full[docs.split]))
+    questions = QuestionGroups(spec, docs.full[docs.split], docs.bare[docs.split]) if grouped else None
 
     with module.quiet() as loud:
 
@@ -61,7 +66,7 @@ def generate(
             if wanted is not None and not wanted(ref):
                 return ""
             with task_errors(spec.name, folder=spec.dataset_path):
-                request = _request(spec, docs, ref, instance, settings, memory)
+                request = _request(spec, docs, ref, instance, settings, memory, questions)
                 if request.error is None:
                     request.target = _target(spec, task, docs.bare[docs.split][ref.doc_id])
                 if spec.needs_reference:
@@ -70,7 +75,8 @@ def generate(
             with loud():
                 return answer(request)
 
-        respondent = module.Respondent(respond)
+        order = None if questions is None else lambda instance: questions.order(instance.doc_id)
+        respondent = module.Respondent(respond, order)
         failures = task_errors(spec.name, ours=respondent.raised, folder=spec.dataset_path)
         with failures, task_environment(spec.media_root):
             task = module.AskingTask(config, docs.full, docs.bare)
@@ -117,26 +123,44 @@ def _target(spec: TaskSpec, task: Any, doc: Any) -> str | None:
 
 
 def _request(
-    spec: TaskSpec, docs: Documents, ref: SampleRef, instance: Instance, settings: dict[str, Any], memory: Memory | None
+    spec: TaskSpec,
+    docs: Documents,
+    ref: SampleRef,
+    instance: Instance,
+    settings: dict[str, Any],
+    memory: Memory | None,
+    questions: QuestionGroups | None = None,
 ) -> Request:
     _, doc_to_messages, _, doc_id, _, split = instance.args
     prompt, error = Conversation([], [], []), None
     context = str(docs.bare[split][doc_id][spec.context_key] or "") if spec.context_key else ""
     asked: DocumentQuestions | None = None
+
+    def made(number: int) -> Conversation:
+        message = to_prompt(doc_to_messages(docs.full[split][number]), spec.name)
+        return with_placeholders(message, spec.placeholders, spec.dataset)
+
+    def fault(broken: BaseException) -> str:
+        if not of_one_sample(broken):
+            raise broken
+        return (
+            str(broken) if isinstance(broken, MMKVError) else f"sample {ref.sample_id} cannot be read: {stated(broken)}"
+        )
+
     with opened() as heard:
         try:
-            prompt = to_prompt(doc_to_messages(docs.full[split][doc_id]), spec.name)
-            prompt = with_placeholders(prompt, spec.placeholders, spec.dataset)
-            asked = _document(spec, docs, ref, prompt, context)
-        except (Exception, SystemExit) as broken:
-            if not of_one_sample(broken):
-                raise
-            ours = isinstance(broken, MMKVError)
-            error = str(broken) if ours else f"sample {ref.sample_id} cannot be read: {stated(broken)}"
+            prompt = made(doc_id)
+        except (Exception, SystemExit) as broken:  # noqa: BLE001 - raised again unless it is this sample's
+            error = fault(broken)
         digest = "" if error else prompt_hash(prompt)
-        if asked is not None and not error:  # protocols score by all of them
-            texts = json.dumps([asked.texts, asked.paraphrases, asked.generic])
-            digest = hashlib.sha256(f"{digest}/{texts}".encode()).hexdigest()
+    if questions is not None and not error:  # may read other samples of the document
+        try:
+            asked = questions.of(ref, prompt.messages, context, lambda number: made(number).messages)
+        except (Exception, SystemExit) as broken:  # noqa: BLE001 - as above
+            error, digest = fault(broken), ""
+    if questions is not None and questions.listed and asked is not None:  # protocols score by all of them
+        texts = json.dumps([asked.texts, asked.paraphrases, asked.generic])
+        digest = hashlib.sha256(f"{digest}/{texts}".encode()).hexdigest()
     if memory is not None:
         memory.note(doc_id, digest, prompt, heard)
     elif digest != docs.prompt_hashes[doc_id] and not error:
@@ -171,29 +195,4 @@ def _request(
         context=context,
         document=asked,
         files=files if complete else [],
-    )
-
-
-def _document(
-    spec: TaskSpec, docs: Documents, ref: SampleRef, prompt: Conversation, context: str
-) -> DocumentQuestions | None:
-    """Return all questions about the sample's document; None where the dataset names none.
-
-    Raises:
-        DataError: the sample's own question is not the one that its document names.
-    """
-    if spec.questions_key is None:
-        return None
-    row = docs.bare[docs.split][ref.doc_id]
-    texts, number = tuple(row[spec.questions_key]), int(row["question_number"])
-    begin = ref.doc_id - number
-    if with_question(prompt.messages, context, texts[number]) != prompt.messages:
-        raise DataError(f"sample {ref.sample_id} does not ask question {number} of its document: {texts[number]!r}")
-    return DocumentQuestions(
-        number,
-        begin // len(texts),
-        texts,
-        tuple(spec.sample_id(begin + place) for place in range(len(texts))),
-        tuple(row.get("paraphrases") or ()),
-        str(row.get("generic") or ""),
     )

@@ -299,7 +299,7 @@ class ScoringTask(GivenTask):
 
 
 class Respondent(lmms):
-    """The model lmms-eval sees: it hands each request to a function, one at a time and in order.
+    """The model lmms-eval sees: it hands each request to a function, one at a time, in their order or by the key `order`.
 
     An exception of that function, KeyboardInterrupt included, ends the loop; `raised` tells it from other exceptions.
     """
@@ -307,14 +307,19 @@ class Respondent(lmms):
     is_simple = False  # the chat form: requests carry messages
     accelerator = None  # else the loop sets up accelerate; one process has one rank
 
-    def __init__(self, answer: AnswerInstance) -> None:
+    def __init__(self, answer: AnswerInstance, order: Callable[[Instance], Any] | None = None) -> None:
         super().__init__()
-        self.answer = answer
+        self.answer, self.order = answer, order
         self.interruption: BaseException | None = None
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         try:
-            return [self.answer(request) for request in requests]
+            places = list(range(len(requests)))
+            if self.order is not None:
+                key = self.order
+                places.sort(key=lambda place: key(requests[place]))
+            answers = {place: self.answer(requests[place]) for place in places}
+            return [answers[place] for place in range(len(requests))]
         except BaseException as error:
             self.interruption = error
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ class SampleRef(NamedTuple):
 class DocumentQuestions:
     """All questions about a sample's document, each as the text that follows the document in the prompt.
 
+    name         of the document, one in its dataset
     number       the sample's own question, from 0
     position     the document's place in the dataset, from 0
     texts        one per question; sample_ids: of their samples
@@ -29,12 +30,17 @@ class DocumentQuestions:
     generic      a fixed instruction in place of a question; "" for none
     """
 
+    name: str
     number: int
     position: int
     texts: tuple[str, ...]
     sample_ids: tuple[str, ...]
     paraphrases: tuple[str, ...]
     generic: str
+
+    def asking(self, number: int) -> DocumentQuestions:
+        """Return the same for another question of the document."""
+        return replace(self, number=number)
 
     @property
     def first(self) -> int:

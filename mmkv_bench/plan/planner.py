@@ -156,9 +156,13 @@ def _part(
     name: str, spec: TaskSpec, cells: Sequence[Cell], selection: Selection, node: Mapping[str, Any]
 ) -> DatasetShare:
     """A dataset's share; data that are not pages are opened."""
-    from mmkv_bench.evaluation.documents import check_questions, sample_refs
+    from mmkv_bench.datasets.specs import limited
+    from mmkv_bench.evaluation.documents import documents, sample_refs
+    from mmkv_bench.evaluation.question_groups import check_questions
 
-    check_questions(spec, selection.limit, dict.fromkeys(cell.protocol for cell in cells))
+    if spec.questions_key:
+        docs, names = documents(spec, selection.limit), dict.fromkeys(cell.protocol for cell in cells)
+        check_questions(spec, docs.bare[docs.split], limited(spec, selection.limit), names)
     samples = [ref.sample_id for ref in chosen(sample_refs(spec, selection.limit), selection)]
     own = [cell for cell in cells if cell.dataset == spec.dataset]
     return DatasetShare(name, spec.dataset, spec, own, samples, node.get("about") or {})

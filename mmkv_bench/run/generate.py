@@ -229,7 +229,7 @@ class Answering:
         asked, device = request.document, self.loaded.device
         if asked is None or not any(protocol(spec.protocol).knows != "own" for spec in specs):
             return encoded(self.loaded, self.config, request, identity, device)
-        document = f"{request.dataset}/{request.cluster}"
+        document = f"{request.dataset}/{asked.name}"
         if self._document is None or self._document.identity != document:
 
             def made(text: str, name: str) -> EncodedPrompt:

@@ -264,6 +264,7 @@ def _answer(
     """Answer what is missing of one dataset, as far as other processes do not: so many samples, whose cells share a prefill
     and are counted together, or so many answers `alone`."""
     from mmkv_bench.evaluation.generating import generate
+    from mmkv_bench.evaluation.question_groups import asks_groups
 
     total, label = (todo, "cells") if alone is None else (alone, "cells one by one")
     with Progress(total, f"{part.dataset}, {len(part.cells)} {label}") as bar:
@@ -287,7 +288,8 @@ def _answer(
             return mine
 
         try:
-            generate(part.spec, answering, limit, wanted)
+            groups = asks_groups({cell.protocol for cell in part.cells})
+            generate(part.spec, answering, limit, wanted, groups)
         finally:
             answering.close()
             following.close()

@@ -8,8 +8,11 @@ import math
 import re
 from pathlib import Path
 
+import datasets
 import pandas as pd
 import pytest
+from datasets import Dataset, Features
+from PIL import Image
 
 from mmkv_bench.cli.main import main
 from mmkv_bench.datasets.tasks.questions import pages
@@ -146,3 +149,50 @@ def test_the_embedded_model_reads_all_questions_of_pages(tmp_path):
     assert len(rows) == 24 and {row["question_number"] for row in rows.values()} == {0, 1, 2, 3}
     scores = Store(tmp_path).samples(columns=["value"]).to_pydict()["value"]
     assert sum(scores) >= 21
+
+
+def test_questions_about_one_picture_are_one_document_wherever_they_stand(tmp_path):
+    """In a folder of DocVQA's form, no question next to the other of its page; what is known hangs on no limit."""
+    colours = [30, 90, 30, 200, 90, 30]
+    pictures = [Image.new("RGB", (56, 56), (level, 60, 60)) for level in colours]
+    texts = [{"question": f"what is {n}?", "answers": ["a"], "ucsf_document_id": f"d{n}"} for n in range(len(colours))]
+    features = Features({**Dataset.from_list(texts).features, "image": datasets.Image()})
+    made = Dataset.from_list(
+        [row | {"image": one} for row, one in zip(texts, pictures, strict=True)], features=features
+    )
+    (tmp_path / "data").mkdir()
+    made.to_parquet(tmp_path / "data" / "validation-00000.parquet")
+    words = (
+        "dataset=docvqa",
+        f"dataset.dataset_path={tmp_path / 'data'}",
+        "method=snapkv",
+        "budget=10%",
+        "fidelity=off",
+    )
+    words += ("dataset.generation.max_new_tokens=2",)
+    three = "protocol=[query_first,query_joint,query_aware]"
+    done(tmp_path / "whole", *words, three, "limit=6")
+    rows = responses(tmp_path / "whole")
+    cells = Store(tmp_path / "whole").cells().to_pydict()
+    protocols = dict(zip(cells["cell"], cells["protocol"], strict=True))
+    known = {
+        (row["sample_id"][-1], row["question_number"], row["question_known"])
+        for row in rows.values()
+        if protocols[row["cell"]] == "query_joint"
+    }
+    assert known == {
+        ("0", 0, "0,1,2"),
+        ("2", 1, "0,1,2"),
+        ("5", 2, "0,1,2"),
+        ("1", 0, "0,1"),
+        ("4", 1, "0,1"),
+        ("3", 0, "0"),
+    }
+    assert {(row["status"], row["error"]) for row in rows.values()} == {("ok", None)}
+    done(tmp_path / "two", *words, three, "limit=2")
+    again = responses(tmp_path / "two")
+    assert again
+    for key, row in again.items():
+        assert [row[name] for name in SAME] == [rows[key][name] for name in SAME]
+    refused = go(tmp_path / "no", *words, "protocol=query_generic", "limit=2")
+    assert refused.code == 2 and "has no such field; leave the protocol out" in refused.err

@@ -1,0 +1,169 @@
+"""Samples that ask about one document: which they are, and what all of them ask.
+
+`datasets.<name>.questions_key` names a field of the documents. Either it lists the texts of all questions (samples of a
+document then stand one after another), or samples with an equal value (a name, a picture) ask about one document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.datasets.messages import question_text, with_question
+from mmkv_bench.errors import ConfigError, DataError, MissingDataError
+from mmkv_bench.evaluation.samples import DocumentQuestions, SampleRef
+from mmkv_bench.protocols import protocol
+
+if TYPE_CHECKING:
+    import datasets
+
+    from mmkv_bench.datasets.specs import TaskSpec
+
+Messages = Sequence[dict[str, Any]]
+FIELDS = {"generic": "a fixed instruction in place of a question", "paraphrase": "each question in other words"}
+"""`Protocol.knows` -> what a field of the documents has to give."""
+
+
+def asks_groups(names: Collection[str]) -> bool:
+    """Return True where a protocol compresses a document once for several questions, or is compared with one that does."""
+    return any(protocol(name).cuts for name in names)
+
+
+def lists_texts(spec: TaskSpec, docs: datasets.Dataset) -> bool:
+    """Return True where `questions_key` lists the questions' texts."""
+    from datasets import Value
+
+    item = getattr(docs.features[spec.questions_key], "feature", None)
+    return isinstance(item, Value) and item.dtype == "string"
+
+
+def check_order(spec: TaskSpec, docs: datasets.Dataset, refs: Sequence[SampleRef]) -> None:
+    """Check that listed questions of a document stand one after another, in their order.
+
+    Raises:
+        MissingDataError: the samples are not numbered. DataError: another order, or documents of different size.
+    """
+    if not lists_texts(spec, docs):
+        return
+    if "question_number" not in docs.column_names:
+        raise MissingDataError(
+            f"datasets.{spec.dataset}.questions_key names a list of questions, which needs the field question_number beside it; "
+            f"task {spec.name} has none"
+        )
+    columns = docs.select_columns([spec.questions_key, "question_number"])[: len(refs)]
+    size = len(columns[spec.questions_key][0])
+    if {len(texts) for texts in columns[spec.questions_key]} != {size}:
+        raise DataError(f"documents of {spec.dataset} differ in their number of questions; give each of them as many")
+    clusters = [{ref.cluster for ref in refs[begin : begin + size]} for begin in range(0, len(refs), size)]
+    ordered = columns["question_number"] == [place % size for place in range(len(refs))]
+    if not ordered or any(len(names) > 1 for names in clusters):
+        raise DataError(
+            f"the questions of a document of {spec.dataset} do not stand one after another, numbered from 0, with one value "
+            "of cluster_key; sort them"
+        )
+
+
+def check_questions(spec: TaskSpec, bare: datasets.Dataset, count: int | None, names: Collection[str]) -> None:
+    """Check that the documents of a dataset of several questions have what protocols need.
+
+    Args:
+        bare: its documents without media; count: samples of the run, None for all; names: of the protocols.
+
+    Raises:
+        ConfigError: a field is missing that a protocol scores by; the first `count` samples end within a listed document.
+    """
+    for name in names:
+        knows = protocol(name).knows
+        if knows in FIELDS and not {knows, f"{knows}s"} & set(bare.column_names):
+            raise ConfigError(
+                f"protocol={name} scores by {FIELDS[knows]}, and {spec.dataset} has no such field; leave the protocol out"
+            )
+    if count is None or spec.questions_key not in bare.column_names or not lists_texts(spec, bare):
+        return
+    size, taken = len(bare[0][spec.questions_key]), min(count, len(bare))
+    least = taken // size * size
+    if taken > least:
+        raise ConfigError(
+            f"limit={count} ends within a document of {spec.dataset}, which has {size} questions; give "
+            f"{f'limit={least} or ' if least else ''}limit={least + size}"
+        )
+
+
+class QuestionGroups:
+    """Groups of the samples of a dataset, those behind a run's limit included: what a cache knows hangs on no limit.
+
+    Args:
+        spec: with a `questions_key`; full, bare: its documents with media, and without.
+    """
+
+    def __init__(self, spec: TaskSpec, full: datasets.Dataset, bare: datasets.Dataset):
+        self.spec, self.bare = spec, bare
+        self.listed = lists_texts(spec, full)
+        self.groups = {} if self.listed else _groups(full, str(spec.questions_key))
+        self._last: tuple[int, DocumentQuestions] | None = None  # of the document that was asked last
+
+    def order(self, doc_id: int) -> tuple[int, int]:
+        """Return a sort key that puts the questions of a document next to each other."""
+        return (doc_id if self.listed else self.groups[doc_id][1][0]), doc_id
+
+    def of(
+        self, ref: SampleRef, messages: Messages, context: str, messages_of: Callable[[int], Messages]
+    ) -> DocumentQuestions:
+        """Return all questions about a sample's document.
+
+        Args:
+            messages: the sample's own; context: the document's text, "" where pictures or videos are the document.
+            messages_of: gives those of another sample by its doc_id.
+
+        Raises:
+            DataError: the sample's own question is not the one that its document lists, or has no place behind its document.
+        """
+        made = self._listed(ref) if self.listed else self._grouped(ref, messages, context, messages_of)
+        if with_question(messages, context, made.texts[made.number]) != list(messages):
+            raise DataError(
+                f"sample {ref.sample_id} does not ask question {made.number} of its document: {made.texts[made.number]!r}"
+            )
+        return made
+
+    def _listed(self, ref: SampleRef) -> DocumentQuestions:
+        row = self.bare[ref.doc_id]
+        texts, number = tuple(row[self.spec.questions_key]), int(row["question_number"])
+        begin = ref.doc_id - number
+        names = tuple(self.spec.sample_id(begin + place) for place in range(len(texts)))
+        others = tuple(row.get("paraphrases") or ()), str(row.get("generic") or "")
+        return DocumentQuestions(ref.cluster, number, begin // len(texts), texts, names, *others)
+
+    def _grouped(
+        self, ref: SampleRef, messages: Messages, context: str, messages_of: Callable[[int], Messages]
+    ) -> DocumentQuestions:
+        position, members = self.groups[ref.doc_id]
+        number = members.index(ref.doc_id)
+        if self._last is None or self._last[0] != position:
+            asked = [messages if one == ref.doc_id else messages_of(one) for one in members]
+            texts = tuple(question_text(one, context) for one in asked)
+            rows = [self.bare[one] for one in members]
+            reworded = tuple(str(row["paraphrase"]) for row in rows if row.get("paraphrase"))
+            names = tuple(self.spec.sample_id(one) for one in members)
+            generic = str(rows[0].get("generic") or "")
+            made = DocumentQuestions(names[0], number, position, texts, names, reworded, generic)
+            self._last = position, made
+        return self._last[1].asking(number)
+
+
+def _groups(docs: datasets.Dataset, key: str) -> dict[int, tuple[int, tuple[int, ...]]]:
+    """Return doc_id -> the group's place among all and its samples, both in the order of the dataset."""
+    plain = docs.select_columns([key]).with_format("arrow")
+    members: dict[str, list[int]] = {}
+    for doc_id in range(len(docs)):
+        members.setdefault(_digest(plain[doc_id].column(0)[0].as_py()), []).append(doc_id)
+    return {one: (place, tuple(group)) for place, group in enumerate(members.values()) for one in group}
+
+
+def _digest(value: Any) -> str:
+    """Digest of a field: of the bytes of media, else of the value."""
+    if isinstance(value, Mapping) and value.get("bytes"):
+        return hashlib.sha256(value["bytes"]).hexdigest()
+    if isinstance(value, list):
+        return hashlib.sha256("".join(map(_digest, value)).encode()).hexdigest()
+    return hashlib.sha256(repr(value).encode()).hexdigest()
