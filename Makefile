@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-continuation results-questions first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-continuation results-questions results-questions-real first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -33,7 +33,8 @@ help:
 	@echo "make lint              ruff check, ruff format --check, mypy, and no file or results too large for git"
 	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
 	@echo "make results-continuation  make or continue results/continuation: documentation continued, KL to full; hours"
-	@echo "make results-questions make or continue results/questions: four questions per cache, pretrained weights; hours"
+	@echo "make results-questions make or continue results/questions: four questions per cache, embedded model; an hour"
+	@echo "make results-questions-real  the same on pretrained weights, in runs/questions_real; hours"
 	@echo "make results-real      make or continue results/real: pretrained weights, English documents; hours"
 	@echo "make results-real-sinks  make or continue results/real_sinks: what the first entries are worth; an hour"
 	@echo "make first-real        two pretrained VLMs x 2 datasets x 6 methods x 3 budgets on one GPU of 24 GB, into a bundle to send"
@@ -196,11 +197,15 @@ results-continuation: $(STAMP)
 	$(BIN)/python -m mmkv_bench pack $(PACK) results/continuation
 
 results-questions: $(STAMP)
-	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
-	$(BIN)/python -m mmkv_bench experiment=questions
+	$(BIN)/python -m mmkv_bench experiment=questions_pages
 	$(BIN)/python -m mmkv_bench tables results/questions --questions > results/questions/tables.md
-	$(BIN)/python -m mmkv_bench tables results/questions --questions --metric fidelity_kl >> results/questions/tables.md
 	$(BIN)/python -m mmkv_bench pack $(PACK) results/questions
+
+# The same on pretrained weights, hours on two cores.
+results-questions-real: $(STAMP)
+	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
+	$(BIN)/python -m mmkv_bench experiment=questions out=runs/questions_real
+	$(BIN)/python -m mmkv_bench tables runs/questions_real --questions
 
 # Two model families side by side; what was run before is not run again.
 matrix: $(STAMP)

@@ -38,7 +38,8 @@ class TaskSpec:
     cluster_key   document field whose value groups samples for intervals; None: samples with equal media
     context_key   document field whose text a prompt without visual tokens is cut behind (`Protocol.cuts`); None: such
                   protocols refuse these prompts
-    questions_key document field with the texts of all questions about a sample's document, for protocols that know other
+    questions_key document field with the texts of all questions about a sample's document, or whose equal values make samples
+                  ask about one document; for protocols that know other
                   questions (`Protocol.needs_questions`); None: they refuse the dataset
     """
 

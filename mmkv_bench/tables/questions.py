@@ -140,7 +140,7 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
     model, dataset, metric = names
     held = [name for name in KNOWN if rows[name].notna().any()]
     grid, split = [], []
-    for (method, reading, budget, seed), line in rows.groupby(_LINE[3:], sort=False):
+    for (method, reading, budget, seed), line in sorted(rows.groupby(_LINE[3:]), key=lambda item: _place(*item[0])):
         label = method + (f" ({reading})" if reading == "released" else "") + (f" seed={seed}" if seed else "")
         means = [line[name].mean() for name in held]
         grid.append([label, budget, *(_number(value) for value in means)])
@@ -190,6 +190,11 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
         notes=notes,
         records=lambda: rows.astype(object).where(rows.notna(), None).to_dict("records"),
     )
+
+
+def _place(method: str, reading: str, budget: str, seed: str) -> tuple[object, ...]:
+    """Return a line's sort key: `full` first, then by name and size, whatever order a store has."""
+    return method != "full", method, reading, float(budget.rstrip("%") or 0), seed
 
 
 def _number(value: float) -> GridCell:
