@@ -74,7 +74,10 @@ def facts_of(row, specs, rows) -> Identity:
     for one in rows:
         spec = specs[one["dataset"]]
         prompt = {"task": spec.name, "size": spec.size, "split": spec.split}
-        found[one["dataset"]] = DatasetIdentity(one["dataset_fingerprint"], prompt, json.loads(one["generation"]))
+        keys = {"context": spec.context_key, "questions": spec.questions_key}
+        found[one["dataset"]] = DatasetIdentity(
+            one["dataset_fingerprint"], prompt, json.loads(one["generation"]), **keys
+        )
     names = ("model_fingerprint", "model_revision", "dtype", "torch", "transformers")
     return Identity(**{name: row[name] for name in names}, datasets=found)
 
