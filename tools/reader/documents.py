@@ -1,0 +1,85 @@
+"""Documents with questions: invoices, stock lists, timetables, contacts, forms, notes, receipts, and boards that change.
+
+A document depends on (split, number, form, extra words) alone. It is a list of pages of lines; a line is a list of cells. How
+it looks is decided by `render`, and `as_text` spells the same content out. `form` is one of `FORMS`:
+
+    page     one page for 448 px: 7 to 14 lines of up to 21 characters
+    pages    two such pages with different entries
+    receipt  one page for 336 px: 6 to 11 lines of up to 16 characters
+    video    8 frames for 224 px: a title and 3 entries of up to 12 characters, one of which changes at one frame
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tools.reader.draw import Draw
+
+FORMS = {"page": (448, 1), "pages": (448, 2), "receipt": (336, 1), "video": (224, 8)}
+"""Side of the square pictures in pixels, and their number."""
+
+PATCH = 14
+"""Pixels of the side of a patch; each is one visual token."""
+WIDTH = {448: 21, 336: 16, 224: 12}
+"""Characters of a line, at most."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a page. heading: drawn larger or bold; indent: drawn further to the right."""
+
+    cells: tuple[str, ...]
+    heading: bool = False
+    indent: bool = False
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.cells)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its one right answer. task: value, row or change; entry: number of the entry that it asks about."""
+
+    task: str
+    text: str
+    answer: str
+    entry: int
+
+
+@dataclass(frozen=True)
+class Document:
+    """Pages (or frames) of lines, with all questions that can be asked; no two documents share questions by chance."""
+
+    form: str
+    kind: str
+    pages: tuple[tuple[Line, ...], ...]
+    questions: tuple[Question, ...]
+
+
+def document(split: str, number: int, form: str, extra: Sequence[str] = ()) -> Document:
+    """Return a document of a split. extra: further words for `Draw`, of the same split."""
+    from tools.reader.papers import board, paper
+
+    draw = Draw(f"reader {split} {number} {form}", split, extra)
+    return board(draw) if form == "video" else paper(draw, form)
+
+
+def as_text(paper: Document) -> str:
+    """Return the content as plain text, in reading order; frames under the times that the video prompt gives them."""
+    bodies = ["\n".join(line.text for line in page) for page in paper.pages]
+    if paper.form == "video":
+        return "\n\n".join(f"Frame from 00:{place:02d}:\n{body}" for place, body in enumerate(bodies))
+    if len(bodies) > 1:
+        return "\n\n".join(f"Page {place}:\n{body}" for place, body in enumerate(bodies, 1))
+    return bodies[0]
+
+
+def tokens_about(text: str) -> int:
+    """Estimate SmolLM2's tokens: a digit or sign is one, a space before a digit too, and four letters of a word are one."""
+    total = 0
+    for word in text.split():
+        letters = sum(sign.isalpha() for sign in word)
+        total += len(word) - letters + (letters + 3) // 4 + word[0].isdigit()
+    return total

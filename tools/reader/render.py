@@ -1,0 +1,147 @@
+"""Documents drawn as square pictures of 14 px patches, with the glyph that covers each patch.
+
+Glyphs come from an atlas of each typeface and size, pasted at whole pixels, so that a page takes a few milliseconds. Every glyph
+has a cell of at least 15 px, so it is the glyph of one column of patches at least; on average it takes 1.4 columns and two rows.
+Typefaces, sizes, spacing, colours, papers, rules, boxes and logos vary by the seed.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from tools.reader.documents import FORMS, PATCH, Document, Line
+from tools.reader.look import Style, backdrop_of, inked, style
+
+CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.,:-/"
+"""Signs on pages. Label 0 of a patch is blank, label i is CHARACTERS[i - 1]."""
+SIGN, FIRST_COLUMN, FIRST_ROW = 127, 128, 256
+"""Parts of a label: the sign, and flags of patches in the first column and the first row that their glyph takes."""
+NARROWEST = 15
+"""Pixels of the narrowest cell: more than a patch, so each glyph's cell holds the centre of one."""
+
+
+@dataclass(frozen=True)
+class Glyph:
+    """Coverage in 0 to 255, its place relative to the pen on the baseline, and the width of its cell in pixels."""
+
+    ink: np.ndarray
+    left: int
+    top: int
+    advance: float
+
+
+@lru_cache(maxsize=400)
+def atlas(path: str, size: int) -> dict[str, Glyph]:
+    """Return all glyphs of a typeface at a size in pixels of an em."""
+    from PIL import ImageFont
+
+    font = ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC)
+    glyphs = {}
+    for sign in CHARACTERS:
+        mask, (left, top) = font.getmask2(sign, "L", anchor="ls")
+        ink = np.asarray(mask, dtype=np.uint8).reshape(mask.size[1], mask.size[0])
+        glyphs[sign] = Glyph(ink, int(left), int(top), float(font.getlength(sign)))
+    return glyphs
+
+
+def draw_document(paper: Document, seed: str, typefaces: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return pictures (n, side, side, 3) uint8 and labels (n, side / 14, side / 14) int16 of a document.
+
+    Args:
+        seed: text that decides the look; typefaces: paths of font files, one of which is taken.
+    """
+    side, count = FORMS[paper.form]
+    lines = max(len(page) for page in paper.pages)
+    look = style(seed, typefaces, paper.form, lines)
+    draw = random.Random(f"pages {seed}")
+    pictures = np.empty((count, side, side, 3), dtype=np.uint8)
+    labels = np.zeros((count, side // PATCH, side // PATCH), dtype=np.int16)
+    backdrop = backdrop_of(draw, side, look)
+    for place, page in enumerate(paper.pages):
+        cover = np.zeros((side, side), dtype=np.uint8)
+        shift = (int(draw.random() * 5) - 2, int(draw.random() * 5) - 2) if paper.form == "video" else (0, 0)
+        _write(cover, labels[place], page, look, shift)
+        pictures[place] = inked(cover, backdrop, look, draw)
+    return pictures, labels
+
+
+def _write(cover: np.ndarray, labels: np.ndarray, page: tuple[Line, ...], look: Style, shift: tuple[int, int]) -> None:
+    """Draw the lines of a page into `cover`, and the glyphs of patches into `labels`; both are changed."""
+    side = cover.shape[0]
+    glyphs = atlas(look.typeface, look.size)
+    stops = _stops(page, glyphs, look, side) if look.columns else None
+    for number, line in enumerate(page):
+        baseline = look.top + look.pitch * number + int(look.pitch * 0.76) + shift[1]
+        start = look.margin + (PATCH if line.indent else 0) + shift[0]
+        room = side - start - 4
+        tracking, gap = look.tracking, look.gap
+        while (wide := _width(line.cells, glyphs, tracking, gap)) > room and tracking > -3:
+            tracking, gap = tracking - 0.5, max(7.0, gap - 1)
+        narrowest = NARROWEST if wide <= room else 0  # a line that cannot fit otherwise
+        pen = float(start)
+        for place, cell in enumerate(line.cells):
+            if stops and place and len(line.cells) > 1 and not line.heading and not line.indent and wide <= room:
+                rest = _width(line.cells[place:], glyphs, tracking, gap)
+                pen = max(pen, stops[place] + shift[0]) if stops[place] + rest < side - 4 else pen
+            for sign in cell:
+                if sign == " ":
+                    pen += gap
+                    continue
+                glyph = glyphs[sign]
+                advance = max(glyph.advance + tracking, narrowest)
+                _paste(cover, glyph, round(pen + (advance - glyph.advance) / 2), baseline)
+                _label(labels, pen, pen + advance, baseline, look.size, sign)
+                pen += advance
+            pen += gap
+
+
+def _width(cells: tuple[str, ...], glyphs: dict[str, Glyph], tracking: float, gap: float) -> float:
+    """Pixels that cells take on one line."""
+    signs = "".join(cells).replace(" ", "")
+    spaces = sum(cell.count(" ") for cell in cells) + len(cells) - 1
+    return sum(max(glyphs[sign].advance + tracking, NARROWEST) for sign in signs) + gap * spaces
+
+
+def _stops(page, glyphs, look: Style, side: int) -> list[float]:
+    """Left edges of columns in pixels, so that all cells of rows fit where that is possible."""
+    widest: list[float] = []
+    for line in page:
+        if line.heading or line.indent:
+            continue
+        for place, cell in enumerate(line.cells):
+            wide = _width((cell,), glyphs, look.tracking, look.gap)
+            widest[place:] = [max(wide, widest[place]), *widest[place + 1 :]] if place < len(widest) else [wide]
+    stops, pen = [], float(look.margin)
+    for wide in widest:
+        stops.append(pen)
+        pen += wide + look.gap
+    return stops or [0.0]
+
+
+def _paste(cover: np.ndarray, glyph: Glyph, x: int, baseline: int) -> None:
+    """Draw one glyph; what lies outside of the picture is cut off."""
+    high, wide = glyph.ink.shape
+    left, top = x + glyph.left, baseline + glyph.top
+    part = cover[max(top, 0) : top + high, max(left, 0) : left + wide]
+    ink = glyph.ink
+    if part.shape != ink.shape:
+        y, x = max(-top, 0), max(-left, 0)
+        ink = ink[y : y + part.shape[0], x : x + part.shape[1]]
+    np.maximum(part, ink, out=part)
+
+
+def _label(labels: np.ndarray, left: float, right: float, baseline: int, size: int, sign: str) -> None:
+    """Mark the patches whose centres lie in a glyph's cell: its columns, and the rows between cap height and baseline."""
+    x0, x1 = int(left / PATCH + 0.5), int(right / PATCH + 0.5)  # the first centres at or right of the edges
+    y0, y1 = int((baseline - 0.74 * size - 2) / PATCH + 0.5), int((baseline + 3) / PATCH + 0.5)
+    part = labels[y0 : max(y1, y0 + 1), x0 : max(x1, x0 + 1)]
+    part[:] = _LABELS[sign]
+    part[:, :1] += FIRST_COLUMN
+    part[:1] += FIRST_ROW
+
+
+_LABELS = {sign: place for place, sign in enumerate(CHARACTERS, 1)}
