@@ -26,8 +26,9 @@ class Reader(nn.Module):
     centred: torch.Tensor
     model: Any
 
-    def __init__(self, model: Any, words: Any):
+    def __init__(self, model: Any, words: Any, kind: str = "cpu"):
         super().__init__()
+        self.kind = kind
         self.model = model
         table = model.get_input_embeddings().weight.detach().float()
         signs = table[[*words(" ", add_special_tokens=False).input_ids, *character_ids(words)]].clone()
@@ -39,7 +40,8 @@ class Reader(nn.Module):
     def features(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return what the connector gives (pictures, patches, width), in bfloat16 products on a GPU, for uint8 pictures."""
         inputs = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
-        with torch.autocast("cuda", torch.bfloat16) if inputs.is_cuda and self.training else nullcontext():
+        half = self.kind == "cuda" and self.training
+        with torch.autocast("cuda", torch.bfloat16) if half else nullcontext():
             states = self.model.model.vision_model(pixel_values=inputs).last_hidden_state
             return self.model.model.connector(states)
 

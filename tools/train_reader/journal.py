@@ -10,6 +10,8 @@ from typing import Any
 import psutil
 import torch
 
+from mmkv_bench import devices
+
 BEGIN = time.perf_counter() - (time.time() - psutil.Process().create_time())
 """When this process began, by `perf_counter`; imports take seconds."""
 
@@ -28,7 +30,7 @@ class Journal:
     """Lines of log.jsonl, and the sums between two of them."""
 
     def __init__(self, file: Path, clock: Clock, device: str):
-        self.file, self.clock, self.device = file, clock, device
+        self.file, self.clock, self.device = file, clock, devices.at(device)
         self.spans: list[Any] = []
         self.clear()
 
@@ -45,21 +47,14 @@ class Journal:
 
     def span(self) -> None:
         """Mark a beginning or an end of computing, in turn."""
-        if self.device == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self.spans.append(event)
-        else:
-            self.spans.append(time.perf_counter())
+        self.spans.append(self.device.mark())
 
     def write(self, **values: Any) -> None:
         """Write a line of the means since the last one."""
         if self.steps:
             wall = self.clock.now() - self.since
-            if self.device == "cuda":
-                torch.cuda.synchronize()
-            pairs_ = list(zip(self.spans[::2], self.spans[1::2], strict=False))
-            busy = sum(a.elapsed_time(b) / 1000 if self.device == "cuda" else b - a for a, b in pairs_)
+            pairs = zip(self.spans[::2], self.spans[1::2], strict=False)
+            busy = sum(self.device.between(start, end) for start, end in pairs)
             self.spans.clear()
             values |= {name: round(float(value) / self.counts[name], 4) for name, value in self.sums.items()}
             values |= {"samples_s": round(self.samples / wall, 1), "answers_s": round(self.answers / wall, 1)}

@@ -26,9 +26,8 @@ class LoraLinear(nn.Module):
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(states.device.type, enabled=False):
-            weight = torch.addmm(self.weight, self.up, self.down, alpha=ALPHA / RANK)
-            return functional.linear(states, weight.to(states.dtype))
+        weight = torch.addmm(self.weight, self.up, self.down, alpha=ALPHA / RANK)
+        return functional.linear(states, weight.to(states.dtype))
 
 
 def add_lora(model: Any, dtype: torch.dtype) -> dict[str, LoraLinear]:

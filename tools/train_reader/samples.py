@@ -223,7 +223,7 @@ def collate(samples: list[tuple[Chat, Any]], kind: str, pad: int) -> dict[str, A
     return batch
 
 
-def loader(dataset: Dataset, workers: int, start: int = 0, device: str = "cpu") -> DataLoader:
+def loader(dataset: Dataset, workers: int, start: int = 0) -> DataLoader:
     """Return a loader of whole batches from number `start` on, in order."""
     return DataLoader(
         dataset,
@@ -231,7 +231,6 @@ def loader(dataset: Dataset, workers: int, start: int = 0, device: str = "cpu") 
         sampler=range(start, len(dataset)),  # type: ignore[arg-type]
         num_workers=workers,
         prefetch_factor=2 if workers else None,
-        pin_memory=device == "cuda",
         worker_init_fn=_one_thread if workers else None,
     )
 

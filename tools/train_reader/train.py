@@ -21,6 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 
+from mmkv_bench import devices
 from tools.reader.model import blank_reader, load_reader, save_adapter, save_tower, tower_weights
 from tools.train_reader.compute import Reader, evaluate, halves, moved
 from tools.train_reader.journal import BEGIN, Clock, Journal
@@ -40,7 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--start-from", type=Path, help="folder of an earlier reader, whose weights begin phase 2")
     parser.add_argument("--seconds", type=float, default=420.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default=devices.kind_of("auto"))
     parser.add_argument("--workers", type=int, default=max(0, (os.cpu_count() or 1) - 1))
     parser.add_argument("--pages", type=int, default=64, help="pictures of 448 px in a batch of phase 1, about")
     parser.add_argument("--tokens", type=int, default=40000, help="tokens in a batch of phase 2, about")
@@ -96,7 +97,7 @@ def main() -> None:
         with torch.no_grad():
             for value, kept in zip([*tower, *lora], saved["weights"], strict=True):
                 value.copy_(kept)
-    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    name = devices.at(device).name()
     settings = {
         key: str(value) if isinstance(value, Path) else value
         for key, value in vars(args).items()
@@ -138,7 +139,7 @@ def build(args: argparse.Namespace, source: Source, base: Any) -> tuple[Reader, 
     words = source.words()
     model = blank_reader(base)
     prepare_tower(model, args.seed)
-    reader = Reader(model, words)
+    reader = Reader(model, words, args.device)
     layers = add_lora(model, torch.bfloat16 if args.device == "cuda" else torch.float32)
     if args.start_from:
         from safetensors.torch import load_file
@@ -159,7 +160,7 @@ def build(args: argparse.Namespace, source: Source, base: Any) -> tuple[Reader, 
 def first_phase(reader, optimizer, tower, source, args, done, clock, journal, end, stopped) -> None:
     """Teach the tower glyphs until `end` seconds."""
     begin, shown = clock.now() if not done["first"] else 0.0, clock.now()
-    batches = iter(loader(Pages(source, args.pages), args.workers, done["first"], args.device))
+    batches = iter(loader(Pages(source, args.pages), args.workers, done["first"]))
     while clock.now() < end and not stopped():
         asked = time.perf_counter()
         batch = moved(next(batches), args.device)
@@ -185,7 +186,7 @@ def first_phase(reader, optimizer, tower, source, args, done, clock, journal, en
 def second_phase(reader, optimizer, tower, lora, source, args, done, clock, journal, end, stopped, keep) -> None:
     """Learn answers until `end` seconds, with looks at dev in between."""
     shown = kept = clock.now()
-    batches = iter(loader(Chats(source), args.workers, done["second"], args.device))
+    batches = iter(loader(Chats(source), args.workers, done["second"]))
     span = end - done["began"]
     while clock.now() < end and not stopped():
         asked = time.perf_counter()
@@ -210,7 +211,8 @@ def second_phase(reader, optimizer, tower, lora, source, args, done, clock, jour
         journal.answers += int(batch["answers"].max()) + 1 if args.device == "cpu" else 0
         if clock.now() - shown > 8 or done["second"] in (1, 5, 20):
             shown = clock.now()
-            memory = round(torch.cuda.max_memory_allocated() / 1e9, 1) if args.device == "cuda" else None
+            counters = journal.device.memory
+            memory = round(counters.peak().allocated / 1e9, 1) if counters else None
             journal.write(phase=2, step=done["second"], factor=round(factor, 3), peak_gb=memory)
         if clock.now() - kept > 60:
             keep()
@@ -220,9 +222,7 @@ def second_phase(reader, optimizer, tower, lora, source, args, done, clock, jour
             journal.write(phase=2, step=done["second"], factor=round(factor, 3))
             trials = Trials(source, "dev", args.trials[0])
             begin = clock.now()
-            measured = evaluate(
-                reader, loader(trials, args.workers, 0, args.device), args.device, lambda: clock.now() > end
-            )
+            measured = evaluate(reader, loader(trials, args.workers), args.device, lambda: clock.now() > end)
             journal.line(
                 event="look", split="dev", step=done["second"], seconds=round(clock.now() - begin, 1), **measured
             )
@@ -239,7 +239,7 @@ def backward(reader, optimizer, batch: dict[str, Any], patch_weight: float, jour
     except torch.OutOfMemoryError:
         optimizer.zero_grad(set_to_none=True)
         parts = None
-        torch.cuda.empty_cache()
+        journal.device.release()
         for half in halves(batch):
             parts = reader.losses(half, patch_weight)
             (parts["loss"] / 2).backward()
@@ -251,13 +251,13 @@ def final(args, source, base, journal, clock, reader) -> None:
     """Evaluate what was saved, loaded as users do, in float32, on dev and test; stop when the time is over."""
     device = args.device
     reader.model = None
-    fresh = Reader(load_reader(args.out, base), source.words()).to(device)
+    fresh = Reader(load_reader(args.out, base), source.words(), device).to(device)
     files = ("tower.safetensors", "adapter_model.safetensors", "adapter_config.json")
     journal.line(event="saved", bytes={name: (args.out / name).stat().st_size for name in files})
     for share, split in ((0.5, "test"), (1.0, "dev")):
         begin = clock.now()
         until = begin + share * (args.seconds - 2 - begin)
-        batches = loader(Trials(source, split, args.trials[1]), args.workers, 0, device)
+        batches = loader(Trials(source, split, args.trials[1]), args.workers)
         measured = evaluate(fresh, batches, device, lambda until=until: clock.now() > until)
         journal.line(event="final", split=split, seconds=round(clock.now() - begin, 1), **measured)
     journal.line(
