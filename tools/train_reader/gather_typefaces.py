@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools.reader.render import CHARACTERS
+from mmkv_bench.reader.render import CHARACTERS
 
 STYLES = re.compile(r"-(Regular|Bold|Medium|Semibold|SemiBold|latin-400-normal|latin-700-normal)\.(ttf|otf|woff)$")
 ONE_STYLE = re.compile(r"(DroidSansMono|FredokaOne-Regular|FjallaOne-Regular)\.ttf$")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tools.reader.model import ALPHA, RANK, TARGETS
+from mmkv_bench.reader.model import ALPHA, RANK, TARGETS
 
 
 class LoraLinear(nn.Module):
@@ -49,5 +49,5 @@ def add_lora(model: Any, dtype: torch.dtype) -> dict[str, LoraLinear]:
 
 
 def pairs(layers: dict[str, LoraLinear]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return A and B of each layer, as `tools.reader.model.save_adapter` takes them."""
+    """Return A and B of each layer, as `mmkv_bench.reader.model.save_adapter` takes them."""
     return {name: (layer.down, layer.up) for name, layer in layers.items()}

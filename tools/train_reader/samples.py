@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tools.reader.documents import FORMS, Document, Question, document
-from tools.reader.draw import split_of
-from tools.reader.prompts import Chat, chat, tokenizer_from
-from tools.reader.render import draw_document
-from tools.reader.typefaces import typefaces
+from mmkv_bench.reader.documents import FORMS, Document, Question
+from mmkv_bench.reader.draw import split_of
+from mmkv_bench.reader.papers import document
+from mmkv_bench.reader.prompts import Chat, chat, tokenizer_from
+from mmkv_bench.reader.render import draw_document
+from mmkv_bench.reader.trials import trial
+from mmkv_bench.reader.typefaces import typefaces
 
 LENGTH = {"page": 1270, "pages": 2330, "receipt": 800, "video": 2330, "text": 420}
 """About how many tokens a sample has, to choose how many of them make a batch."""
@@ -137,21 +139,6 @@ def training_turns(paper: Document, draw: random.Random) -> list[tuple[str, str]
     return [(question.text, question.answer) for question in chosen[: TURNS[paper.form]]]
 
 
-def evaluation_turns(paper: Document, task: str, number: int) -> list[tuple[str, str]]:
-    """Return the questions of an evaluation sample, the counted one last; none where the document cannot be asked."""
-    draw = random.Random(f"question {task} {number}")
-    kind = {"second": "value", "text": "value"}.get(task, task)
-    fitting = [question for question in paper.questions if question.task == kind]
-    if task == "change":
-        fitting = [fitting[(0, 1, 0, 1, 2)[number % 5]]]
-    if not fitting:
-        return []
-    last = draw.choice(fitting)
-    others = [question for question in paper.questions if question.entry != last.entry]
-    turns = [draw.choice(others), last] if task == "second" and others else [last]
-    return [(question.text, question.answer) for question in turns] if len(turns) == 1 + (task == "second") else []
-
-
 class Trials(Dataset):
     """Batches of an evaluation: one counted question a document, `count` a task of a split, tasks in turn."""
 
@@ -173,22 +160,9 @@ class Trials(Dataset):
         task, form, numbers = self.plan[item]
         words, samples = self.source.words(), []
         for number in numbers:
-            name = number
-            turns: list = []
-            paper = document(self.split, name, form)
-            while not turns:  # a document without a fitting question gives way to another
-                paper = document(self.split, name, form)
-                turns, name = evaluation_turns(paper, task, number), name + 10**6
-                if (
-                    turns
-                    and task == "row"
-                    and not 12 <= len(words(turns[-1][1], add_special_tokens=False).input_ids) <= 24
-                ):
-                    turns = []
-            drawn = (
-                None if task == "text" else draw_document(paper, f"{self.split} {form} {number}", typefaces(self.split))
-            )
-            made = chat(words, paper, turns, task == "text")
+            asked = trial(task, self.split, number, form)
+            drawn = None if task == "text" else draw_document(asked.paper, asked.look, typefaces(self.split))
+            made = chat(words, asked.paper, asked.turns, task == "text")
             samples.append((Chat(made.ids, made.places[-1:], made.targets[-1:]), drawn))
         return collate(samples, form, words.pad_token_id) | {"task": task, "form": form}
 

@@ -22,7 +22,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 
 from mmkv_bench import devices
-from tools.reader.model import blank_reader, load_reader, save_adapter, save_tower, tower_weights
+from mmkv_bench.reader.model import blank_reader, load_reader, save_adapter, save_tower, tower_weights
 from tools.train_reader.compute import Reader, evaluate, halves, moved
 from tools.train_reader.journal import BEGIN, Clock, Journal
 from tools.train_reader.lora import add_lora, pairs

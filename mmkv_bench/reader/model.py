@@ -1,7 +1,7 @@
-"""The reader: SmolLM2-135M-Instruct inside transformers' SmolVLM class, with an own tower, connector and LoRA.
+"""The reader: SmolLM2-135M-Instruct inside transformers' SmolVLM class, with a tower, a connector and a LoRA trained here.
 
-A reader's folder holds `tower.safetensors` (tower and connector, float16) and an adapter in PEFT's format (float16), below 10 MB
-together. The language model is read from its GGUF file, and is the same for every reader.
+`weights` holds `tower.safetensors` (tower and connector, float16) and a LoRA in PEFT's format (float16), below 10 MB together.
+The language model is read from its GGUF file. `write_folders` puts all together into ordinary Hugging Face folders.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tools.reader.documents import PATCH
-from tools.reader.prompts import IMAGE_ID
-from tools.reader.render import CHARACTERS
+from mmkv_bench.reader.documents import PATCH
+from mmkv_bench.reader.prompts import IMAGE_ID, processor, tokenizer
+from mmkv_bench.reader.render import CHARACTERS
 
 VISION = {
     "hidden_size": 192,
@@ -25,6 +25,9 @@ VISION = {
 RANK, ALPHA = 8, 16
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TOWER_FILE = "tower.safetensors"
+WEIGHTS = Path(__file__).parent / "weights"
+SIDES = {"pages": 448, "frames": 224}
+"""Folder of a reader -> side of its pictures in pixels: a processor of transformers writes one number of visual tokens."""
 
 
 def language_model(gguf: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -43,7 +46,7 @@ def blank_reader(base: tuple[dict[str, Any], dict[str, Any]]) -> Any:
     text = {
         key: value
         for key, value in base[0].items()
-        if key not in ("_name_or_path", "architectures", "dtype", "torch_dtype")
+        if key not in ("_name_or_path", "_model_name_or_path", "architectures", "dtype", "quantization_config")
     }
     config = SmolVLMConfig(
         text_config=text, vision_config=dict(VISION), scale_factor=1, image_token_id=IMAGE_ID, tie_word_embeddings=True
@@ -125,6 +128,44 @@ def load_reader(folder: Path, base: tuple[dict[str, Any], dict[str, Any]]) -> An
         for name, value in kept.items():
             own[name].copy_(value)
     return PeftModel.from_pretrained(model, str(folder), local_files_only=True).merge_and_unload(safe_merge=True).eval()
+
+
+def write_folders(gguf: Path, out: Path) -> None:
+    """Write a folder of `SIDES` each with config, weights in float32, processor and tokenizer; the weights are one file, linked.
+
+    The LoRA's products are added in float64 and rounded once, so every machine writes the same bytes.
+    """
+    import os
+
+    import torch
+    from safetensors.torch import load_file
+
+    config, weights = language_model(gguf)
+    added = load_file(WEIGHTS / "adapter_model.safetensors")
+    for name in [name for name in added if name.endswith(".lora_A.weight")]:
+        target = name.removeprefix("base_model.model.").replace("model.text_model.", "model.").replace(".lora_A", "")
+        up, down = added[name.replace("lora_A", "lora_B")].double(), added[name].double()
+        weights[target] = (weights[target].double() + ALPHA / RANK * (up @ down)).float()
+    model = blank_reader((config, weights))
+    tower = load_file(WEIGHTS / TOWER_FILE)
+    with torch.no_grad():
+        for name, value in tower_weights(model).items():
+            value.copy_(tower[name])
+    words = tokenizer(gguf)
+    first = None
+    for name, side in SIDES.items():
+        folder = out / name
+        processor(words, side).save_pretrained(folder)
+        if first is not None:
+            for file in ("config.json", "generation_config.json", "model.safetensors"):
+                os.link(first / file, folder / file)
+            continue
+        first = folder
+        model.save_pretrained(folder, max_shard_size="2GB")
+        for written in (folder / "config.json", folder / "generation_config.json"):
+            values = json.loads(written.read_text())
+            values.pop("transformers_version")  # or every version would make another model
+            written.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
 
 
 def character_ids(words: Any) -> list[int]:

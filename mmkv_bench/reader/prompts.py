@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.reader.documents import FORMS, PATCH, Document, as_text
+from mmkv_bench.reader.documents import FORMS, PATCH, Document, as_text
 
 RENAMED = {
     "<reponame>": "<image>",
@@ -70,7 +70,7 @@ def processor(words: Any, side: int) -> Any:
     size = {"longest_edge": side}
     common = {"size": size, "max_image_size": size, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     return SmolVLMProcessor(
-        SmolVLMImageProcessor(**common, do_image_splitting=False),
+        SmolVLMImageProcessor(**common),
         words,
         SmolVLMVideoProcessor(**common, num_frames=8, fps=1),
         image_seq_len=(side // PATCH) ** 2,

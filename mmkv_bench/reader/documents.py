@@ -1,6 +1,6 @@
-"""Documents with questions: invoices, stock lists, timetables, contacts, forms, notes, receipts, and boards that change.
+"""Documents with questions: pages of lines of cells, and the same as text.
 
-A document depends on (split, number, form, extra words) alone. It is a list of pages of lines; a line is a list of cells. How
+A document is a list of pages of lines; a line is a list of cells. How
 it looks is decided by `render`, and `as_text` spells the same content out. `form` is one of `FORMS`:
 
     page     one page for 448 px: 7 to 14 lines of up to 21 characters
@@ -11,10 +11,7 @@ it looks is decided by `render`, and `as_text` spells the same content out. `for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from tools.reader.draw import Draw
 
 FORMS = {"page": (448, 1), "pages": (448, 2), "receipt": (336, 1), "video": (224, 8)}
 """Side of the square pictures in pixels, and their number."""
@@ -56,14 +53,6 @@ class Document:
     kind: str
     pages: tuple[tuple[Line, ...], ...]
     questions: tuple[Question, ...]
-
-
-def document(split: str, number: int, form: str, extra: Sequence[str] = ()) -> Document:
-    """Return a document of a split. extra: further words for `Draw`, of the same split."""
-    from tools.reader.papers import board, paper
-
-    draw = Draw(f"reader {split} {number} {form}", split, extra)
-    return board(draw) if form == "video" else paper(draw, form)
 
 
 def as_text(paper: Document) -> str:

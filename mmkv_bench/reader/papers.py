@@ -1,9 +1,11 @@
-"""The kinds of documents: what stands on them and what can be asked."""
+"""The kinds of documents, from invoices to boards that change: what stands on them and what can be asked."""
 
 from __future__ import annotations
 
-from tools.reader.documents import FORMS, WIDTH, Document, Line, Question, tokens_about
-from tools.reader.draw import Draw
+from collections.abc import Sequence
+
+from mmkv_bench.reader.documents import FORMS, WIDTH, Document, Line, Question, tokens_about
+from mmkv_bench.reader.draw import Draw
 
 # kind: (title words, what a key is called, {field: maker}); the key stands first or second in a row
 TABLES = {
@@ -80,6 +82,12 @@ def _make(draw: Draw, kind: str, longest: int = 9) -> str:
         if kind == "sum" and longest < 9
         else getattr(draw, kind)()
     )
+
+
+def document(split: str, number: int, form: str, extra: Sequence[str] = ()) -> Document:
+    """Return a document of a split, the same for the same arguments. extra: further words for `Draw`, of the same split."""
+    draw = Draw(f"reader {split} {number} {form}", split, extra)
+    return board(draw) if form == "video" else paper(draw, form)
 
 
 def paper(draw: Draw, form: str) -> Document:

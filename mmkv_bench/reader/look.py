@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from tools.reader.documents import FORMS
+from mmkv_bench.reader.documents import FORMS
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""Samples that a reader is asked: one counted question a document, the same on every machine.
+
+The splits `dev` and `test` share no name, word, value or typeface with each other or with training.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from typing import TYPE_CHECKING
+
+from mmkv_bench.reader.documents import Document
+from mmkv_bench.reader.papers import document
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FORMS_OF = {
+    "value": ("page", "page", "page", "pages"),
+    "text": ("page", "page", "page", "pages"),
+    "row": ("page", "page", "page", "pages"),
+    "second": ("page", "page", "page", "pages"),
+    "change": ("video",),
+}
+"""Task -> forms of its documents in turn. `text` asks the questions of `value` about the pages spelled out."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A document with questions and answers in turn, of which the last question counts; look: what its picture is drawn from."""
+
+    paper: Document
+    turns: list[tuple[str, str]]
+    look: str
+
+
+def trial(task: str, split: str, number: int, form: str | None = None) -> Trial:
+    """Return sample `number` of a task. form: of its document, by default that of `FORMS_OF`."""
+    form = form or FORMS_OF[task][number % len(FORMS_OF[task])]
+    for name in count(number, 10**6):  # a document without a fitting question gives way to another
+        paper = document(split, name, form)
+        if turns := _turns(paper, task, number):
+            return Trial(paper, turns, f"{split} {form} {number}")
+    raise AssertionError("there is always another document")
+
+
+def _turns(paper: Document, task: str, number: int) -> list[tuple[str, str]]:
+    """Return the questions of a sample, the counted one last; none where the document cannot be asked."""
+    kind = {"second": "value", "text": "value"}.get(task, task)
+    draw = random.Random(f"question {'value' if task == 'text' else task} {number}")
+    fitting = [question for question in paper.questions if question.task == kind]
+    if task == "change":
+        fitting = [fitting[(0, 1, 0, 1, 2)[number % 5]]]
+    if not fitting:
+        return []
+    last = draw.choice(fitting)
+    others = [question for question in paper.questions if question.entry != last.entry]
+    turns = [draw.choice(others), last] if task == "second" and others else [last]
+    return [(question.text, question.answer) for question in turns] if len(turns) == 1 + (task == "second") else []
+
+
+@lru_cache(maxsize=1)
+def pictures(task: str, split: str, number: int) -> np.ndarray:
+    """Draw the pages or frames of a sample: (n, side, side, 3) uint8. The last ones are kept."""
+    from mmkv_bench.reader.render import draw_document
+    from mmkv_bench.reader.typefaces import typefaces
+
+    made = trial(task, split, number)
+    return draw_document(made.paper, made.look, typefaces(split))[0]

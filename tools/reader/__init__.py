@@ -1,1 +1,0 @@
-"""The reader: a small VLM that reads rendered documents, with the documents it is asked about."""
