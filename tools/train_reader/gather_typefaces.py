@@ -1,10 +1,10 @@
 """Gather the typefaces of training: open fonts from downloaded packages, cut down to the characters of the documents.
 
-python -m tools.train_reader.gather_typefaces <folder of downloads> <out>
+python -m tools.train_reader.gather_typefaces <folder of downloads> <out> [--download]
 
-The folder holds wheels and source archives of PyPI (`pip download --no-deps font-roboto ...`), and packages of npm
-(`npm pack @fontsource/arvo ...`). Out gets one .ttf or .otf of about 10 kB a style and `typefaces.json`: package, version and
-licence of each. Nothing of it is shipped: the product draws with matplotlib's fonts.
+The folder holds wheels and source archives of PyPI and packages of npm: those of `PYPI` and `NPM` with --download, which wants
+pip and npm. Out gets one .ttf or .otf of about 10 kB a style and `typefaces.json`: package, version and licence of each. Nothing
+of it is shipped: the product draws with matplotlib's fonts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import argparse
 import io
 import json
 import re
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -24,6 +26,59 @@ STYLES = re.compile(r"-(Regular|Bold|Medium|Semibold|SemiBold|latin-400-normal|l
 ONE_STYLE = re.compile(r"(DroidSansMono|FredokaOne-Regular|FjallaOne-Regular)\.ttf$")
 LICENCES = {"font-fjallaone": "OFL-1.1", "font-rhd": "OFL-1.1", "wordcloud": "Apache-2.0 (Droid Sans Mono)"}
 """Of fonts whose package states the licence of its own code, or none."""
+
+
+PYPI = (
+    *(
+        "font-roboto",
+        "font-source-sans-pro",
+        "font-source-serif-pro",
+        "font-fredoka-one",
+        "font-fjallaone",
+        "font-caladea",
+    ),
+    *("font-hanken-grotesk", "font-manrope", "font-rhd", "wordcloud"),
+)
+NPM = (
+    *("arvo", "lato", "open-sans", "merriweather", "montserrat", "inter", "noto-sans", "noto-serif", "ibm-plex-sans"),
+    *(
+        "ibm-plex-mono",
+        "ibm-plex-serif",
+        "source-code-pro",
+        "ubuntu",
+        "ubuntu-mono",
+        "pt-sans",
+        "pt-serif",
+        "crimson-text",
+    ),
+    *("libre-baskerville", "work-sans", "nunito", "raleway", "bitter", "vollkorn", "cabin", "inconsolata", "fira-sans"),
+    *("fira-mono", "karla", "rubik", "space-mono", "courier-prime", "josefin-sans", "quicksand", "exo-2", "zilla-slab"),
+    *(
+        "eb-garamond",
+        "playfair-display",
+        "anonymous-pro",
+        "overpass",
+        "dm-sans",
+        "cousine",
+        "tinos",
+        "arimo",
+        "gelasio",
+    ),
+    "carlito",
+)
+"""Names below @fontsource/."""
+
+
+def download(folder: Path) -> None:
+    """Get the packages of the committed reader, in the versions of today.
+
+    Raises:
+        CalledProcessError: an index does not give one of them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), *PYPI]
+    subprocess.run(pip, check=True)
+    subprocess.run(["npm", "pack", "--silent", *(f"@fontsource/{name}" for name in NPM)], check=True, cwd=folder)
 
 
 def packages(folder: Path) -> Iterator[tuple[str, str, str, dict[str, bytes]]]:
@@ -81,7 +136,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--download", action="store_true")
     args = parser.parse_args()
+    if args.download:
+        download(args.folder)
     args.out.mkdir(parents=True, exist_ok=True)
     table = {}
     for name, version, licence, fonts in packages(args.folder):
