@@ -100,7 +100,7 @@ class Observation:
         module: the layer's attention module, for scorers of other libraries that ask for it.
 
     Attributes:
-        places, frames: see ``so_far``; None outside of a stream, where slot i holds token i.
+        frames: see ``so_far``; None outside of a stream.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Observation:
         self._memo: dict[Hashable, Any] = {}
         self._reader: tuple[Hashable, ...] = ()
         self._shown = self._rounds = 0  # tokens, and evictions, of a stream
-        self.places: Tensor | None = None
+        self._places: Tensor | None = None
         self.frames: Frames | None = None
 
     def seen_by(self, part: object, needs: Needs, *key: Hashable) -> Observation:
@@ -191,9 +191,7 @@ class Observation:
             places: int64 ``[Hkv,S]``, the tokens in the stored slots, ascending. frames: theirs, where the stream has frames.
         """
         view = copy.copy(self)
-        view.length, view.places, view.frames, view._memo = self._seen, places, frames, {}
-        if self._rounds:  # random streams of their own; the first is that of a prompt that ends here
-            view.identity = f"{self.identity}/{self._rounds}"
+        view.length, view._places, view.frames, view._memo = self._seen, places, frames, {}
         return view
 
     def retain(self, index: Tensor) -> None:
@@ -225,6 +223,13 @@ class Observation:
     @property
     def device(self) -> torch.device:
         return self.key.device
+
+    @property
+    def tokens(self) -> Tensor:
+        """int64 ``[Hkv,T]``: the token in each slot; of a stream those that are left, ascending."""
+        if self._places is not None:
+            return self._places
+        return torch.arange(self.length, device=self.device).expand(self.key.shape[0], -1)
 
     @property
     def groups(self) -> int:
@@ -323,9 +328,13 @@ class Observation:
         """Queries ``[Hq,m,D]`` (float32) that hidden states ``[m,E]`` would give at future positions."""
         return rotate(self.project(hidden).float(), *self.rope(offsets))
 
-    def generator(self, *salt: object) -> torch.Generator:
-        """CPU generator seeded by SHA-256 of (salt..., identity, layer): the same on every device and in any order."""
-        text = json.dumps([*map(str, salt), self.identity, self.layer])
+    def generator(self, *salt: object, every_round: bool = True) -> torch.Generator:
+        """CPU generator seeded by SHA-256 of (salt..., identity, layer): the same on every device and in any order.
+
+        every_round: each eviction of a stream has one of its own; the first one's is that of a prompt evicted from once.
+        """
+        rounds = [self._rounds] if every_round and self._rounds else []
+        text = json.dumps([*map(str, salt), self.identity, self.layer, *rounds])
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
         return torch.Generator().manual_seed(seed)
 
