@@ -374,6 +374,12 @@ class Observation:
             raise RuntimeError(f"the scorer reads {need} but its `needs` does not declare it ({self.needs})")
 
 
+def text_fallbacks(obs: Observation, frames: Frames, budget: int) -> tuple[str, ...]:
+    """Fallback of a method that keeps text before frames, where a head holds more text than its budget."""
+    text = int((frames.number[obs.tokens] < 0).sum(-1).max())
+    return ("text_over_budget",) if text > budget else ()
+
+
 @dataclass
 class PromptBatch:
     """One batch of prompts while it is being prefilled.

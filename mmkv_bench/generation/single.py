@@ -216,7 +216,7 @@ def run_alone(
     """
     if protocol_named(cell.protocol).streams:
         with Session(model, None, attention=attention, packs=False) as session:
-            return run_stream(session, family, rules, tokenizer, prompt, cell, timeout_s)
+            return run_stream(session, family, rules, tokenizer, prompt, cell, timeout_s, "own")
     device = next(model.parameters()).device
     meter = Meter(device)
     result = blank(cell, prompt, measured="own", fork_batch=1, fork_rows=1)

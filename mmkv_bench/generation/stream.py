@@ -244,11 +244,16 @@ def run_stream(
     prompt: EncodedPrompt,
     cell: CellSpec,
     timeout_s: float | None = None,
+    measured: str = "group",
 ) -> ForkResult:
-    """Return one cell's result for one prompt, `measured=own`; a fault becomes its status. session: open on the model."""
+    """Return one cell's result for one prompt; a fault becomes its status.
+
+    Args:
+        session: open on the model. measured: as rows say it; `own` under `sharing=off`, though a stream shares nothing.
+    """
     device = next(session.model.parameters()).device
     meter = Meter(device)
-    result = blank(cell, prompt, measured="own", fork_batch=1, fork_rows=1)
+    result = blank(cell, prompt, measured=measured, fork_batch=1, fork_rows=1)
     try:
         _stream(session, family, rules, tokenizer, prompt, cell, timeout_s, meter, result)
     except Exception as error:  # noqa: BLE001 - the cell's status says what happened; other cells go on

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
-from mmkv_bench.compression.observation import Observation
+from mmkv_bench.compression.observation import Observation, text_fallbacks
 from mmkv_bench.compression.scorers.base import Scorer
 
 _TEXT = 64.0  # above every power of two that divides a frame's number
@@ -28,6 +28,9 @@ class EvenFramesScorer(Scorer):
 
     def key(self, budget: int, length: int) -> tuple[object, ...]:
         return ()
+
+    def observed_fallbacks(self, obs: Observation, budget: int, seed: int) -> tuple[str, ...]:
+        return () if obs.frames is None else text_fallbacks(obs, obs.frames, budget)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
         tokens = obs.tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
-from mmkv_bench.compression.observation import Frames, Observation
+from mmkv_bench.compression.observation import Frames, Observation, text_fallbacks
 from mmkv_bench.compression.parameters import check_words
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import ConfigError
@@ -51,7 +51,7 @@ class InfiniPotVScorer(Scorer):
         return (self.alpha, self.recent, budget)
 
     def observed_fallbacks(self, obs: Observation, budget: int, seed: int) -> tuple[str, ...]:
-        return ("no_frames",) if obs.frames is None else ()
+        return ("no_frames",) if obs.frames is None else text_fallbacks(obs, obs.frames, budget)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
         norm = obs.value.double().norm(dim=-1)
