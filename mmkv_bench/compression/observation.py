@@ -184,14 +184,17 @@ class Observation:
 
     # ---- between the chunks of a stream
 
-    def so_far(self, places: Tensor, frames: Frames | None) -> Observation:
+    def so_far(self, places: Tensor, frames: Frames | None, asked: int = 0) -> Observation:
         """Return the layer as if its prompt ended here, with what is stored: scores of a stream read this view.
 
         Args:
             places: int64 ``[Hkv,S]``, the tokens in the stored slots, ascending. frames: theirs, where the stream has frames.
+            asked: so many last tokens are the chat template's: their queries alone are the tail. 0: there are none.
         """
         view = copy.copy(self)
         view.length, view._places, view.frames, view._memo = self._seen, places, frames, {}
+        if asked and view._tail is not None:
+            view._tail = view._tail[:, -asked:]
         return view
 
     def retain(self, index: Tensor) -> None:

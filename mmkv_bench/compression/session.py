@@ -295,13 +295,13 @@ class Session:
                     sin=sin[rope, skip:],
                 )
             )
+        seen = layer.seen
         if isinstance(self.listener, StreamListener) and self.listener.is_full(layer):
             self.listener.layer_full(prompt, index, prompt.observations[index][0])
-        if layer.seen >= prompt.total:
+        if seen >= prompt.total:
             for row, observation in enumerate(prompt.observations[index]):
                 if prompt.token_types is not None:
                     observation.token_types = prompt.token_types[row, prompt.pads[row] :]
-            seen = layer.seen
             self._listening.layer_done(prompt, index, prompt.observations[index])
             self._forgotten = seen - prompt.cache.layers[index].seen  # a policy's layer may have taken its place
             prompt.observations[index] = []  # frees the layer's queries and moments

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from mmkv_bench.compression.budget import Budget
@@ -38,6 +39,7 @@ class StreamListener:
 
     Attributes:
         cap: entries per KV head; None: nothing is evicted.
+        asked: tokens of the chat template that are fed behind every chunk for their queries, and forgotten in the same layer.
         entries_max, entries_peak: most entries of a KV head after and before an eviction, over all chunks and layers.
         rounds: chunks after which entries were evicted; evicted: entries of all layers and heads.
         fallbacks: of layers, known from their scores.
@@ -50,40 +52,44 @@ class StreamListener:
         seed: int,
         frames: Frames | None = None,
         room: int = 0,
+        asked: int = 0,
         phases: Phases = untimed,
     ):
         self.compressor, self.cap, self.seed = compressor, cap, seed
-        self.frames, self.room, self.phases = frames, room, phases
+        self.frames, self.room, self.asked, self.phases = frames, room, asked, phases
         self.needs = compressor.needs
         self.entries_max = self.entries_peak = self.rounds = self.evicted = 0
         self.fallbacks: dict[str, None] = {}
 
     def is_full(self, layer: CompressedLayer) -> bool:
-        """Tell whether a layer holds more than the cap."""
-        return self.cap is not None and layer.stored > self.cap
+        """Tell whether a layer holds more than it may after a chunk."""
+        return self.asked > 0 or (self.cap is not None and layer.stored > self.cap)
 
     def layer_full(self, prompt: PromptBatch, layer: int, observation: Observation) -> None:
-        """Evict from a layer that holds more than the cap."""
+        """Evict from a layer that holds more than the cap, or the template's tokens."""
         target, compressor, cap = prompt.cache.layers[layer], self.compressor, self.cap
-        assert cap is not None, "a layer is full where there is a cap"
-        stored = target.stored
-        self.entries_peak = max(self.entries_peak, stored)
-        seen = observation.so_far(target.slot_positions()[0], self.frames)
-        with self.phases("compress"):
-            score = compressor.score(seen, cap, self.seed)
-            self.fallbacks |= dict.fromkeys(compressor.observed_fallbacks(seen, cap, self.seed))
-            (index,) = compressor.select([score], cap, None, [layer], prompt.n_layers, length=stored)
-            index = index.to(target.device)
-            target.retain(index[None], self._reduce, self.room)
-            observation.retain(index)
+        stored = target.stored - self.asked
+        self.entries_peak = max(self.entries_peak, target.stored)
+        if cap is None or stored <= cap:
+            index = torch.arange(stored, device=target.device).expand(target.keys.shape[1], -1)
+            target.forget(self.asked)
+        else:
+            seen = observation.so_far(target.slot_positions()[0], self.frames, self.asked)
+            with self.phases("compress"):
+                score = compressor.score(seen, cap, self.seed)[:, :stored]
+                self.fallbacks |= dict.fromkeys(compressor.observed_fallbacks(seen, cap, self.seed))
+                (index,) = compressor.select([score], cap, None, [layer], prompt.n_layers, length=stored)
+                index = index.to(target.device)
+                target.retain(index[None], self._reduce, self.room, self.asked)
+            self.rounds += layer == 0
+            self.evicted += (stored - target.stored) * index.shape[0]
+        observation.retain(index)
         if target.ragged:
             raise UnsupportedError(
                 f"{compressor.name} keeps different numbers of entries in the heads of a layer, which protocol=stream does not "
                 "hold; choose another method"
             )
         self.entries_max = max(self.entries_max, target.stored)
-        self.rounds += layer == 0
-        self.evicted += (stored - target.stored) * index.shape[0]
 
     def _reduce(self, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         return self.compressor.eviction.reducer.reduce(key, value, index, None)

@@ -28,7 +28,7 @@ from mmkv_bench.families.registry import check_chunks
 from mmkv_bench.generation.decode import decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.meter import Meter, vision_clock
-from mmkv_bench.generation.prefill import Prefilled, PrefillGroup, last_positions, slack
+from mmkv_bench.generation.prefill import Prefilled, PrefillGroup, following, last_positions, slack
 from mmkv_bench.generation.result import (
     CellSpec,
     ForkResult,
@@ -64,6 +64,7 @@ class Reader:
 
     Attributes:
         prompt: up to where the question comes, and the question. length: tokens before the question.
+        asked: tokens of the chat template that are fed behind every chunk and forgotten again.
         clips: the chunks; positions: position ids of the whole prompt, `[3, 1, T]` or `[1, T]`.
 
     Raises:
@@ -87,13 +88,16 @@ class Reader:
         every = None if settings.every is None else settings.every // self.patch
         self.clips = list(self._divided(every))
         self.frames = self._frames() if self.video else None
+        self.asked = self._asked(cell)
 
     def inputs(self, clip: Clip) -> dict[str, Tensor]:
-        """Return what the model is given of one chunk."""
-        inputs = {
-            "input_ids": self.prompt.input_ids[:, clip.start : clip.end],
-            "position_ids": self.positions[..., clip.start : clip.end],
-        }
+        """Return what the model is given of one chunk; behind it, where a method asks, the chat template's tokens."""
+        ids, positions = self.prompt.input_ids[:, clip.start : clip.end], self.positions[..., clip.start : clip.end]
+        if self.asked:
+            last = last_positions(self.positions[..., : clip.end], clip.end, ids.device)
+            ids = torch.cat([ids, self.prompt.input_ids[:, -self.asked :]], 1)
+            positions = torch.cat([positions, following(last, 1, self.asked, 1)], -1)
+        inputs = {"input_ids": ids, "position_ids": positions}
         if clip.first < clip.last:
             grid = self.prompt.inputs[GRID]
             rows = int(grid[0, 1:].prod())
@@ -109,6 +113,18 @@ class Reader:
         patches = self.frames.number[places].unique()
         frames = [int(one) * self.patch + part for one in patches if one >= 0 for part in range(self.patch)]
         return ranges(frames)
+
+    def _asked(self, cell: CellSpec) -> int:
+        """Return the number of the template's tokens that the method asks behind every chunk."""
+        scorer = cell.compressor.scorer
+        if scorer is None or not scorer.asks_template:
+            return 0
+        if not 0 < self.prompt.template_tokens < self.prompt.length - self.length:
+            raise UnsupportedError(
+                f"{self.prompt.identity} has no chat template behind its question, and {cell.compressor.name} scores by its "
+                "tokens; choose a model with a chat template, or another method"
+            )
+        return min(self.prompt.template_tokens, scorer.needs.tail_queries)
 
     def _places(self, prompt: EncodedPrompt) -> Tensor:
         """Return the places of the video's tokens, int64 `[patches, cells]`."""
@@ -217,7 +233,7 @@ def read(
     prompt, length = reader.prompt, reader.length
     cache = CompressedCache.of([StreamLayer(listener.room) for _ in session.attentions])
     session.expect(listener, prompt.types[:, :length], prompt.identity)
-    session.prompt_length, logits = length, torch.empty(0)
+    session.prompt_length, logits = length + reader.asked, torch.empty(0)
     try:
         with vision_clock(session.model, meter.phase), meter.phase("prefill"):
             for clip in reader.clips:
@@ -285,9 +301,9 @@ def _stream(
         prompt.visual_tokens,
     )
     result.question_text_before_cut = prompt.question_text_before_cut
-    room = max(*(clip.end - clip.start for clip in clips), slack(rules.max_new_tokens, lengths.fed))
+    room = reader.asked + max(*(clip.end - clip.start for clip in clips), slack(rules.max_new_tokens, lengths.fed))
     cap = None if cell.budget is None else cell.entries(lengths.reduced)
-    listener = StreamListener(cell.compressor, cap, cell.seed, reader.frames, room, meter.phase)
+    listener = StreamListener(cell.compressor, cap, cell.seed, reader.frames, room, reader.asked, meter.phase)
     cache, logits = read(session, reader, listener, meter, deadline)
     heads = cache.layers[0].keys.shape[1] * len(cache.layers)
     fill_asked(result, cell, lengths, heads, prompt.types[0])

@@ -12,6 +12,7 @@ import torch
 from mmkv_bench import attach
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import full
+from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.session import Session
 from mmkv_bench.compression.streaming import StreamListener
 from mmkv_bench.errors import UnsupportedError
@@ -74,7 +75,7 @@ def cache_of(name: str, prompt: EncodedPrompt, spec: CellSpec):
     model = zoo.model(name)
     reader = Reader(model, common.family(name), prompt, spec)
     cap = None if spec.budget is None else spec.entries(prompt.length)
-    listener = StreamListener(spec.compressor, cap, spec.seed, reader.frames, 16)
+    listener = StreamListener(spec.compressor, cap, spec.seed, reader.frames, 16, reader.asked)
     with Session(model) as session:
         return *read(session, reader, listener, Meter(model.device)), reader
 
@@ -194,6 +195,46 @@ def test_repeated_draws_of_a_stream_differ_from_round_to_round():
     assert one.kept_digest != other.kept_digest
 
 
+# ---------------------------------------------------------------------- the template's tokens
+class Scored:
+    """A listener that scores every layer by its last four queries and compresses nothing."""
+
+    needs = Needs(tail_queries=4)
+
+    def __init__(self):
+        self.scores = []
+
+    def layer_done(self, prompt, layer, observations):
+        self.scores.append(observations[0].window_mass(4))
+
+    def prompt_done(self, prompt):
+        pass
+
+
+@each("name", ["llama", "qwen2_5_vl_video"])
+def test_the_templates_tokens_are_asked_behind_the_context_and_forgotten(name):
+    prompt = replace(text(50, 40) if name == "llama" else video(name), template_tokens=4)
+    spec = cell("generic_query", every=None)
+    cache, _, reader = cache_of(name, prompt, spec)
+    assert reader.asked == 4 and {layer.seen for layer in cache.layers} == {reader.length}
+    model, scored = zoo.model(name), Scored()
+    with Session(model, scored) as session, torch.no_grad():  # the context, then the template in the question's place
+        model(**reader.inputs(reader.clips[0]), past_key_values=session.new_cache(), use_cache=True)
+    for layer, score in zip(cache.layers, scored.scores, strict=True):
+        (wanted,) = spec.compressor.select([score[:, : reader.length]], 20, None, [0], 1)
+        assert torch.equal(layer.slot_positions()[0], wanted)
+
+
+def test_asking_the_template_changes_no_entry_of_the_stream():
+    prompt = replace(video("qwen2_5_vl_video"), template_tokens=4)
+    asked, _, _ = cache_of("qwen2_5_vl_video", prompt, cell("generic_query", prompt.length))
+    plain, _, _ = cache_of("qwen2_5_vl_video", prompt, cell("keydiff", prompt.length))
+    for one, other in zip(asked.layers, plain.layers, strict=True):
+        assert one.stored == other.stored and (one.keys - other.keys).abs().max() < 1e-4
+    (row,) = answer("qwen2_5_vl_video", prompt, cell("generic_query"))
+    assert row.entries_max == 20 and row.entries_peak <= 20 + 22 + 4 and row.eviction_rounds == 3
+
+
 # ---------------------------------------------------------------------- when it is asked
 @each("name", VIDEOS)
 def test_a_stream_that_is_asked_earlier_is_a_shorter_stream(name):
@@ -230,6 +271,7 @@ BAD = {
     "a fraction": ("llama", lambda: text(40, 30), {"cap": "20%"}, "whose length nobody knows"),
     "a small cap": ("llama", lambda: text(40, 30), {"method": "snapkv"}, "budget=64 or more"),
     "sinks": ("llama", lambda: text(40, 30), {"method": "streamingllm", "cap": 4}, "budget=5 or more"),
+    "no template": ("llama", lambda: text(40, 30), {"method": "generic_query"}, "no chat template behind its question"),
     "no question": ("llama", lambda: text(30, 30), {}, "needs a question after it"),
     "decode policy": ("llama", lambda: text(40, 30), {"method": "local"}, "acts while the answer is decoded"),
     "the answer": ("llama", lambda: text(40, 30), {"method": "oracle"}, "scores by the answer"),

@@ -35,7 +35,7 @@ def command(tmp_path_factory) -> tuple[str, ...]:
     build_processor(config, SETTINGS["qwen2_5_vl"]).save_pretrained(model)
     where = (f"datasets.lmms_eval.include_path={task}", "datasets.lmms_eval.task=clips", "dataset=lmms_eval")
     what = ("model=hf", f"model.path={model}", "model.dtype=float32", "model.frames=12", *where)
-    return *what, "protocol=stream", "method=[full,keydiff,reservoir,infinipot_v]", "budget=52", "stream.every=2"
+    return *what, "protocol=stream", "method=[full,generic_query,reservoir,infinipot_v]", "budget=52", "stream.every=2"
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ class Scorer(ABC):
             shorter text (``cut_prompt``); alone: the sentence where no run makes it; over_budget: the fallback of a row whose
             smallest prompt exceeds the budget.
         streams: it scores what is stored of a stream: no types of tokens are read, and nothing that only the whole prompt has.
+        asks_template: of a stream it scores by queries of the chat template's own tokens, fed behind every chunk.
         comparable: scores of different KV heads of a layer lie on one scale and say which head needs more entries; not
             so for scores that follow from a token's place alone or are the same in every head.
         later: names of parameters that came after cells of the method were stored. Each is a parameter of the method under
@@ -36,6 +37,7 @@ class Scorer(ABC):
     """
 
     streams: bool = True
+    asks_template: bool = False
     comparable: bool = True
     later: ClassVar[tuple[str, ...]] = ()
     halves: ClassVar[tuple[str, ...]] = ()
