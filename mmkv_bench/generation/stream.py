@@ -60,7 +60,7 @@ class Reader:
     """A prompt as a stream: its chunks, and the model's inputs of each.
 
     Args:
-        prompt: the whole prompt. every: frames of a chunk, of a text tokens; None: one chunk.
+        prompt: the whole prompt, pixels of all frames included. cell: its chunks, and where the question comes.
 
     Attributes:
         prompt: up to where the question comes, and the question. length: tokens before the question.
