@@ -15,12 +15,14 @@ from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.session import Session
 from mmkv_bench.compression.streaming import StreamListener
+from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.encode import EncodedPrompt, from_tensors
 from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.prefill import last_positions
 from mmkv_bench.generation.result import CellSpec
 from mmkv_bench.generation.stream import Clip, Reader, ranges, read
+from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.protocols import StreamSettings
 from tests import zoo
 from tests.each import each
@@ -178,6 +180,40 @@ def test_the_cap_holds_in_every_step_of_300_random_streams():
             cache, _ = read(session, reader, listener, Meter(model.device))
             assert {layer.stored for layer in cache.layers} == {min(context, spec.entries(context))}
             assert listener.entries_max <= spec.entries(context) and {layer.seen for layer in cache.layers} == {context}
+
+
+def built(name: str, **parameters):
+    """A shipped method with other parameters."""
+    (node,) = method_defaults([name]).values()
+    return build_compressor(name, {**node, **parameters}, "paper")
+
+
+@each("every", [3, 8, 20])
+def test_an_observation_window_is_that_of_the_last_tokens_however_small_the_chunks(every):
+    windows = []
+
+    class Watched(StreamListener):
+        def layer_full(self, prompt, layer, observation):
+            last = torch.arange(prompt.cache.layers[layer].seen)[-8:]
+            view = observation.so_far(prompt.cache.layers[layer].slot_positions()[0], None)
+            assert bool((view.tokens[:, -8:] == last).all())
+            assert torch.allclose(view.window_mass(8).sum(-1), torch.ones(2), atol=1e-5)
+            windows.append(view.tail(8).shape[1])
+            super().layer_full(prompt, layer, observation)
+
+    model, prompt = zoo.model("llama"), text(80, 70)
+    spec = replace(cell(every=every), compressor=built("snapkv", window=8))
+    reader = Reader(model, common.family("llama"), prompt, spec)
+    with Session(model) as session:
+        read(session, reader, Watched(spec.compressor, 20, 0, None, every), Meter(model.device))
+    assert set(windows) == {8}
+
+
+def test_without_sinks_and_with_the_budget_of_a_chunk_streamingllm_is_the_last_chunk_alone():
+    prompt = video("qwen2_5_vl_video")
+    spec = replace(cell("streamingllm", cap=17), compressor=built("streamingllm", sinks=0))
+    (one,) = answer("qwen2_5_vl_video", prompt, spec)
+    assert one.frames_left == "8-11" and one.entries_max == 17  # two pairs of 8 tokens and the closing marker
 
 
 def test_rows_count_what_was_evicted():
