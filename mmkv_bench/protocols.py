@@ -62,6 +62,7 @@ class Protocol(ABC):
         caveat: table note on scores of compressed cells; None: only the share of tokens from the full prefill is noted.
         prefills_again: kept entries come from a second prefill that sees nothing else; only for methods that just evict.
         diagnostic: explains the other protocols; its scores do not rank methods.
+        streams: the context arrives in chunks, and no KV head holds more than the budget after any of them.
         knows: questions of the document that scores know: `own`, `none`, or one of `OF_THE_DOCUMENT`, which needs a dataset
             with several questions a document (`questions_key`).
     """
@@ -72,6 +73,7 @@ class Protocol(ABC):
     from_prefill: int = 0
     caveat: str | None = None
     prefills_again: bool = False
+    streams: bool = False
     diagnostic: bool = False
     knows: str = "own"
 
@@ -83,7 +85,7 @@ class Protocol(ABC):
     @property
     def feeds_once(self) -> bool:
         """Each prompt token passes the model once, so stock `generate()` on the reduced cache follows this protocol."""
-        return not self.prefills_again and self.lengths(3, 2).forgotten == 0
+        return not (self.prefills_again or self.streams) and self.lengths(3, 2).forgotten == 0
 
     def _cut(self, context: int | None) -> int:
         """Return `context`; raise ValueError where it is None."""
@@ -145,6 +147,35 @@ class QueryAware(Protocol):
     def lengths(self, prompt: int, context: int | None = None) -> Lengths:
         cut = self._cut(context)
         return Lengths(prompt, prefilled=prompt, reduced=cut, candidates=cut)
+
+
+class Stream(QueryAgnostic):
+    """Read a video in chunks under a hard cap, then ask.
+
+    The budget is the cap: after every chunk no KV head of any layer holds more entries. Evicted entries are gone for all later
+    chunks too, unlike under `query_agnostic`, where the whole context passes the model before anything is evicted. Entries
+    that stay keep their positions. The question is fed at the end, kept whole and counted apart.
+    """
+
+    name = "stream"
+    about = "a video arrives in chunks; after each no KV head holds more than the budget, and then the question is fed"
+    streams = True
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """Settings of `protocol=stream`.
+
+    Attributes:
+        every: frames of a chunk (of a text: tokens); None: all at once.
+        ask_at: share of the stream after which the question comes; the rest is never read.
+    """
+
+    every: int | None = 8
+    ask_at: float = 1.0
+
+
+READ_AS_ASKED = StreamSettings()
 
 
 class Strict(Protocol):
@@ -232,7 +263,18 @@ class QueryParaphrase(QueryAware):
     knows = "paraphrase"
 
 
-_KINDS = (Paper, QueryAgnostic, QueryAware, Strict, Masked, QueryFirst, QueryGeneric, QueryJoint, QueryParaphrase)
+_KINDS = (
+    Paper,
+    QueryAgnostic,
+    QueryAware,
+    Stream,
+    Strict,
+    Masked,
+    QueryFirst,
+    QueryGeneric,
+    QueryJoint,
+    QueryParaphrase,
+)
 _PROTOCOLS = {kind.name: kind() for kind in _KINDS}
 """In the order of the alphabet, diagnostics last."""
 NAMES = tuple(_PROTOCOLS)

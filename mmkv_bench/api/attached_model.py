@@ -83,7 +83,7 @@ def attach(
     if not protocol_named(protocol).feeds_once:
         raise UnsupportedError(
             f"protocol={protocol!r} is not one of attach; allowed: {', '.join(FED_ONCE)}; other protocols feed tokens of "
-            f"a prompt twice, as evaluate(protocol={protocol!r}) does"
+            f"a prompt twice or chunk by chunk, as evaluate(protocol={protocol!r}) does"
         )
     if not hasattr(model, "config") or not hasattr(model, "generate"):
         raise UnsupportedError(f"{type(model).__name__} is no transformers model; give what from_pretrained returns")

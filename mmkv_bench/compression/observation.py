@@ -51,6 +51,20 @@ class Needs:
         return Needs(**{name: max(mine[name], theirs[name]) for name in mine})  # flags are 0 and 1
 
 
+@dataclass(frozen=True)
+class Frames:
+    """Frames of a stream's tokens, known while it runs.
+
+    Attributes:
+        number: int64 ``[T]``, the temporal patch (for Qwen-VL a pair of frames) that a token belongs to, -1 for text.
+        cell: int64 ``[T]``, its place within that patch, 0 for text. size: cells of a patch.
+    """
+
+    number: Tensor
+    cell: Tensor
+    size: int
+
+
 @dataclass
 class Chunk:
     """One prefill chunk of n tokens in one layer; S tokens have been seen so far, this chunk's included.
@@ -84,6 +98,9 @@ class Observation:
         future_rope: offsets ``[m]`` (1 = first position after the prompt's last token) -> cos, sin ``[m,D]``.
         identity: data set and sample, feeds random streams.
         module: the layer's attention module, for scorers of other libraries that ask for it.
+
+    Attributes:
+        frames: see ``so_far``; None outside of a stream.
     """
 
     def __init__(
@@ -115,6 +132,9 @@ class Observation:
         self._pieces: dict[str, list[Tensor]] = {}
         self._memo: dict[Hashable, Any] = {}
         self._reader: tuple[Hashable, ...] = ()
+        self._shown = self._rounds = 0  # tokens, and evictions, of a stream
+        self._places: Tensor | None = None
+        self.frames: Frames | None = None
 
     def seen_by(self, part: object, needs: Needs, *key: Hashable) -> Observation:
         """Return the layer for one reader, after the last chunk: what others declared raises here, and what others memoised is
@@ -139,7 +159,7 @@ class Observation:
                 " tokens; feed every prefill chunk once, in order, with all keys so far"
             )
         if self._queries is not None:
-            skip = max(0, QUERY_MOMENTS_SKIP - self._seen)
+            skip = max(0, QUERY_MOMENTS_SKIP - self._shown)
             self._queries.add(chunk.query[:, skip:], (chunk.cos[skip:], chunk.sin[skip:]))
         if self._hidden is not None:
             self._hidden.add(chunk.hidden)
@@ -160,6 +180,36 @@ class Observation:
             self._tail = tail.clone()  # a view would keep the chunk's whole query tensor alive
         self._key, self._value, self._dtype = chunk.key, chunk.value, chunk.hidden.dtype
         self._query_heads, self._hidden_size, self._seen = chunk.query.shape[0], chunk.hidden.shape[-1], total
+        self._shown += rows
+
+    # ---- between the chunks of a stream
+
+    def so_far(self, places: Tensor, frames: Frames | None, asked: int = 0) -> Observation:
+        """Return the layer as if its prompt ended here, with what is stored: scores of a stream read this view.
+
+        Args:
+            places: int64 ``[Hkv,S]``, the tokens in the stored slots, ascending. frames: theirs, where the stream has frames.
+            asked: so many last tokens are the chat template's: their queries alone are the tail. 0: there are none.
+        """
+        view = copy.copy(self)
+        view.length, view._places, view.frames, view._memo = self._seen, places, frames, {}
+        if asked and view._tail is not None:
+            view._tail = view._tail[:, -asked:]
+        return view
+
+    def retain(self, index: Tensor) -> None:
+        """Follow an eviction: of the stored slots those of ``index`` int64 ``[Hkv,m]`` are left, ascending, without padding.
+
+        Last queries whose own entries are not all left are forgotten, so that an observation window stays causal.
+        """
+        kept, last = index.shape[1], torch.arange(self._seen - index.shape[1], self._seen, device=index.device)
+        whole = int((index == last).flip(-1).cumprod(-1).sum(-1).min())
+        if self._tail is not None:
+            self._tail = self._tail[:, self._tail.shape[1] - min(whole, self._tail.shape[1]) :]
+        if self._columns is not None:
+            self._columns = self._columns.gather(1, index)
+        self._key = self._value = None  # they would keep the evicted entries alive
+        self._seen, self._rounds = kept, self._rounds + 1
 
     # ---- after the last chunk
 
@@ -176,6 +226,13 @@ class Observation:
     @property
     def device(self) -> torch.device:
         return self.key.device
+
+    @property
+    def tokens(self) -> Tensor:
+        """int64 ``[Hkv,T]``: the token in each slot; of a stream those that are left, ascending."""
+        if self._places is not None:
+            return self._places
+        return torch.arange(self.length, device=self.device).expand(self.key.shape[0], -1)
 
     @property
     def groups(self) -> int:
@@ -274,9 +331,13 @@ class Observation:
         """Queries ``[Hq,m,D]`` (float32) that hidden states ``[m,E]`` would give at future positions."""
         return rotate(self.project(hidden).float(), *self.rope(offsets))
 
-    def generator(self, *salt: object) -> torch.Generator:
-        """CPU generator seeded by SHA-256 of (salt..., identity, layer): the same on every device and in any order."""
-        text = json.dumps([*map(str, salt), self.identity, self.layer])
+    def generator(self, *salt: object, every_round: bool = True) -> torch.Generator:
+        """CPU generator seeded by SHA-256 of (salt..., identity, layer): the same on every device and in any order.
+
+        every_round: each eviction of a stream has one of its own; the first one's is that of a prompt evicted from once.
+        """
+        rounds = [self._rounds] if every_round and self._rounds else []
+        text = json.dumps([*map(str, salt), self.identity, self.layer, *rounds])
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
         return torch.Generator().manual_seed(seed)
 
@@ -314,6 +375,12 @@ class Observation:
     def _require(self, declared: bool, need: str) -> None:
         if not declared:
             raise RuntimeError(f"the scorer reads {need} but its `needs` does not declare it ({self.needs})")
+
+
+def text_fallbacks(obs: Observation, frames: Frames, budget: int) -> tuple[str, ...]:
+    """Fallback of a method that keeps text before frames, where a head holds more text than its budget."""
+    text = int((frames.number[obs.tokens] < 0).sum(-1).max())
+    return ("text_over_budget",) if text > budget else ()
 
 
 @dataclass

@@ -21,6 +21,7 @@ from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.fixed_layer import FixedLayer, fix, pool_of
 from mmkv_bench.compression.listeners import AnswerAttention, Phases, PrefillListener, untimed
 from mmkv_bench.compression.observation import Chunk, Needs, Observation, PromptBatch
+from mmkv_bench.compression.streaming import StreamListener
 from mmkv_bench.compression.varlen_layer import VarlenLayer, folds
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.protocols import DEFAULT
@@ -176,6 +177,7 @@ class Session:
             self._start_prompt(cache, args, kwargs)
         elif self.prompt is not None and not self.prompt.complete and cache is self.prompt.cache:
             self._add_types(self._new_tokens(args, kwargs))
+            self.prompt.rotations.clear()  # of places behind an earlier chunk
         if isinstance(cache, CompressedCache) and cache.query_positions is not None:
             kwargs = dict(kwargs, position_ids=cache.query_positions(cache, kwargs["position_ids"]))
         self.position_ids = kwargs.get("position_ids")
@@ -293,11 +295,13 @@ class Session:
                     sin=sin[rope, skip:],
                 )
             )
-        if layer.seen >= prompt.total:
+        seen = layer.seen
+        if isinstance(self.listener, StreamListener) and self.listener.is_full(layer):
+            self.listener.layer_full(prompt, index, prompt.observations[index][0])
+        if seen >= prompt.total:
             for row, observation in enumerate(prompt.observations[index]):
                 if prompt.token_types is not None:
                     observation.token_types = prompt.token_types[row, prompt.pads[row] :]
-            seen = layer.seen
             self._listening.layer_done(prompt, index, prompt.observations[index])
             self._forgotten = seen - prompt.cache.layers[index].seen  # a policy's layer may have taken its place
             prompt.observations[index] = []  # frees the layer's queries and moments
@@ -400,6 +404,10 @@ def attach(
     if compressor.resamples:
         raise UnsupportedError(compressor.eviction.scorer.alone)
     rule = protocol_named(protocol)
+    if rule.streams:
+        raise UnsupportedError(
+            f"protocol={protocol} feeds a prompt chunk by chunk, and attach feeds none; start a run with it"
+        )
     return Session(
         model, PrefillListener(compressor, budget, rule, seed, prompt_tokens, context, answer, phases), **options
     )

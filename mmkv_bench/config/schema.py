@@ -16,6 +16,7 @@ from typing import Any, get_args, get_type_hints
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.protocols import DEFAULT as PROTOCOL
 from mmkv_bench.protocols import NAMES as PROTOCOLS
+from mmkv_bench.protocols import StreamSettings
 
 READINGS = ("paper", "released")
 SWITCH = ("on", "off")
@@ -136,6 +137,23 @@ class Gate:
 
 
 @dataclass(frozen=True)
+class Stream:
+    """How protocol=stream reads a video; a text is read in chunks of tokens. The budget is the cap."""
+
+    every: int | None = _key(
+        8, "frames of a chunk, of a text: tokens; null = all at once", "a whole number >= 1 or null"
+    )
+    ask_at: float = _key(
+        1.0, "share of the stream after which the question comes; the rest is never read", "a number > 0, at most 1"
+    )
+    positions: str = _key("kept", "positions of entries that stay: those that they were computed with", ("kept",))
+
+    @property
+    def settings(self) -> StreamSettings:
+        return StreamSettings(self.every, float(self.ask_at))
+
+
+@dataclass(frozen=True)
 class Logger:
     """Tracker of running means and the final table, besides the rows."""
 
@@ -194,6 +212,7 @@ class AnswerConfig:
     keeps_indices: bool
     fork_batch: int
     fork_memory: int | str | None
+    stream: StreamSettings
 
 
 @dataclass(frozen=True)
@@ -255,6 +274,7 @@ class RunConfig:
     judge: Judge = field(default_factory=Judge)
     gate: Gate = field(default_factory=Gate)
     slurm: Slurm = field(default_factory=Slurm)
+    stream: Stream = field(default_factory=Stream)
     methods: Mapping[str, Mapping[str, Any]] = _key({}, "chosen methods and their parameters (filled by method=...)")
     datasets: Mapping[str, Mapping[str, Any]] = _key({}, "chosen datasets and their parameters (filled by dataset=...)")
     variants: Mapping[str, Mapping[str, Any]] = _key(
@@ -359,6 +379,7 @@ class RunConfig:
             keeps_indices=self.keep == "indices",
             fork_batch=self.fork_batch,
             fork_memory=self.fork_memory,
+            stream=self.stream.settings,
         )
 
     @property
@@ -391,7 +412,16 @@ class RunConfig:
         return replace(self, **values, resolved={**self.resolved, **plain})
 
 
-SCHEMAS = {"": RunConfig, "model": Model, "logger": Logger, "data": Data, "judge": Judge, "gate": Gate, "slurm": Slurm}
+SCHEMAS = {
+    "": RunConfig,
+    "model": Model,
+    "logger": Logger,
+    "data": Data,
+    "judge": Judge,
+    "gate": Gate,
+    "slurm": Slurm,
+    "stream": Stream,
+}
 
 
 def keys(schema: type = RunConfig) -> dict[str, tuple[str, str | tuple[str, ...]]]:

@@ -189,7 +189,7 @@ def methods_answer_alike(checked: Checked) -> str | None:
     """two methods keep their budget under every protocol, and shared forks answer as runs of their own"""
     loaded, rules, prompt = checked.loaded, _rules(checked), checked.usual_prompt()
     names = NAMES if "image" in checked.media else WHOLE
-    names = tuple(name for name in names if not protocol(name).diagnostic)
+    names = tuple(name for name in names if not (protocol(name).diagnostic or protocol(name).streams))
     cells = [CellSpec(f"{m} {p}", method(m), Budget.parse(BUDGET), p) for m in METHODS for p in names]
     with Engine(loaded.model, loaded.family, rules, loaded.tokenizer) as engine:
         together = engine.answer(prompt, cells)

@@ -114,6 +114,7 @@ _SHARED: dict[str, Any] = {
     "image_processor": "Qwen2VLImageProcessor",
     "pixel_limits": True,
     "equal_videos": False,
+    "streams": True,
     "smaller_by": SIDES,
 }
 FAMILIES = (

@@ -125,6 +125,16 @@ def token_boxes(
     return boxes
 
 
+def check_chunks(known: Family) -> None:
+    """Raise UnsupportedError for a family whose videos cannot be read in chunks (`protocol=stream`)."""
+    if not known.streams:
+        names = ", ".join(one.name for one in families().values() if one.streams)
+        raise UnsupportedError(
+            f"protocol=stream feeds a video in chunks, which is built for {names}, and this is {known.name}; choose one of "
+            "these, or use protocol=query_agnostic"
+        )
+
+
 def check_smaller(one: Family) -> None:
     """Refuse families whose pictures have as many tokens at every size. Raises UnsupportedError."""
     if one.smaller_by is None:

@@ -31,6 +31,7 @@ class EncodedPrompt:
         controls: control tokens spelled in the messages' text, which the tokenizer reads as control tokens.
         rendered: text of the chat template; None for a prompt made from tokens.
         context_tokens: tokens before the cut of a text prompt; None: it is cut behind its visual tokens.
+        template_tokens: last tokens, which the chat template writes behind the last message's text; 0 where that is unknown.
         document: all questions of the prompt's document, where protocols share or score by them; None: its own alone.
     """
 
@@ -42,6 +43,7 @@ class EncodedPrompt:
     controls: tuple[str, ...] = ()
     rendered: str | None = None
     context_tokens: int | None = None
+    template_tokens: int = 0
     document: DocumentPrompts | None = None
 
     @property
@@ -182,6 +184,7 @@ def encode(
     tokenizer = getattr(processor, "tokenizer", processor)
     prompt.rendered, prompt.controls = text, _controls(messages, tokenizer)
     prompt.question_text_before_cut = _text_before_media(messages, tokenizer)
+    prompt.template_tokens = _template_tokens(text, messages, tokenizer, prompt.input_ids)
     if context and not images and not videos:
         prompt.context_tokens = _context_tokens(processor, text, context, prompt.input_ids)
     if max_prompt_tokens is not None and prompt.length > max_prompt_tokens:
@@ -294,6 +297,15 @@ def _text_before_media(messages: Sequence[dict], tokenizer) -> int:
     last = max((i for i, part in enumerate(parts) if part["type"] in ("image", "video")), default=-1)
     texts = [part["text"] for part in parts[: last + 1] if part["type"] == "text" and part["text"]]
     return sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
+
+
+def _template_tokens(text: str, messages: Sequence[dict], tokenizer, input_ids: Tensor) -> int:
+    """Count the prompt's last tokens that stand for what the chat template writes behind the last text of the messages."""
+    written = [part["text"].strip() for part in _parts(messages) if part["type"] == "text" and part["text"].strip()]
+    if not written or written[-1] not in text:
+        return 0
+    behind = tokenizer(text[text.rindex(written[-1]) + len(written[-1]) :], add_special_tokens=False)["input_ids"]
+    return len(behind) if behind and input_ids[0, -len(behind) :].tolist() == behind else 0
 
 
 def _controls(messages: Sequence[dict], tokenizer) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ from mmkv_bench.generation.result import (
     status_of,
 )
 from mmkv_bench.generation.rules import DecodeRules
+from mmkv_bench.generation.stream import run_stream
 from mmkv_bench.protocols import Lengths, protocol
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,11 @@ class Engine:
         extras: measures besides the answers, which do not depend on them.
         """
         results = {cell.cell: blank(cell, prompt, fork_batch=self.fork_batch) for cell in cells}
+        every, cells = cells, [cell for cell in cells if not protocol(cell.protocol).streams]
+        for cell in every:
+            if protocol(cell.protocol).streams:  # its evictions change later entries: nothing is shared
+                parts = self.session, self.family, self.rules, self.tokenizer
+                results[cell.cell] = run_stream(*parts, prompt, cell, self.timeout_s)
         lengths: dict[str, Lengths] = {}
         for name in dict.fromkeys(cell.protocol for cell in cells):
             rule, same = protocol(name), [cell for cell in cells if cell.protocol == name]
@@ -120,7 +126,7 @@ class Engine:
             same = [cell for cell in cells_left if cell.protocol in shared]
             if same:
                 self._group(prompt, shared, same, results, extras)
-        return [results[cell.cell] for cell in cells]
+        return [results[cell.cell] for cell in every]
 
     # ------------------------------------------------------------------ one document
     def _of_document(

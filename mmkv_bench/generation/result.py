@@ -18,14 +18,15 @@ from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor, NonFiniteScoreError
 from mmkv_bench.errors import GenerationTimeout, MMKVError, out_of_memory
 from mmkv_bench.generation.encode import EncodedPrompt
-from mmkv_bench.protocols import DEFAULT, Lengths, protocol
+from mmkv_bench.protocols import DEFAULT, READ_AS_ASKED, Lengths, StreamSettings, protocol
 from mmkv_bench.store.kept_entries import packed
 from mmkv_bench.store.response import Response
 
 
 @dataclass(frozen=True)
 class CellSpec:
-    """Specification of a cell. budget: None for the full cache. keep_indices: its row holds the indices that stay."""
+    """Specification of a cell. budget: None for the full cache. keep_indices: its row holds the indices that stay. stream:
+    settings of protocols that stream."""
 
     cell: str
     compressor: Compressor
@@ -33,6 +34,7 @@ class CellSpec:
     protocol: str = DEFAULT
     seed: int = 0
     keep_indices: bool = False
+    stream: StreamSettings = READ_AS_ASKED
 
     def entries(self, length: int) -> int:
         """Return C for a prompt (or context) of `length` tokens; `length` for `full`."""
@@ -50,6 +52,8 @@ class CellSpec:
     def serves_all_questions(self) -> bool:
         """A document with several questions is compressed once, whichever of them is asked."""
         rule = protocol(self.protocol)
+        if rule.streams:
+            return False
         return rule.needs_questions or (rule.knows == "none" and not self.compressor.needs.answer)
 
     @property

@@ -40,6 +40,7 @@ from mmkv_bench.generation.result import (
     status_of,
 )
 from mmkv_bench.generation.rules import DecodeRules
+from mmkv_bench.generation.stream import run_stream
 from mmkv_bench.protocols import DEFAULT, Lengths
 from mmkv_bench.protocols import protocol as protocol_named
 
@@ -213,6 +214,9 @@ def run_alone(
 
     compile_config: see `generate_alone`; the row of a cell that stays eager says so.
     """
+    if protocol_named(cell.protocol).streams:
+        with Session(model, None, attention=attention, packs=False) as session:
+            return run_stream(session, family, rules, tokenizer, prompt, cell, timeout_s, "own")
     device = next(model.parameters()).device
     meter = Meter(device)
     result = blank(cell, prompt, measured="own", fork_batch=1, fork_rows=1)

@@ -313,6 +313,10 @@ def _cell(
     reading = None if method.is_full else method.compressor.reading
     # In half precision compiled steps may choose other tokens; those of eager ones are as they were before there were two.
     generation = dict(data.generation) | ({} if config.decode == "eager" else {"decode": config.decode})
+    if protocols.protocol(protocol).streams:
+        generation["stream"] = {
+            key: value for key, value in vars(config.stream).items() if key == "every" or value != 1
+        }
     named = {"context": data.context, "questions": data.questions} if protocols.protocol(protocol).cuts else {}
     cut = {key: value for key, value in named.items() if value}
     hashed = {

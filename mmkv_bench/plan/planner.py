@@ -17,10 +17,12 @@ from mmkv_bench.plan import identity as identities
 from mmkv_bench.plan.cells import Cell, expand, method_entries, uncalibrated
 from mmkv_bench.plan.plan import DatasetShare, Plan
 from mmkv_bench.plan.selection import chosen, reaching
-from mmkv_bench.plan.validate import validate_combinations, validate_questions
+from mmkv_bench.plan.validate import validate_combinations, validate_questions, validate_stream
+from mmkv_bench.protocols import protocol
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
+    from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.datasets.specs import TaskSpec
 
@@ -48,6 +50,7 @@ def make_plan(config: RunConfig) -> Plan:
     notes += _unchosen(names, config.model)
     family = model_facts(Source.of(config.model).described)
     validate_combinations(config.protocol, family, _compressors(cells), _uncut(specs))
+    validate_stream(config.decode, _streamed(cells), family)
     parts = [
         _part(name, spec, cells, config.selection, config.datasets[label])
         for name, (label, spec) in zip(names, specs.items(), strict=True)
@@ -89,6 +92,7 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
         notes.append(f"the files of model {config.model.name} are not here: what it can run is checked by the run")
     else:
         validate_combinations(config.protocol, family, _compressors(cells), _uncut(specs))
+    validate_stream(config.decode, _streamed(cells), family)
     parts = []
     for name, (label, spec) in zip(names, specs.items(), strict=True):
         part, unknown = _outlined_part(name, spec, cells, config.selection, config.datasets[label])
@@ -123,6 +127,11 @@ def _refuse_efficiency(scenario: str) -> None:
 def _compressors(cells: Sequence[Cell]) -> list[Compressor]:
     """The compressors of the cells, each once."""
     return list({(cell.method, cell.reading): cell.compressor for cell in cells}.values())
+
+
+def _streamed(cells: Sequence[Cell]) -> list[tuple[Compressor, Budget | None]]:
+    """Compressor and budget of each cell whose protocol streams."""
+    return [(cell.compressor, cell.budget) for cell in cells if protocol(cell.protocol).streams]
 
 
 # ---------------------------------------------------------------------- datasets

@@ -26,6 +26,7 @@ from mmkv_bench.methods.part_rules import visual_parts
 from mmkv_bench.plan.selection import parse_shard
 
 if TYPE_CHECKING:
+    from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.datasets.specs import TaskSpec
     from mmkv_bench.families.facts import ModelFacts
@@ -46,6 +47,11 @@ def validate(config: RunConfig) -> None:
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.store.study import PrimaryEndpoint
 
+    if config.stream.positions == "compact":
+        raise ConfigError(
+            "stream.positions=compact would rotate the kept keys to the places that they have in the cache, which is not built; "
+            "allowed: kept; leave it out"
+        )
     _check_values(config)
     parse_shard(config.shard)
     for value in _values("budget", config.budget):
@@ -153,6 +159,30 @@ def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], shar
         raise ConfigError(f"protocol={needing[0]} compresses once for several questions; it needs sharing=on")
 
 
+def validate_stream(
+    decode: str, streamed: Sequence[tuple[Compressor, Budget | None]], family: ModelFacts | None
+) -> None:
+    """Refuse what protocol=stream cannot do.
+
+    Args:
+        streamed: compressor and budget of each cell under it; family: of the model, None where it is not known.
+
+    Raises:
+        ConfigError, UnsupportedError: see `streaming.check_streams`; a model whose videos come in no chunks.
+    """
+    if not streamed:
+        return
+    from mmkv_bench.compression.streaming import check_streams
+    from mmkv_bench.families.registry import check_chunks
+
+    for compressor, budget in streamed:
+        check_streams(compressor, budget)
+    if family is not None and family.multimodal:
+        check_chunks(family.rules)
+    if decode != "eager":
+        raise ConfigError(f"protocol=stream decodes eagerly and got decode={decode}; write decode=eager")
+
+
 def bytes_of(value: Any, key: str = "fork_memory") -> int | None:
     """An amount of memory as bytes: a whole number, text with a unit (`512MiB`, `2GB`), or None for no cap."""
     if value is None:
@@ -190,6 +220,11 @@ def _check_values(config: RunConfig) -> None:
             if not of_kind or too_large or not (number >= least if inclusive else number > least):
                 most = f", at most {LARGEST}" if too_large else ""
                 raise ConfigError(f"{key}={number} is out of range; allowed: {allowed(key)}{most}; give such a value")
+    if config.stream.ask_at > 1:
+        raise ConfigError(
+            f"stream.ask_at={config.stream.ask_at} is beyond the end of the stream; allowed: {allowed('stream.ask_at')}; give "
+            "such a share"
+        )
     low, high = config.model.min_pixels, config.model.max_pixels
     if low is not None and high is not None and low > high:
         raise ConfigError(f"model.min_pixels={low} is above model.max_pixels={high}; give min_pixels <= max_pixels")

@@ -146,7 +146,13 @@ class Answering:
             log.warning("sharing=off measures no %s; run these with sharing=on", " and no ".join(self.measures))
         self.specs = {
             cell.cell: CellSpec(
-                cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0, config.keeps_indices
+                cell.cell,
+                cell.compressor,
+                cell.budget,
+                cell.protocol,
+                cell.seed or 0,
+                config.keeps_indices,
+                config.stream,
             )
             for cell in cells
         }

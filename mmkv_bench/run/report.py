@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from mmkv_bench.plan.plan import Coverage, Plan
+from mmkv_bench.protocols import protocol
 
 if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
@@ -140,10 +141,11 @@ class Report:
             return None
         wanted: dict[str, dict[str, set[str]]] = {}
         for part in self.parts:
+            measured = [cell for cell in part.cells if not protocol(cell.protocol).streams]
             asked = {"fidelity": FIDELITY_METRICS} if self.plan.answering.fidelity else {}
             asked |= {measure: {MEASURE_METRICS[measure]} for measure in part.spec.measures}
             for measure, metrics in asked.items():
-                wanted.setdefault(measure, {}).update((cell.cell, metrics) for cell in part.cells)
+                wanted.setdefault(measure, {}).update((cell.cell, metrics) for cell in measured)
         suspects = {cell for metrics_of in wanted.values() for cell in self._short(metrics_of)}
         if not suspects:
             return None

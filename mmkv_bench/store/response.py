@@ -173,6 +173,32 @@ class Response:
         "prefill, scores and selection, and with them their times, are those that an earlier question of the document made; "
         "null under other protocols",
     )
+    entries_max: int | None = _column(
+        None,
+        "protocol=stream: most entries of a KV head after a chunk's eviction, over all chunks and layers; null elsewhere",
+        "entries",
+        counted=True,
+    )
+    entries_peak: int | None = _column(
+        None,
+        "protocol=stream: most entries of a KV head before an eviction, at most the cap and a chunk; null elsewhere",
+        "entries",
+        counted=True,
+    )
+    eviction_rounds: int | None = _column(
+        None, "protocol=stream: chunks after which entries were evicted; null elsewhere", "chunks", counted=True
+    )
+    entries_evicted: int | None = _column(
+        None,
+        "protocol=stream: entries that were evicted, summed over chunks, layers and KV heads; null elsewhere",
+        "entries",
+        counted=True,
+    )
+    frames_left: str | None = _column(
+        None,
+        "protocol=stream: frames of which some KV head of some layer holds an entry when the question comes, numbered from 0 "
+        "in the order in which the model reads them: `0-3,8-9`; null elsewhere and for a text",
+    )
 
 
 COUNTED = tuple(one.name for one in fields(Response) if one.metadata["counted"])

@@ -12,7 +12,7 @@ from mmkv_bench import __version__
 from mmkv_bench.cli.grammar import Parser, configuration, count, overrides_of
 from mmkv_bench.cli.single_run import SlurmJob, refuse_keys_of_slurm, run_once
 from mmkv_bench.config.files import groups, options
-from mmkv_bench.config.schema import Data, Gate, Judge, Logger, Model, RunConfig, Slurm, keys
+from mmkv_bench.config.schema import Data, Gate, Judge, Logger, Model, RunConfig, Slurm, Stream, keys
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.secrecy import literal_secret
 
@@ -39,6 +39,7 @@ _KEYS = {
     "keys of the data (data.<key>=value)": Data,
     "keys of the judge (judge.<key>=value)": Judge,
     "keys of the gate (gate.<key>=value)": Gate,
+    "keys of protocol=stream (stream.<key>=value)": Stream,
     "keys of the logger (logger.<key>=value)": Logger,
     "keys of a sweep's jobs (slurm.<key>=value; hydra.launcher.<key> is what sbatch gets)": Slurm,
 }

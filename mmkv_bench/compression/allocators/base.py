@@ -27,6 +27,7 @@ class Allocator(ABC):
             marked in rows and tables.
         falls_short: with these parameters it may be granted less: controls, a granularity, releases.
         reads_fraction: of a budget that is asked for as a fraction it reads the fraction itself (``Context.asked``), not C / T.
+        streams: every KV head of every layer keeps as many entries, at most the budget, as a stream's cap demands.
         follows_prompt: how many entries a head gets follows from what the prompt and the weights are, not from the prompt's
             length alone, so that times and bytes with random weights are those of another division.
 
@@ -36,6 +37,10 @@ class Allocator(ABC):
     excess: int = 0
     needs_visual: bool = False
     printed: bool = False
+
+    @property
+    def streams(self) -> bool:
+        return False
 
     @property
     def scope(self) -> Literal["layer", "model"]:

@@ -19,6 +19,7 @@ class PositiveOnly(Allocator):
     """
 
     falls_short = True
+    streams = True
 
     def caps(
         self,

@@ -37,6 +37,10 @@ class Uniform(Allocator):
         return self.unused > 0
 
     @property
+    def streams(self) -> bool:
+        return self.scope == "layer" and not (self.excess or self.unused)
+
+    @property
     def follows_prompt(self) -> bool:
         return False
 

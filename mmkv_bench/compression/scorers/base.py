@@ -25,6 +25,8 @@ class Scorer(ABC):
         resamples: nothing is scored; a run answers from the full cache of a prompt with smaller pictures (``pixels``) or a
             shorter text (``cut_prompt``); alone: the sentence where no run makes it; over_budget: the fallback of a row whose
             smallest prompt exceeds the budget.
+        streams: it scores what is stored of a stream: no types of tokens are read, and nothing that only the whole prompt has.
+        asks_template: of a stream it scores by queries of the chat template's own tokens, fed behind every chunk.
         comparable: scores of different KV heads of a layer lie on one scale and say which head needs more entries; not
             so for scores that follow from a token's place alone or are the same in every head.
         later: names of parameters that came after cells of the method were stored. Each is a parameter of the method under
@@ -34,6 +36,8 @@ class Scorer(ABC):
     A subclass sets them in its class, or as properties where they depend on its parameters.
     """
 
+    streams: bool = True
+    asks_template: bool = False
     comparable: bool = True
     later: ClassVar[tuple[str, ...]] = ()
     halves: ClassVar[tuple[str, ...]] = ()

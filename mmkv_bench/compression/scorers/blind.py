@@ -25,6 +25,7 @@ class BlindScorer(Scorer):
         UnsupportedError: from ``score``, for a prompt without visual tokens or with unknown token types.
     """
 
+    streams = False
     needs_visual = True
     negative = True
     comparable = False

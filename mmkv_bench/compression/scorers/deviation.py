@@ -85,6 +85,8 @@ class DeviationScorer(Scorer):
         check_words(self)
         check_gamma(self.gamma)
 
+    streams = False
+
     @property
     def needs(self) -> Needs:
         return filter_needs(self.keys) if self.removal != "random" else Needs()

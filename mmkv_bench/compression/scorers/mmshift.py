@@ -156,6 +156,10 @@ class MMShiftScorer(Scorer):
         return parameters.get("centring") == "global" or layerwise
 
     @property
+    def streams(self) -> bool:  # type: ignore[override]
+        return self.modality == "unified"
+
+    @property
     def needs_visual(self) -> bool:
         return self.modality == "vision"
 

@@ -33,6 +33,7 @@ class TextPriorScorer(Scorer):
     of a model without GQA by itself; their bfloat16 sums, 576 tokens per image and batch of one are not reproduced.
     """
 
+    streams = False
     needs = Needs(column_sums=True)
     prior: bool = True
 

@@ -17,11 +17,13 @@ class Selector(ABC):
         printed: what ``exceeds`` tells is the paper's own formula and no released code's: allowed in either reading, and
             marked in rows and tables.
         falls_short: with these parameters less may be kept.
+        streams: it needs no types of tokens and fills every cap, as a stream demands.
 
     A subclass sets them in its class, or as properties where they depend on its parameters.
     """
 
     needs_visual: bool = False
+    streams: bool = False
 
     @property
     def exceeds(self) -> bool:

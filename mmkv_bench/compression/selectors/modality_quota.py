@@ -26,6 +26,7 @@ class ModalityQuota(TopK):
         sinks, recents, window: see ``TopK``; none by default, because the paper names none.
     """
 
+    streams = False
     recents: float = 0
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ class TextFirst(TopK):
         sinks, recents, window: see ``TopK``; no recents beside the window by default.
     """
 
+    streams = False
     recents: float = 0
     window: int = 32
 

@@ -43,6 +43,7 @@ class TextRecents(RecentShare):
     prompts without an image alone; here they are reduced like H2O, within the budget.
     """
 
+    streams = False
     share: float = 0.5
     follow: Literal["budget", "cap"] = "budget"
     rule: Literal["strict", "union", "all_text"] = "strict"

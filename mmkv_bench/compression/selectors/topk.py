@@ -29,6 +29,8 @@ class TopK(Selector):
     recents: float = 1
     window: int = 0
 
+    streams = True
+
     def __post_init__(self) -> None:
         check_words(self)
         check_least(self, 0, "tokens", "sinks", "recents", "window")

@@ -1,0 +1,47 @@
+"""Control: frames evenly spaced over all that was seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.observation import Observation, text_fallbacks
+from mmkv_bench.compression.scorers.base import Scorer
+
+_TEXT = 64.0  # above every power of two that divides a frame's number
+
+
+@dataclass(frozen=True)
+class EvenFramesScorer(Scorer):
+    """Every frame, every second, every fourth, ...: as many as the budget holds, whatever they show. No parameters.
+
+    A frame is worth the power of two that divides its number, and the first one most; of equally worthy ones every second
+    goes first, by the same rule. So frames that stay of a stream are evenly spaced at any time without knowing its length,
+    and one that went is never missed later. Text before the first frame and between frames is worth more than frames. Frames
+    of a pair that the model reads at once are one. Outside of a stream (``protocol=stream``), and for a text, tokens take the
+    place of frames.
+
+    Paper and code: none is reproduced. Sampling fewer frames before the model sees them is ``model.frames``.
+    """
+
+    comparable = False
+
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
+        return ()
+
+    def observed_fallbacks(self, obs: Observation, budget: int, seed: int) -> tuple[str, ...]:
+        return () if obs.frames is None else text_fallbacks(obs, obs.frames, budget)
+
+    def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        tokens = obs.tokens
+        number = tokens if obs.frames is None else obs.frames.number[tokens]
+        first = _power(number)
+        second = _power((number >> first.clamp_max(62)) >> 1)  # of odd multiples of one power, by their own turn
+        worth = first.double() + second.double() / 64
+        return torch.where(number < 0, _TEXT, worth)
+
+
+def _power(number: Tensor) -> Tensor:
+    """The largest k with 2**k dividing the number, int64; 63 of 0."""
+    lowest = number & -number
+    return torch.where(number > 0, lowest.clamp_min(1).double().log2().long(), 63)

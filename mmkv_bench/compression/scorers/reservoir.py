@@ -1,0 +1,45 @@
+"""Control: a random sample of everything that was seen, whatever its age."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.observation import Observation
+from mmkv_bench.compression.scorers.base import Scorer
+
+_ODD = -7046029254386353131  # 0x9E3779B97F4A7C15, the golden ratio's bits, as int64
+_FIRST, _SECOND = -4658895280553007687, -7723592293110705685  # of splitmix64
+
+
+@dataclass(frozen=True)
+class ReservoirScorer(Scorer):
+    """Reservoir sampling with random priorities: every token of every KV head draws one number and keeps it. No parameters.
+
+    What stays of a stream (``protocol=stream``) are the C largest numbers so far, a uniform sample of all tokens, however
+    often entries were evicted. ``random`` draws anew at every eviction, so that of r evictions an old entry has to survive
+    all r, and old entries die out geometrically. In a prompt that is evicted from once both are uniform.
+
+    The number is a hash (splitmix64) of the token's place and of a start that (seed, sample, layer, head) draw on the CPU.
+
+    Paper and code: none is reproduced; the idea is Vitter's algorithm R (ACM TOMS 11, 1985) in its form with priorities.
+    """
+
+    stochastic = True
+    comparable = False
+
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
+        return ()
+
+    def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        stream = obs.generator("reservoir", seed, every_round=False)
+        start = torch.randint(2**62, (obs.key.shape[0], 1), generator=stream).to(obs.device)
+        mixed = start + (obs.tokens + 1) * _ODD
+        mixed = (mixed ^ _shifted(mixed, 30)) * _FIRST
+        mixed = (mixed ^ _shifted(mixed, 27)) * _SECOND
+        return _shifted(mixed ^ _shifted(mixed, 31), 11).double() / 2**53
+
+
+def _shifted(numbers: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right; that of int64 is arithmetic."""
+    return (numbers >> bits) & (2 ** (64 - bits) - 1)

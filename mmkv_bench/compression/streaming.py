@@ -1,0 +1,161 @@
+"""Streams with a hard cap: after every chunk of a prompt each layer is scored and cut back to the cap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.compression.budget import Budget
+from mmkv_bench.compression.cache import CompressedLayer
+from mmkv_bench.compression.compressor import Compressor
+from mmkv_bench.compression.listeners import Phases, untimed
+from mmkv_bench.compression.observation import Frames, Observation, PromptBatch
+from mmkv_bench.errors import ConfigError, UnsupportedError
+
+_SEARCHED = 4096  # budgets that are tried for the least one that holds what a method protects
+
+
+class StreamLayer(CompressedLayer):
+    """Layer whose heads all hold the same number of entries, whatever the stream's length.
+
+    Masks are made over stored slots: every slot is older than the chunk at hand, so that a mask grows with the cap and the
+    chunk, and not with the stream.
+    """
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.stored + query_length, self.seen - self.stored
+
+    def visible(self, query: Tensor, mask: Tensor | None) -> Tensor | None:
+        return mask
+
+
+class StreamListener:
+    """Listener that keeps at most `cap` entries in every KV head of every layer.
+
+    Scores are over what is stored: the entries that stayed so far and the newest chunk. Statistics of queries go on from
+    chunk to chunk.
+
+    Attributes:
+        cap: entries per KV head; None: nothing is evicted.
+        asked: tokens of the chat template that are fed behind every chunk for their queries, and forgotten in the same layer.
+        entries_max, entries_peak: most entries of a KV head after and before an eviction, over all chunks and layers.
+        rounds: chunks after which entries were evicted; evicted: entries of all layers and heads.
+        fallbacks: of layers, known from their scores.
+    """
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        cap: int | None,
+        seed: int,
+        frames: Frames | None = None,
+        room: int = 0,
+        asked: int = 0,
+        phases: Phases = untimed,
+    ):
+        self.compressor, self.cap, self.seed = compressor, cap, seed
+        self.frames, self.room, self.asked, self.phases = frames, room, asked, phases
+        self.needs = compressor.needs
+        self.entries_max = self.entries_peak = self.rounds = self.evicted = 0
+        self.fallbacks: dict[str, None] = {}
+
+    def is_full(self, layer: CompressedLayer) -> bool:
+        """Tell whether a layer holds more than it may after a chunk."""
+        return self.asked > 0 or (self.cap is not None and layer.stored > self.cap)
+
+    def layer_full(self, prompt: PromptBatch, layer: int, observation: Observation) -> None:
+        """Evict from a layer that holds more than the cap, or the template's tokens."""
+        target, compressor, cap = prompt.cache.layers[layer], self.compressor, self.cap
+        stored = target.stored - self.asked
+        self.entries_peak = max(self.entries_peak, target.stored)
+        if cap is None or stored <= cap:
+            index = torch.arange(stored, device=target.device).expand(target.keys.shape[1], -1)
+            target.forget(self.asked)
+        else:
+            seen = observation.so_far(target.slot_positions()[0], self.frames, self.asked)
+            with self.phases("compress"):
+                score = compressor.score(seen, cap, self.seed)[:, :stored]
+                self.fallbacks |= dict.fromkeys(compressor.observed_fallbacks(seen, cap, self.seed))
+                (index,) = compressor.select([score], cap, None, [layer], prompt.n_layers, length=stored)
+                index = index.to(target.device)
+                target.retain(index[None], self._reduce, self.room, self.asked)
+            self.rounds += layer == 0
+            self.evicted += (stored - target.stored) * index.shape[0]
+        observation.retain(index)
+        if target.ragged:
+            raise UnsupportedError(
+                f"{compressor.name} keeps different numbers of entries in the heads of a layer, which protocol=stream does not "
+                "hold; choose another method"
+            )
+        self.entries_max = max(self.entries_max, target.stored)
+
+    def _reduce(self, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        return self.compressor.eviction.reducer.reduce(key, value, index, None)
+
+    def layer_done(self, prompt: PromptBatch, layer: int, observations: Sequence[Observation]) -> None:
+        stored = prompt.cache.layers[layer].stored
+        self.entries_max, self.entries_peak = max(self.entries_max, stored), max(self.entries_peak, stored)
+
+    def prompt_done(self, prompt: PromptBatch) -> None:
+        """Nothing is left to do: every layer was cut back when its chunk was through."""
+
+    def kept(self) -> list[Tensor]:
+        return []
+
+
+def check_streams(compressor: Compressor, budget: Budget | None) -> None:
+    """Refuse methods that a stream cannot be given to, and caps that do not hold what a method protects.
+
+    Raises:
+        UnsupportedError: the method needs what comes later, or may hold more than the cap in a KV head.
+        ConfigError: a fraction of a length that nobody knows, or a cap that is too small.
+    """
+    why = _unfit(compressor)
+    if why is not None:
+        raise UnsupportedError(
+            f"protocol=stream keeps at most the budget in every KV head after each chunk, and {compressor.name} {why}; leave it "
+            "out, or use protocol=query_agnostic"
+        )
+    if compressor.unbudgeted or budget is None:
+        return
+    if budget.entries is None:
+        raise ConfigError(
+            f"budget={budget} is a share of a stream, whose length nobody knows while it runs; protocol=stream takes a whole "
+            "number of entries; give one, as budget=256"
+        )
+    if _reduced(compressor, budget.entries):
+        least = next((cap for cap in range(budget.entries, _SEARCHED) if not _reduced(compressor, cap)), _SEARCHED)
+        raise ConfigError(
+            f"budget={budget} is below the {least} entries that {compressor.name} needs for the tokens it protects and the "
+            f"window it looks through; a stream's cap never gives way: give budget={least} or more"
+        )
+
+
+def _unfit(compressor: Compressor) -> str | None:
+    """Return why a method fits no stream, as the end of a sentence."""
+    decoding, needs = compressor.decoding, compressor.needs
+    if compressor.resamples:
+        return "evicts nothing"
+    if decoding is not None:
+        return "acts while the answer is decoded"
+    if compressor.unbudgeted:
+        return None
+    scorer, allocator, selector, reducer = compressor.eviction
+    if needs.answer:
+        return "scores by the answer, which comes after the stream"
+    if needs.queries or needs.states:
+        return "scores by all queries of the prompt, which no stream keeps"
+    if reducer.merges:
+        return "merges evicted entries into kept ones"
+    if not scorer.streams or compressor.needs_visual or not selector.streams:
+        return "needs the whole prompt at once, or the types of its tokens"
+    if not allocator.streams:
+        return "gives some layers or heads more entries than others, or not the budget"
+    return None
+
+
+def _reduced(compressor: Compressor, cap: int) -> bool:
+    """Tell whether a cap cannot hold what the method protects."""
+    return bool({"window_reduced", "protected_reduced"} & {*compressor.fallbacks(cap, _SEARCHED + 1)})
