@@ -95,6 +95,8 @@ def attach(
             f"method {compressor.name} evicts nothing and takes no budget, got {parsed_budget}; leave it out"
         )
     _check(compressor, family)
+    if family.states.layers:
+        compressor.check_beside_states(family.name, protocol_named(protocol))
     if compiled_tokens is not None:
         if compiled_tokens < 1:
             raise ConfigError(f"compiled_tokens={compiled_tokens} is no length of an answer; allowed: 1 or more tokens")

@@ -17,7 +17,7 @@ from mmkv_bench.plan import identity as identities
 from mmkv_bench.plan.cells import Cell, expand, method_entries, uncalibrated
 from mmkv_bench.plan.plan import DatasetShare, Plan
 from mmkv_bench.plan.selection import chosen, reaching
-from mmkv_bench.plan.validate import validate_combinations, validate_questions
+from mmkv_bench.plan.validate import validate_combinations, validate_decoding, validate_questions
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def make_plan(config: RunConfig) -> Plan:
     notes += _unchosen(names, config.model)
     family = model_facts(Source.of(config.model).described)
     validate_combinations(config.protocol, family, _compressors(cells), _uncut(specs))
+    validate_decoding(family, config.answering)
     parts = [
         _part(name, spec, cells, config.selection, config.datasets[label])
         for name, (label, spec) in zip(names, specs.items(), strict=True)
@@ -89,6 +90,7 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
         notes.append(f"the files of model {config.model.name} are not here: what it can run is checked by the run")
     else:
         validate_combinations(config.protocol, family, _compressors(cells), _uncut(specs))
+        validate_decoding(family, config.answering)
     parts = []
     for name, (label, spec) in zip(names, specs.items(), strict=True):
         part, unknown = _outlined_part(name, spec, cells, config.selection, config.datasets[label])

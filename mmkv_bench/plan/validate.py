@@ -90,6 +90,17 @@ def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes
                 )
 
 
+def validate_decoding(family: ModelFacts, answering: AnswerConfig) -> None:
+    """Refuse kernels that layers with a window or a recurrent state do not have. Raises UnsupportedError."""
+    given = {"decode": answering.decode, "model.attention": answering.model.attention}
+    for key, value in given.items():
+        if family.states.layers and value in (COMPILED, FLASH):
+            raise UnsupportedError(
+                f"{key}={value}: {family.name} has layers that keep a window or a recurrent state; allowed for it: "
+                "decode=eager, model.attention=sdpa or eager"
+            )
+
+
 def validate_combinations(
     names: Sequence[str], family: ModelFacts, compressors: Iterable[Compressor], uncut: Sequence[str]
 ) -> None:
@@ -106,6 +117,9 @@ def validate_combinations(
         if protocols.protocol(str(name)).prefills_again:
             for compressor in compressors:
                 compressor.check_only_evicts(str(name))
+        if family.states.layers:
+            for compressor in compressors:
+                compressor.check_beside_states(family.name, protocols.protocol(str(name)))
         if protocols.protocol(str(name)).needs_questions:
             for compressor in compressors:
                 compressor.check_no_answer(str(name))
