@@ -121,7 +121,7 @@ class Session:
         for module in self.attentions:
             if not all(hasattr(module, name) for name in ("q_proj", "k_proj", "v_proj", "layer_idx")):
                 raise UnsupportedError(f"{type(module).__name__} has no separate query, key and value projections")
-            if getattr(module, "sinks", None) is not None or getattr(module, "attn_logit_softcapping", None) is not None:
+            if any(getattr(module, name, None) is not None for name in ("sinks", "attn_logit_softcapping")):
                 raise UnsupportedError(
                     f"{type(module).__name__} adds learned sinks or a soft cap to its scores, which no scorer here counts; "
                     "allowed: a plain softmax over keys; choose another model"
@@ -297,7 +297,8 @@ class Session:
             self.answer.add(index, query, layer.keys, module.scaling)
         if prompt is None or prompt.complete or prompt.cache.layers[module.layer_idx] is not layer:
             return
-        hidden, (cos, sin) = self._calls.pop(module.layer_idx)  # or the inputs of all layers would stay to the end of the prefill
+        # taken out, or the inputs of all layers would stay to the end of the prefill
+        hidden, (cos, sin) = self._calls.pop(module.layer_idx)
         if index not in prompt.observations:
             prompt.observations[index] = [self._observation(prompt, module, row) for row in range(len(prompt.pads))]
         start = layer.seen - query.shape[2]
@@ -322,7 +323,8 @@ class Session:
                     observation.token_types = prompt.token_types[row, prompt.pads[row] :]
             seen = layer.seen
             self._listening.layer_done(prompt, index, prompt.observations[index])
-            self._forgotten = seen - prompt.cache.layers[module.layer_idx].seen  # a policy's layer may have taken its place
+            # a policy's layer may have taken its place
+            self._forgotten = seen - prompt.cache.layers[module.layer_idx].seen
             prompt.observations[index] = []  # frees the layer's queries and moments
 
     def _observation(self, prompt: PromptBatch, module: Attention, row: int) -> Observation:

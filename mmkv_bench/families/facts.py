@@ -272,4 +272,6 @@ def _states_its_layers(backbone: TextModel, text: Mapping[str, Any]) -> bool:
     if text.get("layer_types") is not None:
         return FULL in text["layer_types"] and set(text["layer_types"]) <= {FULL, *backbone.beside}
     switch = backbone.window_switch
-    return not backbone.beside and (switch is None or (switch in text and (text[switch] is False or text[switch] is None)))
+    return not backbone.beside and (
+        switch is None or (switch in text and (text[switch] is False or text[switch] is None))
+    )

@@ -11,7 +11,8 @@ import dataclasses
 
 import pytest
 import torch
-from transformers import DynamicCache
+import transformers as tf
+from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING
 
 import mmkv_bench
@@ -289,3 +290,39 @@ def test_a_copied_layer_shares_no_tensor():
             for attribute in ("keys", "values") if name == "gemma3" else ("conv_states", "recurrent_states"):
                 one, other = getattr(layer, attribute), getattr(before[place], attribute)
                 assert torch.equal(one, other) if name == "gemma3" else torch.equal(one[0], other[0])
+
+
+def _tiny(config_class, **more):
+    widths = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return config_class(
+        **{"vocab_size": 64, "num_hidden_layers": 2, "head_dim": 8, "pad_token_id": 0, **widths, **more}
+    )
+
+
+@each(
+    ("made", "by_attach", "by_session"),
+    [
+        (lambda: _tiny(tf.GptOssConfig, num_local_experts=2, num_experts_per_tok=1), "learned sinks", "learned sinks"),
+        (lambda: _tiny(tf.Lfm2Config, layer_types=["conv", "full_attention"]), "short convolutions", "conv layers"),
+        (
+            lambda: _tiny(
+                tf.Llama4TextConfig, intermediate_size_mlp=32, num_local_experts=2, interleave_moe_layer_step=2
+            ),
+            "attend in chunks",
+            "chunked_attention layers; allowed: full_attention",
+        ),
+        (
+            lambda: _tiny(tf.MistralConfig, sliding_window=4),
+            "only full attention in every layer",
+            "sliding_attention layers",
+        ),
+    ],
+)
+def test_models_with_other_layers_are_refused_before_anything_is_changed(made, by_attach, by_session):
+    model = AutoModelForCausalLM.from_config(made()).eval()
+    before, hooks = model.config._attn_implementation, len(model._forward_pre_hooks)
+    with pytest.raises(UnsupportedError, match=by_attach):
+        mmkv_bench.attach(model, "snapkv", 4)
+    with pytest.raises(UnsupportedError, match=by_session):
+        Session(model)
+    assert (model.config._attn_implementation, len(model._forward_pre_hooks)) == (before, hooks)

@@ -25,7 +25,8 @@ ROLES: Mapping[str, Mapping[str, str]] = {
         "entries_reachable entries_appended entries_end kept kept_digest kept_indices bytes_device bytes_host bytes_metadata "
         "bytes_full bytes_held bytes_padding bytes_state bytes_read_step bytes_moved_step window_effective encode_s "
         "vision_s prefill_s compress_s decode_s ttft_s tpot_s peak_device_bytes peak_resident_bytes forced_kl forced_agree "
-        "reference_nll reference_samples fork_group fork_batch fork_rows question_number question_known compression_reused slim worker shard",
+        "reference_nll reference_samples fork_group fork_batch fork_rows "
+        "question_number question_known compression_reused slim worker shard",
     },
     "samples": {IDENTITY: "dataset sample_id metric status", CONTEXT: "cluster", FREE: f"{_ROW} value parts"},
     "metrics": {
