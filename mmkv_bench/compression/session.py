@@ -88,7 +88,7 @@ class Session:
         self.fixed = fixed
         self.model, self.listener = model, listener
         self.text = model.get_decoder() if hasattr(model, "get_decoder") else model.model.language_model
-        self.kinds = states.check_layers(type(model).__name__, self.text.config)
+        self.kinds = states.check_layers(type(model).__name__, self.text.config)[: len(self.text.layers)]
         self.full = [i for i, kind in enumerate(self.kinds) if kind == states.FULL]
         self.attentions = [self.text.layers[i].self_attn for i in self.full]
         self.prompt_length, self.token_types, self.identity = prompt_length, token_types, identity
