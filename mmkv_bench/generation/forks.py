@@ -264,12 +264,12 @@ def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: Prefi
             return accounts(layer, room, [lengths.fed] * rows)
         return [account(row, lengths.fed) for row in (layer.rows if isinstance(layer, BatchedLayer) else [layer])]
 
+    state = states.nbytes([*group.prefilled.states.values()])
     accounts_by_layer = [counted(layer) for layer in layers]
     every = [torch.arange(lengths.candidates).expand(full.keys.shape[1], -1)] * len(layers)
     for number, fork in enumerate(forks):
         counts = [layer[0 if keeps_all else number] for layer in accounts_by_layer]
-        fill_stored(fork.result, fork.cell, lengths, fork.index or every, counts, full.slot_nbytes)
-        fork.result.bytes_state = states.nbytes([*group.prefilled.states.values()])
+        fill_stored(fork.result, fork.cell, lengths, fork.index or every, counts, full.slot_nbytes, state)
 
 
 @torch.no_grad()

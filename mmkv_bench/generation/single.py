@@ -286,8 +286,7 @@ def fill_account(result: ForkResult, cell: CellSpec, lengths: Lengths, session: 
         result.fallback = list(dict.fromkeys([*result.fallback, *fallbacks]))
     # Counted from the tensors right after the reduction; a token that is fed again will take one entry per head.
     counted = [made.accounts[layer][0] for layer in range(len(kept))]
-    fill_stored(result, cell, lengths, kept, counted, made.slot_nbytes)
-    result.bytes_state = made.state_nbytes
+    fill_stored(result, cell, lengths, kept, counted, made.slot_nbytes, made.state_nbytes)
 
 
 def _fill(

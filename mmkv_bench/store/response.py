@@ -127,8 +127,8 @@ class Response:
     )
     bytes_state: int | None = _column(
         None,
-        "bytes of sliding windows and of recurrent and convolution states at the end of the prefill: layers that are not "
-        "compressed and that no other column of bytes counts; 0 where every layer is compressed; null in older rows",
+        "bytes of sliding windows and of recurrent and convolution states at the end of the prefill, in layers that are not "
+        "compressed: part of bytes_held and bytes_read_step alone; 0 where every layer is compressed; null in older rows",
         "bytes",
         counted=True,
     )

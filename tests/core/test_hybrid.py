@@ -326,3 +326,22 @@ def test_models_with_other_layers_are_refused_before_anything_is_changed(made, b
     with pytest.raises(UnsupportedError, match=by_session):
         Session(model)
     assert (model.config._attn_implementation, len(model._forward_pre_hooks)) == (before, hooks)
+
+
+@each("name", zoo.HYBRID)
+def test_rows_of_a_batch_that_end_leave_it_with_their_states(name):
+    """Half of the rows end early and leave; the others go on with their own states, not with those of rows that left."""
+    prompt, model = document(name), zoo.model(name)
+    cells = [common.cell(parts.compressor(), budget, "strict", seed) for budget in (2, 3, 5, 9) for seed in (0, 1)]
+    free = common.together(model, name, prompt, cells, common.rules(model, 8))
+    ends: set[int] = set()
+    for token in sorted({token for fork in free for token in fork.token_ids[1:4]}):
+        rows = sum(bool({token, *ends} & set(fork.token_ids)) for fork in free)
+        ends |= {token} if rows < len(free) else set()
+    model.generation_config.eos_token_id = sorted(ends)
+    try:
+        forks = common.assert_forks_equal_alone(model, name, prompt, cells, common.rules(model, 8))
+    finally:
+        zoo.model(name)
+    ended = [fork.finish_reason for fork in forks]
+    assert len(forks) / 2 <= ended.count("eos") < len(forks)
