@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import transformers as tf
 from torch import Tensor
+from transformers.cache_utils import get_layer_types_and_kwargs
 
 VOCABULARY = 300
 PAD, IMAGE, VIDEO, VISION_START, VISION_END = 0, 290, 291, 292, 293
@@ -193,7 +194,41 @@ _ENTRIES: dict[str, Entry] = {
 }
 
 ALL = tuple(_ENTRIES)
-TEXT_ONLY = tuple(name for name, entry in _ENTRIES.items() if entry.visual is None)
+_KINDS = ["{}_attention", "full_attention"] * 2
+_ENTRIES |= {
+    "qwen3_5": Entry(
+        lambda: tf.Qwen3_5TextConfig(
+            **_GQA | {"num_hidden_layers": 4},
+            head_dim=HEAD_DIM,
+            layer_types=[kind.format("linear") for kind in _KINDS],
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.25,
+                "mrope_section": [1, 1, 0],
+            },
+        ),
+        "Qwen3_5ForCausalLM",
+    ),
+    "gemma3": Entry(
+        lambda: tf.Gemma3TextConfig(
+            **_GQA | {"num_hidden_layers": 4, "num_key_value_heads": 1},
+            head_dim=HEAD_DIM,
+            tie_word_embeddings=False,  # of random weights the last token would answer
+            query_pre_attn_scalar=HEAD_DIM,
+            sliding_window=16,
+            layer_types=[kind.format("sliding") for kind in _KINDS],
+        ),
+        "Gemma3ForCausalLM",
+    ),
+}
+HYBRID = tuple(name for name in _ENTRIES if name not in ALL)
+"""Text models whose first and third layer keep a state (recurrent, a window of 16) and are not compressed."""
+TEXT_ONLY = tuple(name for name in ALL if _ENTRIES[name].visual is None)
 MULTIMODAL = tuple(name for name in ALL if name not in TEXT_ONLY)
 FEW = ("qwen2_5_vl", "qwen3_vl", "llava_next", "internvl", "llama")
 """mrope GQA, interleaved mrope with query norm, long MHA, 1-D GQA, text only: for promises that do not vary further."""
@@ -207,9 +242,11 @@ def build(name: str, seed: int = 0) -> tf.PreTrainedModel:
     text = model.get_decoder()
     with torch.no_grad():
         for layer in text.layers:
+            if not hasattr(layer, "self_attn"):
+                continue
             for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
                 projection.weight.mul_(8.0)
-        text.embed_tokens.weight.mul_(25.0)
+        text.embed_tokens.weight.mul_(25.0 / float(getattr(text.embed_tokens, "embed_scale", 1.0)))  # Gemma scales them
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = PAD
     return model
@@ -229,6 +266,13 @@ def model(name: str, attention: str = "sdpa", eos: int | None = None) -> tf.PreT
     set_attention(shared, attention)
     shared.generation_config.eos_token_id = eos
     return shared
+
+
+def full_attention(model: tf.PreTrainedModel) -> list[torch.nn.Module]:
+    """The attention modules of the layers that are compressed: all but sliding and linear ones."""
+    kinds = get_layer_types_and_kwargs(model.get_decoder().config)[0]
+    layers = zip(model.get_decoder().layers, kinds, strict=True)
+    return [layer.self_attn for layer, kind in layers if kind == "full_attention"]
 
 
 def set_attention(model: tf.PreTrainedModel, attention: str) -> None:

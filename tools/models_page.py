@@ -43,7 +43,7 @@ class Described:
     about: Mapping[str, Any]
     gates: Sequence[Mapping[str, Any]]
     parameters: int
-    layers: int
+    layers: str
     heads: str
     kv_bytes: int
     context: int | None
@@ -69,8 +69,8 @@ def page() -> str:
         "",
         EXERCISED,
         "",
-        "KV bytes are of one token in bfloat16, all layers and KV heads. Visual tokens are those of one image of "
-        f"{wide}x{high} pixels and of a video of {FRAMES} frames of {VIDEO[0]}x{VIDEO[1]}; "
+        "KV bytes are of one token in bfloat16, all KV heads of layers that are compressed. Visual tokens are those of one image "
+        f"of {wide}x{high} pixels and of a video of {FRAMES} frames of {VIDEO[0]}x{VIDEO[1]}; "
         "`python -m mmkv_bench tokens` tells them for other sizes.",
         "",
         "| model | family | parameters | layers | heads (query/KV x dim) | KV bytes | context | image | video | gates |",
@@ -122,7 +122,7 @@ def read(name: str) -> Described:
         about=about,
         gates=gates,
         parameters=_count(config, family.multimodal),
-        layers=family.num_layers,
+        layers=str(family.num_layers) + (f" of {family.all_layers}" if family.states.layers else ""),
         heads=f"{family.num_query_heads}/{family.num_kv_heads} x {family.head_dim}",
         kv_bytes=kv_bytes_per_token(config, "bfloat16"),
         context=family.max_context,

@@ -95,6 +95,8 @@ def attach(
             f"method {compressor.name} evicts nothing and takes no budget, got {parsed_budget}; leave it out"
         )
     _check(compressor, family)
+    if family.states.layers:
+        compressor.check_beside_states(family.name, protocol_named(protocol))
     if compiled_tokens is not None:
         if compiled_tokens < 1:
             raise ConfigError(f"compiled_tokens={compiled_tokens} is no length of an answer; allowed: 1 or more tokens")
@@ -113,7 +115,8 @@ class SessionReport:
         entries_asked, entries_planned, entries_resident, entries_reachable: over all layers and heads: C times their
             number (T where that is less), selected, stored, and stored or to be fetched from the host.
         bytes_device, bytes_host, bytes_metadata: of keys and values, of those in host memory, of positions and scales.
-        bytes_held: of all tensors of the cache, slack and buffers included; bytes_full: keys and values of the full cache.
+        bytes_held: of all tensors of the cache, slack and buffers included; bytes_full: keys and values of the full cache;
+            bytes_state: of windows and recurrent states, in layers that are not compressed, part of `bytes_held` alone.
         fallback: names of what could not be done as asked (docs/rows.md).
         allowed_over: the method's own formula, or its released code, may exceed the budget.
     """
@@ -133,6 +136,7 @@ class SessionReport:
     bytes_metadata: int
     bytes_held: int
     bytes_full: int
+    bytes_state: int = 0
     fallback: tuple[str, ...] = ()
     allowed_over: bool = False
 
@@ -160,7 +164,8 @@ class SessionReport:
             f"  entries  asked {asked}, planned {self.entries_planned:,}, resident "
             f"{self.entries_resident:,}, reachable {self.entries_reachable:,}",
             f"  bytes    {stored:,} of {self.bytes_full:,} ({self.bytes_device:,} device, {self.bytes_host:,} host, "
-            f"{self.bytes_metadata:,} metadata), {self.bytes_held:,} with slack",
+            f"{self.bytes_metadata:,} metadata), {self.bytes_held:,} with slack"
+            f"{f' and {self.bytes_state:,} of layers that are not compressed' if self.bytes_state else ''}",
             f"  audit    {self.audit}",
         ]
         if self.fallback:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -60,7 +61,7 @@ def _eager(
 ) -> tuple[Tensor, Tensor]:
     """softmax(Q K^T * scaling + mask) V with the softmax in float32; transformers keeps its own out of the registry."""
     groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     weights = torch.matmul(query, key.transpose(2, 3)) * scaling
     if mask is not None and mask.shape[1] not in (1, query.shape[1]):
         mask = mask.repeat_interleave(groups, 1)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmkv_bench.compression import states
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer, Kernel
 from mmkv_bench.compression.varlen_layer import VarlenLayer
 
@@ -93,10 +94,10 @@ def join(caches: Sequence[CompressedCache], reserve: int) -> CompressedCache:
         caches: all of them have been shown as many tokens; reserve: slots that will be appended (a policy's layer has its
             own).
     """
-    layers = []
+    layers: list[Any] = []
     while caches[0].layers:
         rows = [cache.layers.pop(0) for cache in caches]
-        layers.append(_joined(rows, reserve))
+        layers.append(_joined(rows, reserve) if isinstance(rows[0], CompressedLayer) else states.beside(rows))
     return CompressedCache.of(layers)
 
 

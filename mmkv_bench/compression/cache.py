@@ -11,13 +11,14 @@ can have reserves as many and never grows (the fork engine, and `generate_alone`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from mmkv_bench.compression import states
 from mmkv_bench.errors import UnsupportedError
 
 Reduce = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -376,6 +377,8 @@ class CompressedLayer(CacheLayerMixin):
 class CompressedCache(Cache):
     """A cache of `CompressedLayer`s, handed to a model as `past_key_values`.
 
+    Layers of a model that are not compressed (`states.py`) stand among them, at their own places.
+
     Attributes:
         query_positions: `(cache, position_ids) -> position_ids` of a policy that reproduces wrong positions; else None.
     """
@@ -386,7 +389,62 @@ class CompressedCache(Cache):
         super().__init__(layers=[CompressedLayer(reserve) for _ in range(num_layers)])
 
     @classmethod
-    def of(cls, layers: list[CompressedLayer]) -> CompressedCache:
+    def of(cls, layers: Sequence[Any]) -> CompressedCache:
         cache = cls(0)
-        cache.layers = layers
+        cache.layers = list(layers)
         return cache
+
+    def like(self, compressed: Sequence[CompressedLayer], others: Mapping[int, Any], rows: int = 1) -> CompressedCache:
+        """Return a cache of the same kinds of layers: `compressed` in their order, and at their places copies of `others`,
+        whose only sequence is repeated for each of `rows`."""
+        rest = iter(compressed)
+        layers = [
+            states.mapped(others[i], lambda one: one.repeat_interleave(rows, 0)) if i in others else next(rest)
+            for i in range(len(self.layers))
+        ]
+        return CompressedCache.of(layers)
+
+    # ------------------------------------------------------------------ layers of either kind
+    @property
+    def compressed(self) -> list[CompressedLayer]:
+        """Layers that are compressed, in order."""
+        return [layer for layer in self.layers if isinstance(layer, CompressedLayer)]
+
+    def put(self, number: int, layer: CompressedLayer) -> None:
+        """Put a layer in the place of number `number` of those that are compressed."""
+        self.layers[self.layers.index(self.compressed[number])] = layer
+
+    @property
+    def states(self) -> dict[int, Any]:
+        """Layers that are not compressed, by their place."""
+        return {i: layer for i, layer in enumerate(self.layers) if not isinstance(layer, CompressedLayer)}
+
+    def copied_states(self) -> dict[int, Any]:
+        """Return copies of the layers that are not compressed."""
+        return {i: states.mapped(layer, torch.clone) for i, layer in self.states.items()}
+
+    def put_states(self, others: Mapping[int, Any]) -> None:
+        """Put copies of `others` in the place of the layers that are not compressed."""
+        for i, layer in others.items():
+            self.layers[i] = states.mapped(layer, torch.clone)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the tokens seen; of the default layer those that the compressed ones have seen."""
+        if layer_idx == 0 and (layer := next(iter(self.compressed), None)) is not None:
+            return layer.get_seq_length()
+        length: int = super().get_seq_length(layer_idx)
+        return length
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        for i, layer in enumerate(self.layers):
+            if isinstance(layer, CompressedLayer):
+                layer.batch_select_indices(indices)
+            else:
+                self.layers[i] = states.mapped(layer, lambda one: one.index_select(0, indices.to(one.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        for i, layer in enumerate(self.layers):
+            if isinstance(layer, CompressedLayer):
+                layer.batch_repeat_interleave(repeats)
+            else:
+                self.layers[i] = states.mapped(layer, lambda one: one.repeat_interleave(repeats, 0))

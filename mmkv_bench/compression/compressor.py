@@ -17,6 +17,7 @@ from mmkv_bench.compression.reducers.base import Reducer
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.compression.selectors.base import Selector
 from mmkv_bench.errors import MMKVError, UnsupportedError
+from mmkv_bench.protocols import Protocol
 
 SCORE_DTYPES = ("torch.float32", "torch.float64")
 
@@ -151,6 +152,19 @@ class Compressor:
             raise UnsupportedError(
                 f"protocol={protocol} prefills a second time with kept entries alone, and {self.name} {why}; allowed: methods "
                 "that only evict; leave it out, or use protocol=strict"
+            )
+
+    def check_beside_states(self, owner: str, rule: Protocol) -> None:
+        """Raise UnsupportedError where layers with a window or a recurrent state cannot follow the method or the protocol."""
+        if rule.prefills_again:
+            raise UnsupportedError(
+                f"protocol={rule.name} hides evicted tokens from a second prefill, and the sliding or linear layers of {owner} "
+                "would still see them; allowed: every other protocol; use protocol=strict"
+            )
+        if self.decoding is not None and self.decoding.moves_queries:
+            raise UnsupportedError(
+                f"method {self.name} decodes at the positions of cached entries, and the sliding or linear layers of {owner} "
+                "count all tokens; allowed: its parameter positions=own, or another method"
             )
 
     @property

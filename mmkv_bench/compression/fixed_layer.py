@@ -241,6 +241,11 @@ def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: b
 def fixed_view(cache: CompressedCache, pool: Pool, rounded: bool = True) -> CompressedCache:
     """A fixed cache of what stands in another one, whose storages go as those of the new one are filled: it shows the new one's
     then, and is not to be used while that is fed. rounded: see `fix`."""
+    if cache.states:
+        raise UnsupportedError(
+            "a compiled decode step reads one kind of layer, and this cache has windows or recurrent states beside; allowed: "
+            "decode=eager"
+        )
     layers = []
     for layer in cache.layers:
         layers.append(FixedLayer.of(layer))

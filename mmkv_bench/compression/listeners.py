@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from mmkv_bench.compression import states
 from mmkv_bench.compression.account import LayerAccount, account, accounts
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedLayer, Reduce
@@ -34,7 +35,7 @@ class PrefillListener:
 
     Attributes:
         accounts: layer -> what is stored of each row, counted from the tensors when all are reduced and nothing was fed since;
-            slot_nbytes: of one head's key and value in the full cache.
+            slot_nbytes: of one head's key and value in the full cache; state_nbytes: of the layers that are not compressed.
         fallbacks: per row, names of what could not be done; observed: the same, of what only the layers' scores told.
     """
 
@@ -65,7 +66,7 @@ class PrefillListener:
         self._kept: dict[int, Tensor] = {}
         self._scaling: dict[int, float] = {}
         self.accounts: dict[int, list[LayerAccount]] = {}
-        self.slot_nbytes = 0
+        self.slot_nbytes = self.state_nbytes = 0
 
     def _lengths(self, prompt: PromptBatch, row: int) -> Lengths:
         """Return the lengths of the prompt that the model was given, all of which is prefilled."""
@@ -112,7 +113,8 @@ class PrefillListener:
         if self.compressor.scope != "layer":
             self._reduce(prompt, sorted(self.scores))
         with self.phases("account"):
-            self.accounts = {layer: self._accounts(prompt, prompt.cache.layers[layer]) for layer in self._kept}
+            compressed, self.state_nbytes = prompt.cache.compressed, states.nbytes([*prompt.cache.states.values()])
+            self.accounts = {layer: self._accounts(prompt, compressed[layer]) for layer in self._kept}
 
     def _reduce(self, prompt: PromptBatch, layers: list[int]) -> None:
         # Where nothing is evicted, the list of what is kept is ours alone; the full cache is not touched either.
@@ -135,7 +137,7 @@ class PrefillListener:
             entries = self._entries(lengths.reduced)
             complete.append(entries >= lengths.reduced)
             if complete[-1]:
-                heads = prompt.cache.layers[layers[0]].keys.shape[1]
+                heads = prompt.cache.compressed[layers[0]].keys.shape[1]
                 every = torch.arange(lengths.candidates).expand(heads, -1)
                 index = [every] * len(layers)
             else:
@@ -156,11 +158,11 @@ class PrefillListener:
         return chosen, all(complete)
 
     def _store(self, prompt: PromptBatch, layer: int, index: Tensor, all_kept: bool) -> None:
-        target = prompt.cache.layers[layer]
+        target = prompt.cache.compressed[layer]
         index, forgotten = index.to(target.device), self._lengths(prompt, 0).forgotten
         self.slot_nbytes = target.slot_nbytes
         if self.compressor.decoding is not None and (not all_kept or self.compressor.quantises):
-            prompt.cache.layers[layer] = self._decoding_layer(prompt, layer, target, index, self.compressor.decoding)
+            prompt.cache.put(layer, self._decoding_layer(prompt, layer, target, index, self.compressor.decoding))
             if self.compressor.decoding.moves_queries:
                 prompt.cache.query_positions = self.compressor.decoding.query_positions
         elif not all_kept:

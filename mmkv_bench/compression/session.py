@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import get_layer_types_and_kwargs
 
-from mmkv_bench.compression import flash
+from mmkv_bench.compression import flash, states
 from mmkv_bench.compression.attention import LAYER, SESSIONS, Attention, register
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer
@@ -25,6 +24,7 @@ from mmkv_bench.compression.streaming import StreamListener
 from mmkv_bench.compression.varlen_layer import VarlenLayer, folds
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.protocols import DEFAULT
+from mmkv_bench.protocols import Protocol as ProtocolRule
 from mmkv_bench.protocols import protocol as protocol_named
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class Session:
             (`compression/varlen_layer.py`); not where a fixed view of them will be decoded from, nor with attention=eager.
 
     Raises:
-        UnsupportedError: sliding-window layers, an attention implementation that cannot be wrapped, fused projections; what
-            flash-attn cannot do. ConfigError: flash-attn is not installed.
+        UnsupportedError: kinds of layers that `states.py` does not know, an attention implementation that cannot be wrapped,
+            fused projections; what flash-attn cannot do. ConfigError: flash-attn is not installed.
     """
 
     def __init__(
@@ -89,7 +89,9 @@ class Session:
         self.fixed = fixed
         self.model, self.listener = model, listener
         self.text = model.get_decoder() if hasattr(model, "get_decoder") else model.model.language_model
-        self.attentions = [block.self_attn for block in self.text.layers]
+        self.kinds = states.check_layers(type(model).__name__, self.text.config)[: len(self.text.layers)]
+        self.full = [i for i, kind in enumerate(self.kinds) if kind == states.FULL]
+        self.attentions = [self.text.layers[i].self_attn for i in self.full]
         self.prompt_length, self.token_types, self.identity = prompt_length, token_types, identity
         self.base, self.reserve = attention or self.text.config._attn_implementation, reserve
         self.prompt: PromptBatch | None = None
@@ -100,16 +102,31 @@ class Session:
         self._top: dict[str, Tensor | None] = {}
         self._check(packs)
 
+    @property
+    def has_states(self) -> bool:
+        """Some layers are not compressed."""
+        return len(self.full) < len(self.kinds)
+
+    def check_method(self, compressor: Compressor, rule: ProtocolRule) -> None:
+        """Refuse a method or protocol that layers with states cannot follow. Raises UnsupportedError."""
+        if self.has_states:
+            compressor.check_beside_states(type(self.model).__name__, rule)
+
     def _check(self, packs: bool) -> None:
-        kinds = set(get_layer_types_and_kwargs(self.text.config)[0]) - {"full_attention"}
-        if kinds:
+        if self.has_states and (self.fixed or self.base == flash.FLASH):
+            given = "decode=compiled" if self.fixed else f"attention={self.base}"
             raise UnsupportedError(
-                f"{type(self.model).__name__} has {', '.join(sorted(kinds))} layers; only full attention layers are "
-                "supported (set use_sliding_window to false in the model folder's config if the prompts fit)"
+                f"{type(self.model).__name__} has {states.SLIDING} or {states.LINEAR} layers and got {given}; allowed for it: "
+                "decode=eager, attention=sdpa or eager"
             )
         for module in self.attentions:
             if not all(hasattr(module, name) for name in ("q_proj", "k_proj", "v_proj", "layer_idx")):
                 raise UnsupportedError(f"{type(module).__name__} has no separate query, key and value projections")
+            if any(getattr(module, name, None) is not None for name in ("sinks", "attn_logit_softcapping")):
+                raise UnsupportedError(
+                    f"{type(module).__name__} adds learned sinks or a soft cap to its scores, which no scorer here counts; "
+                    "allowed: a plain softmax over keys; choose another model"
+                )
         weight = self.attentions[0].q_proj.weight
         flash.check(self.base, weight.device, weight.dtype, self.fixed)
         width = self.attentions[0].head_dim
@@ -187,7 +204,7 @@ class Session:
         cache = kwargs.get("past_key_values")
         if not isinstance(cache, CompressedCache):
             return None
-        layer = cache.layers[module.layer_idx]
+        layer: CompressedLayer = cache.layers[module.layer_idx]
         if not layer.fixed:
             hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
             self._calls[module.layer_idx] = (hidden, kwargs["position_embeddings"])
@@ -217,7 +234,13 @@ class Session:
         kind: type[CompressedLayer] = VarlenLayer if self._packs else CompressedLayer
         if self.fixed and self.answer is None:
             kind = FixedLayer
-        return CompressedCache.of([kind(self.reserve if reserve is None else reserve) for _ in self.attentions])
+        slots = self.reserve if reserve is None else reserve
+        return CompressedCache.of(
+            [
+                kind(slots) if name == states.FULL else states.state_layer(self.text.config, i)
+                for i, name in enumerate(self.kinds)
+            ]
+        )
 
     @staticmethod
     def _new_tokens(args: Args, kwargs: Kwargs) -> int:
@@ -271,12 +294,13 @@ class Session:
 
     def after_attention(self, module: Attention, query: Tensor, layer: CompressedLayer) -> None:
         """Observe one layer's share of a prompt chunk; called by the attention function, which holds post-RoPE Q."""
-        prompt, index = self.prompt, module.layer_idx
+        prompt, index = self.prompt, self.full.index(module.layer_idx)  # scorers and listeners count compressed layers
         if self.answer is not None and (prompt is None or prompt.complete):
             self.answer.add(index, query, layer.keys, module.scaling)
-        if prompt is None or prompt.complete or prompt.cache.layers[index] is not layer:
+        if prompt is None or prompt.complete or prompt.cache.layers[module.layer_idx] is not layer:
             return
-        hidden, (cos, sin) = self._calls.pop(index)  # or the inputs of all layers would stay to the end of the prefill
+        # taken out, or the inputs of all layers would stay to the end of the prefill
+        hidden, (cos, sin) = self._calls.pop(module.layer_idx)
         if index not in prompt.observations:
             prompt.observations[index] = [self._observation(prompt, module, row) for row in range(len(prompt.pads))]
         start = layer.seen - query.shape[2]
@@ -303,7 +327,8 @@ class Session:
                 if prompt.token_types is not None:
                     observation.token_types = prompt.token_types[row, prompt.pads[row] :]
             self._listening.layer_done(prompt, index, prompt.observations[index])
-            self._forgotten = seen - prompt.cache.layers[index].seen  # a policy's layer may have taken its place
+            # a policy's layer may have taken its place
+            self._forgotten = seen - prompt.cache.layers[module.layer_idx].seen
             prompt.observations[index] = []  # frees the layer's queries and moments
 
     def _observation(self, prompt: PromptBatch, module: Attention, row: int) -> Observation:
@@ -313,7 +338,8 @@ class Session:
 
         def project_query(hidden: Tensor) -> Tensor:
             query: Tensor = module.q_proj(hidden.to(module.q_proj.weight.dtype))
-            query = query.view(hidden.shape[0], -1, module.head_dim)
+            # Qwen3.5's gates stand behind each head's query in the same projection.
+            query = query.view(hidden.shape[0], self.text.config.num_attention_heads, -1)[..., : module.head_dim]
             norm = getattr(module, "q_norm", None)
             return (query if norm is None else norm(query)).transpose(0, 1)
 
@@ -324,7 +350,7 @@ class Session:
             return prompt.rotations[name]
 
         return Observation(
-            module.layer_idx,
+            self.full.index(module.layer_idx),
             len(self.attentions),
             self._listening.needs,
             scaling=module.scaling,
@@ -348,7 +374,8 @@ class Session:
         if future.ndim == 2 and getattr(self.text.rotary_emb, "mrope_section", None) is not None:
             future = future.expand(3, *future.shape)
         dtype_probe = torch.zeros(1, dtype=torch.float32, device=last.device)
-        cos, sin = self.text.rotary_emb(dtype_probe, future)
+        rotary = self.text.rotary_emb  # Gemma's has one for each kind of layer
+        cos, sin = rotary(dtype_probe, future, *([states.FULL] if hasattr(rotary, "layer_types") else []))
         return cos[0], sin[0]
 
     @property
@@ -365,7 +392,7 @@ class Session:
 
 def _is_fixed(kwargs: Kwargs) -> bool:
     cache = kwargs.get("past_key_values")
-    return isinstance(cache, CompressedCache) and bool(cache.layers) and cache.layers[0].fixed
+    return isinstance(cache, CompressedCache) and bool(cache.layers) and getattr(cache.layers[0], "fixed", False)
 
 
 def attach(
@@ -408,9 +435,11 @@ def attach(
         raise UnsupportedError(
             f"protocol={protocol} feeds a prompt chunk by chunk, and attach feeds none; start a run with it"
         )
-    return Session(
+    session = Session(
         model, PrefillListener(compressor, budget, rule, seed, prompt_tokens, context, answer, phases), **options
     )
+    session.check_method(compressor, rule)
+    return session
 
 
 def _check_causal(mask: object) -> None:

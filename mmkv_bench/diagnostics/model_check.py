@@ -199,7 +199,7 @@ def methods_answer_alike(checked: Checked) -> str | None:
             return f"{cell.cell}: {shared.error or alone.error}"
         if (shared.token_ids, shared.kept_digest) != (alone.token_ids, alone.kept_digest):
             return f"{cell.cell}: shared {shared.token_ids}, alone {alone.token_ids}"
-        if shared.entries_planned != BUDGET * LAYERS * loaded.family.num_kv_heads:
+        if shared.entries_planned != BUDGET * loaded.family.num_layers * loaded.family.num_kv_heads:
             return f"{cell.cell}: {shared.entries_planned} entries are kept of {BUDGET} a KV head"
     return None
 

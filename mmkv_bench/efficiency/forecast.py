@@ -89,6 +89,7 @@ def _workload(plan: EfficiencyPlan, todo: Sequence[PassId], kind: str, tokens: i
         new * entries,
         batch,
         plan.pass_config.batch_prefill == TOGETHER,
+        state_reads=new * batch * sum(passes.values()),
     )
 
 

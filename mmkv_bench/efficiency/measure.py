@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
+from mmkv_bench.compression import states
 from mmkv_bench.compression.batched_layer import BatchedLayer
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.fixed_layer import pool_of
@@ -195,11 +196,12 @@ class Bench:
         fallback = list(dict.fromkeys(filled.fallback))
         if self.step is not None and acting:
             fallback.append(EAGER_DECODE)
-        if any(isinstance(layer, BatchedLayer) for layer in cache.layers):
+        if any(isinstance(layer, BatchedLayer) for layer in cache.compressed):
             fallback.append(ROW_BY_ROW)
+        beside = states.nbytes([*cache.states.values()])  # a decode step reads windows and states whole
         return CacheBytes(
-            held=sum(tensor.nbytes for layer in cache.layers for tensor in layer.buffers()),
-            useful=filled.useful,
-            read=sum(layer.read_nbytes(fed) for layer in cache.layers),
+            held=sum(tensor.nbytes for layer in cache.compressed for tensor in layer.buffers()) + beside,
+            useful=filled.useful + beside,
+            read=sum(layer.read_nbytes(fed) for layer in cache.compressed) + beside,
             fallback=fallback,
         )

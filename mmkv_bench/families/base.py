@@ -71,6 +71,40 @@ class ImagePrompt(NamedTuple):
         return edge
 
 
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+"""Kinds of layers, as transformers names them. Only layers of full attention are compressed."""
+
+
+@dataclass(frozen=True)
+class States:
+    """Layers of a text model that are not compressed, and the numbers that each holds of one sequence.
+
+    Attributes:
+        windows: sliding layers; window: entries per KV head that each of them keeps, the newest.
+        linear: recurrent layers; conv, recurrent: numbers of the two states of each, in the model's dtype and in float32.
+        weights: parameters of a recurrent layer's mixer, where the family states them.
+    """
+
+    windows: int = 0
+    window: int = 0
+    linear: int = 0
+    conv: int = 0
+    recurrent: int = 0
+    weights: int = 0
+
+    @property
+    def layers(self) -> int:
+        return self.windows + self.linear
+
+    def nbytes(self, tokens: int, entry: int, itemsize: int) -> int:
+        """Bytes after a prompt of `tokens`. entry: numbers of one layer's keys and values of one token."""
+        windows = self.windows * min(tokens, self.window) * entry * itemsize
+        return windows + self.linear * (self.conv * itemsize + self.recurrent * 4)
+
+
+NO_STATES = States()
+
+
 @dataclass(frozen=True)
 class TextModel:
     """A text backbone: facts that its config.json may leave to the defaults of a class.
@@ -80,6 +114,8 @@ class TextModel:
         qkv_bias: queries, keys and values always have biases; qk_norm: queries and keys are normalised per head.
         head_dim_follows: without `head_dim` in config.json it is hidden_size / num_attention_heads.
         window_switch: key of config.json that turns the sliding window off; None: there is no window.
+        beside: kinds of layers, beside full attention, that stay as they are; norms: of a layer's residual stream; gated: each
+            query has a gate of its width.
     """
 
     model_type: str
@@ -87,6 +123,18 @@ class TextModel:
     qk_norm: bool = False
     head_dim_follows: bool = True
     window_switch: str | None = None
+    beside: tuple[str, ...] = ()
+    norms: int = 2
+    gated: bool = False
+
+    def check(self, text: Any) -> None:
+        """Refuse a text config whose settings change what scores mean. Raises UnsupportedError."""
+
+    def states(self, text: Any, kinds: Sequence[str]) -> States:
+        """The layers that are not compressed. text: a text config; kinds: of all its layers."""
+        if SLIDING not in kinds:
+            return NO_STATES
+        return States(windows=kinds.count(SLIDING), window=text.sliding_window - 1)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.families.base import Family, TextModel
+from mmkv_bench.families.base import FULL, NO_STATES, Family, States, TextModel
 from mmkv_bench.families.registry import families, family
 from mmkv_bench.protocols import CUTTING, SINGLE, WHOLE
 
@@ -33,7 +33,8 @@ class ModelFacts:
         image_token_ids, video_token_ids: of visual tokens; closing_token_ids: of the token that ends them.
         closing_marker: text of a closing token whose id only the tokenizer knows; its id is in `closing_token_ids` when
             `model_facts` was given a tokenizer.
-        num_layers, num_query_heads, num_kv_heads, head_dim: of the text model.
+        num_layers: layers of the text model that are compressed, all but those of `states`; num_query_heads, num_kv_heads,
+            head_dim: of each; states: layers that keep a window or a recurrent state.
         max_context: tokens that the text model was made for, None where its config does not say.
     """
 
@@ -49,6 +50,12 @@ class ModelFacts:
     num_kv_heads: int
     head_dim: int
     max_context: int | None = None
+    states: States = NO_STATES
+
+    @property
+    def all_layers(self) -> int:
+        """Layers of the text model."""
+        return self.num_layers + self.states.layers
 
     @property
     def multimodal(self) -> bool:
@@ -79,16 +86,18 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
         tokenizer: resolves closing markers that no config names (InternVL's `</img>`).
 
     Raises:
-        UnsupportedError: unknown `model_type` or text backbone, or layers whose attention is not full attention.
+        UnsupportedError: unknown `model_type` or text backbone, or kinds of layers that the backbone is not known for.
     """
     known, text = family(config.model_type), text_config(config)
-    if known.text_model(text.model_type) is None:
+    backbone = known.text_model(text.model_type)
+    if backbone is None:
         raise UnsupportedError(
             f"{known.name} with a {text.model_type!r} text model is not supported; supported text models of this family: "
             f"{', '.join(one.model_type for one in known.text_models)}. Choose a checkpoint with one of these."
         )
-    if not getattr(config, "attends_to_all", False):
-        _refuse_partial_attention(known, text)
+    kinds = _layer_kinds(text)
+    _refuse_other_layers(known, backbone, text, kinds)
+    backbone.check(text)
     query_heads = text.num_attention_heads
     return ModelFacts(
         name=known.name,
@@ -98,11 +107,12 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
         video_token_ids=_ids(config, known.video_id_key),
         closing_token_ids=_ids(config, known.closing_id_key) or _marker_ids(known.closing_marker, tokenizer),
         closing_marker=known.closing_marker,
-        num_layers=text.num_hidden_layers,
+        num_layers=kinds.count(FULL),
         num_query_heads=query_heads,
         num_kv_heads=getattr(text, "num_key_value_heads", None) or query_heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // query_heads,
         max_context=getattr(text, "max_position_embeddings", None),
+        states=backbone.states(text, kinds),
     )
 
 
@@ -155,10 +165,15 @@ def context_length(input_ids: Tensor, facts: ModelFacts, tokenizer: Any = None) 
 
 
 def kv_bytes_per_token(model: Any, dtype: torch.dtype | str) -> int:
-    """Bytes of one token's keys and values in all layers and KV heads of a full cache. model: its facts or its config."""
+    """Bytes of one token's keys and values in all compressed layers and KV heads. model: its facts or its config."""
     facts = model if isinstance(model, ModelFacts) else model_facts(model)
     size = _BYTES[dtype] if isinstance(dtype, str) else dtype.itemsize
     return 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * size
+
+
+def state_bytes(facts: ModelFacts, tokens: int, dtype: str) -> int:
+    """Bytes of windows and recurrent states after a prompt of `tokens`; 0 where every layer is compressed."""
+    return facts.states.nbytes(tokens, 2 * facts.num_kv_heads * facts.head_dim, _BYTES[dtype])
 
 
 def _ids(config: Any, attribute: str | None) -> tuple[int, ...]:
@@ -174,17 +189,29 @@ def _marker_ids(marker: str | None, tokenizer: Any) -> tuple[int, ...]:
     return () if token is None or token == getattr(tokenizer, "unk_token_id", None) else (int(token),)
 
 
-def _refuse_partial_attention(known: Family, text: Any) -> None:
-    """Entries outside a sliding window are gone for the model itself, so a budget over all tokens means nothing."""
+def _layer_kinds(text: Any) -> list[str]:
+    """The kind of every layer, of what a config.json states or of a transformers config."""
+    if isinstance(text, StatedConfig):
+        return list(getattr(text, "layer_types", None) or [FULL] * text.num_hidden_layers)
     from transformers.cache_utils import get_layer_types_and_kwargs
 
-    kinds, _ = get_layer_types_and_kwargs(text)
-    partial = [i for i, kind in enumerate(kinds) if kind != "full_attention"]
+    return list(get_layer_types_and_kwargs(text)[0])
+
+
+def _refuse_other_layers(known: Family, backbone: TextModel, text: Any, kinds: list[str]) -> None:
+    """Entries outside a sliding window are gone for the model itself, so a budget over all tokens means nothing there."""
+    partial = [i for i, kind in enumerate(kinds) if kind != FULL and kind not in backbone.beside]
     if partial:
+        beside = f", and {' and '.join(backbone.beside)} beside it" if backbone.beside else " in every layer"
         raise UnsupportedError(
             f"{known.name}: layers {partial[0]} to {partial[-1]} ({len(partial)} of {len(kinds)}) use "
-            f"{kinds[partial[0]]} (sliding_window={getattr(text, 'sliding_window', None)}); only full attention in "
-            "every layer is supported, because such layers drop tokens by themselves. Choose a checkpoint without it."
+            f"{kinds[partial[0]]} (sliding_window={getattr(text, 'sliding_window', None)}); only full attention"
+            f"{beside} is supported, because such layers drop tokens by themselves. Choose a checkpoint without it."
+        )
+    if FULL not in kinds:
+        raise UnsupportedError(
+            f"{known.name}: none of its {len(kinds)} layers has full attention, and only such layers are compressed; choose "
+            "more layers (model.layers) or another model"
         )
 
 
@@ -194,9 +221,6 @@ _OLDER = {"dtype": "torch_dtype"}
 
 class StatedConfig:
     """Keys of a config.json under the attributes of transformers' configs; all that `facts.model_facts` reads."""
-
-    attends_to_all = True
-    """Every layer is stated to have full attention."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
@@ -238,13 +262,16 @@ def stated(values: Mapping[str, Any]) -> StatedConfig | None:
         and all(key is None or isinstance(getattr(config, key, None), int) for key in ids)
         and all(isinstance(text.get(key), int) for key in _NEEDED)
         and (isinstance(text.get("head_dim"), int) or (backbone.head_dim_follows and "head_dim" not in text))
-        and _attends_to_all(backbone, text)
+        and _states_its_layers(backbone, text)
     )
     return config if complete else None
 
 
-def _attends_to_all(backbone: TextModel, text: Mapping[str, Any]) -> bool:
+def _states_its_layers(backbone: TextModel, text: Mapping[str, Any]) -> bool:
+    """Every layer is stated to be of a kind that the backbone is known for."""
     if text.get("layer_types") is not None:
-        return set(text["layer_types"]) == {"full_attention"}
+        return FULL in text["layer_types"] and set(text["layer_types"]) <= {FULL, *backbone.beside}
     switch = backbone.window_switch
-    return switch is None or (switch in text and (text[switch] is False or text[switch] is None))
+    return not backbone.beside and (
+        switch is None or (switch in text and (text[switch] is False or text[switch] is None))
+    )

@@ -29,6 +29,7 @@ from mmkv_bench.families.base import (
     Settings,
     Size,
 )
+from mmkv_bench.families.refused import REFUSED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,8 +65,10 @@ def family(model_type: str) -> Family:
     """
     if model_type not in families():
         names = ", ".join(one.name for one in families().values())
+        why = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
         raise UnsupportedError(
-            f"model_type {model_type!r} is not supported; supported families: {names}. Choose a model folder of one of these."
+            f"model_type {model_type!r} is not supported{why}; supported families: {names}. Choose a model folder of one of "
+            "these."
         )
     return families()[model_type]
 

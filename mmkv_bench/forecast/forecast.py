@@ -59,6 +59,7 @@ class Workload:
         weight_reads: times that decoding reads the weights; entry_reads: entries that it reads in sum; None where answers have no
             known length.
         batch: sequences decoded together; together: their prompts are prefilled in one pass, not one by one.
+        state_reads: times that the states of layers that are not compressed are read, once for each cell and step.
     """
 
     dataset: str
@@ -70,6 +71,7 @@ class Workload:
     entry_reads: float | None
     batch: int = 1
     together: bool = False
+    state_reads: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class BudgetForecast:
 
     Attributes:
         label: the budget, `full` without one; scope: when its methods reduce a layer (`layer`, `model`), `full`: never.
-        methods: those of it; kept: entries per KV head of a prompt; kv: bytes of the batch's keys and values then.
+        methods: those of it; kept: entries per KV head of a prompt; kv: bytes of the batch's caches then, windows and recurrent
+            states of layers that are not compressed included.
         read: useful bytes of the first decode step; ms: the least milliseconds of it, None without a bandwidth.
         speed_up: over the full cache that the roofline allows, by bytes alone without a bandwidth; needs: bytes that the device
             must have at least.
@@ -186,6 +189,8 @@ def _passes(plan: Plan, part: DatasetShare) -> int:
         return len(part.cells)
     rules = {cell.protocol: protocol(cell.protocol) for cell in part.cells}
     again = sum(rules[cell.protocol].prefills_again and cell.budget is not None for cell in part.cells)
+    if plan.family is not None and plan.family.states.layers:  # states are those of one place in the prompt
+        return len(rules) + again
     streams = sum(rules[cell.protocol].streams for cell in part.cells)
     return len({rule.cuts for rule in rules.values() if not rule.streams}) + again + streams
 
@@ -205,6 +210,7 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
         {length.tokens: samples * _passes(plan, part)},
         None if steps is None else steps * -(-len(part.cells) // forks),
         None if steps is None else steps * entries,
+        state_reads=(steps or 0) * len(part.cells),
     )
 
 
@@ -234,6 +240,7 @@ def _dataset(work: Workload, model: ModelBytes, given: Assumptions) -> DatasetFo
         prefill = operations / given.rate / HOUR
     if given.bandwidth is not None and work.weight_reads is not None and work.entry_reads is not None:
         read = work.weight_reads * model.step_weights + work.entry_reads * model.kv_per_token
+        read += work.state_reads * model.state_bytes(work.length.tokens)
         decode = read / given.bandwidth / HOUR
     lines = [_budget(work, model, given, *group) for group in _groups(work.cells)]
     prompt = work.length.tokens, work.length.visual, work.length.source
@@ -246,7 +253,8 @@ def _budget(
     per_token, read = model.kv_per_token, model.step_weights
     tokens, batch = work.length.tokens, work.batch
     kept = tokens if budget is None else min(tokens, budget.entries_for(tokens))
-    kv, full = float(kept * per_token), float(tokens * per_token)  # of one sequence
+    states = model.state_bytes(tokens)
+    kv, full = float(kept * per_token + states), float(tokens * per_token + states)  # of one sequence
     ms = whole = None
     if given.bandwidth is not None:
         device = roofline.Roofline(model.decoder, model.itemsize, given.bandwidth, given.rate, given.device)
@@ -275,18 +283,19 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
     are joined, layer by layer, one of which is held twice; and while the last prompt is prefilled.
 
     That prompt holds its keys and values, of which a method of scope `layer` holds one layer whole at a time, and the tensors
-    of one MLP, beside what is kept of the sequences before it.
+    of one MLP, beside what is kept of the sequences before it. Layers that are not compressed hold their states at all of them.
     """
-    decoder = model.decoder
+    decoder, states = model.decoder, model.state_bytes(work.length.tokens)
     kv, full = float(kept * model.kv_per_token), float(work.length.tokens * model.kv_per_token)  # of one sequence
     ended = kv + (work.new_tokens or 0) * model.kv_per_token
-    joined = batch * (kv + ended / decoder.layers) if batch > 1 and not work.together else 0.0
+    layers = decoder.compressed
+    joined = batch * (kv + ended / layers) if batch > 1 and not work.together else 0.0
     prompt = full
     if scope == "layer":
-        prompt = max(kv, min(full, kv * (decoder.layers - 1) / decoder.layers + full / decoder.layers))
+        prompt = max(kv, min(full, kv * (layers - 1) / layers + full / layers))
     prompt += work.length.tokens * (_ALIVE * decoder.intermediate + 2 * decoder.hidden) * model.itemsize
     at_once = batch if work.together else 1
-    return max(batch * ended, joined, at_once * prompt + (batch - at_once) * kv)
+    return batch * states + max(batch * ended, joined, at_once * prompt + (batch - at_once) * kv)
 
 
 def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:

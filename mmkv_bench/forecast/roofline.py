@@ -3,7 +3,8 @@ near a measured time comes to it.
 
 A decode step reads every weight of the text model that takes part in it once for the whole batch, and the keys and values
 of each sequence once. The vision tower takes no part in it, nor does an embedding table that is not tied to the head: of it
-one row per token is read. What kernels read twice, write, or pad does not count as useful.
+one row per token is read. Sliding windows and recurrent states are read whole by each step. What kernels read twice, write,
+or pad does not count as useful.
 
 Units: bytes, seconds, operations (one multiplication and one addition are two); bandwidths in bytes per second, rates in
 operations per second; milliseconds where a name says so.
@@ -43,19 +44,28 @@ def step_bytes(weights: float, kv: float, batch: int = 1) -> float:
 
 
 def step_operations(decoder: Decoder, entries: float, batch: int = 1) -> float:
-    """Operations of one decode step: its matrices and the head, and two products with each stored entry.
+    """Operations of one decode step: its matrices and the head, two products with each stored entry, and three with each number
+    of a recurrent state.
 
-    entries: per KV head and layer, the mean over them, of one sequence.
+    entries: per KV head and layer with attention, the mean over them, of one sequence.
     """
-    products = 2 * (decoder.layers * decoder.matrices + decoder.table)
-    return batch * (products + 4 * decoder.layers * decoder.query_heads * decoder.head_dim * entries)
+    products = 2 * (decoder.multiplied + decoder.table) + _recurrent(decoder)
+    return batch * (products + 4 * decoder.attention * decoder.query_heads * decoder.head_dim * entries)
 
 
 def prefill_operations(decoder: Decoder, tokens: int) -> float:
     """Operations of the text model over a prompt of `tokens`, causal, with the logits of the last token alone. The vision
     tower's are not among them."""
-    attention = 2 * decoder.query_heads * decoder.head_dim * tokens * (tokens + 1)
-    return decoder.layers * (2 * decoder.matrices * tokens + attention) + 2 * decoder.table
+    states, product = decoder.states, 4 * decoder.query_heads * decoder.head_dim
+    near = min(tokens, states.window + 1)  # tokens that a query of a sliding layer sees, itself among them
+    pairs = decoder.compressed * tokens * (tokens + 1) // 2
+    pairs += states.windows * (near * (near + 1) // 2 + (tokens - near) * near)
+    return tokens * (2 * decoder.multiplied + _recurrent(decoder)) + product * pairs + 2 * decoder.table
+
+
+def _recurrent(decoder: Decoder) -> int:
+    """Operations of one token with the recurrent states: it is read twice and written once."""
+    return 6 * decoder.states.linear * decoder.states.recurrent
 
 
 def roofline_ms(nbytes: float, bandwidth: float, operations: float = 0.0, rate: float | None = None) -> float:
@@ -103,12 +113,14 @@ class Roofline:
         return self.decoder.read * self.itemsize
 
     def step_bytes(self, useful: float, batch: int = 1) -> float:
-        """Useful bytes of a decode step whose sequences read `useful` bytes of keys and values together."""
+        """Useful bytes of a decode step whose sequences read `useful` bytes of keys, values, windows and states together."""
         return step_bytes(self.weights, useful / batch, batch)
 
     def step_ms(self, useful: float, batch: int = 1) -> float:
         """The least milliseconds of that step."""
-        entries = useful / batch / (self.decoder.kv_values * self.itemsize)
+        states, decoder = self.decoder.states, self.decoder
+        linear = states.linear * (states.conv * self.itemsize + states.recurrent * 4)
+        entries = (useful / batch - linear) / (decoder.attention * decoder.entry * self.itemsize)
         operations = step_operations(self.decoder, entries, batch)
         return roofline_ms(self.step_bytes(useful, batch), self.bandwidth, operations, self.rate)
 

@@ -31,7 +31,8 @@ class ModelBytes:
     """Bytes of a model before it is loaded.
 
     Attributes:
-        decoder: shape of its text model; itemsize: bytes of a number; kv_per_token: of a token's keys and values.
+        decoder: shape of its text model; itemsize: bytes of a number; kv_per_token: of a token's keys and values in the layers
+            that are compressed.
         weights: of all parameters, None where their number is not known; step_weights: of those that a decode step reads.
     """
 
@@ -40,6 +41,10 @@ class ModelBytes:
     weights: int | None
     step_weights: int
     kv_per_token: int
+
+    def state_bytes(self, tokens: int) -> int:
+        """Bytes of windows and recurrent states of one sequence of so many tokens."""
+        return self.decoder.states.nbytes(tokens, self.decoder.entry, self.itemsize)
 
     @classmethod
     def of(cls, sizes: Sizes, dtype: str, family: ModelFacts | None) -> ModelBytes | None:

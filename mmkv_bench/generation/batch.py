@@ -22,7 +22,7 @@ from mmkv_bench.devices import Mark
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.meter import vision_clock
-from mmkv_bench.generation.prefill import last_positions
+from mmkv_bench.generation.prefill import feed, last_positions
 
 COMMON = {"use_cache": True, "logits_to_keep": 1, "return_dict": True}
 """Arguments of every forward pass of a measured run."""
@@ -113,6 +113,7 @@ def fill(
     *,
     together: bool,
     first: bool,
+    candidates: int,
     copies: PromptPlaceholders | None = None,
 ) -> FilledBatch:
     """Prefill and compress prompts of one length, each as if it were alone.
@@ -120,6 +121,7 @@ def fill(
     Args:
         session: made by `attach`, with slots for the answer where nothing is joined.
         prompts: each is moved to the device for its prefill only. together: all in one forward pass.
+        candidates: tokens that are not fed again (`Lengths`).
         first: the first tokens are taken from the prefill's logits, and brought to the host at once.
         copies: stand-ins for prompts that are not prefilled.
 
@@ -147,7 +149,7 @@ def fill(
             session.expect(made, types, [prompt.identity for prompt in group])
             start = device.mark()
             with phases("prefill"), vision_clock(session.model, phases):
-                output = session.model(**inputs, past_key_values=session.new_cache(), **COMMON)
+                output = feed(session, inputs, session.new_cache(), candidates)
             last.append(last_positions(session.position_ids, group[0].length, device.place))
             with phases("first_token"):
                 if first:

@@ -152,8 +152,7 @@ def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache, least:
     stay = [place for place, row in enumerate(alive) if not rows[row].done]
     if len(alive) - len(stay) < least:
         return alive
-    for layer in cache.layers:
-        layer.batch_select_indices(torch.tensor(stay))
+    cache.batch_select_indices(torch.tensor(stay))
     return [alive[place] for place in stay]
 
 
@@ -161,7 +160,7 @@ def _count(rows: list[Decoded], alive: list[int], cache: CompressedCache) -> Non
     """Count the entries of rows that have just ended; the policies of rows that stay in the batch go on acting."""
     ended = [(place, row) for place, row in enumerate(alive) if rows[row].done and rows[row].entries is None]
     if ended:
-        entries = torch.stack([layer.entries().sum(-1) for layer in cache.layers]).sum(0)
+        entries = torch.stack([layer.entries().sum(-1) for layer in cache.compressed]).sum(0)
         for place, row in ended:
             rows[row].entries = int(entries[place])
 

@@ -78,6 +78,10 @@ class Engine:
         self.device = weight.device
         self._compressed: dict[str, tuple[Hashable, Prefilled]] = {}  # protocol -> the last document's
         check_flash(self.session.base, weight.device, weight.dtype, step is not None)
+        if step is not None and self.session.has_states:
+            raise UnsupportedError(
+                f"{type(model).__name__} has layers that keep a state, which no compiled step reads; allowed: decode=eager"
+            )
 
     def __enter__(self) -> Self:
         self.session.__enter__()
@@ -121,12 +125,16 @@ class Engine:
             same = [cell for cell in cells if cell.cell in of_document and cell.protocol == name]
             self._of_document(prompt, lengths[name], same, results, extras)
         cells_left = [cell for cell in cells if cell.cell not in of_document]
-        for prefilled in sorted({one.prefilled for one in lengths.values()}, reverse=True):
-            shared = {name: one for name, one in lengths.items() if one.prefilled == prefilled}
+        for end in sorted({self._prefill_of(one) for one in lengths.values()}, reverse=True):
+            shared = {name: one for name, one in lengths.items() if self._prefill_of(one) == end}
             same = [cell for cell in cells_left if cell.protocol in shared]
             if same:
                 self._group(prompt, shared, same, results, extras)
         return [results[cell.cell] for cell in every]
+
+    def _prefill_of(self, lengths: Lengths) -> tuple[int, int]:
+        """Return what protocols that share a prefill agree in; states are those of one place in the prompt."""
+        return lengths.prefilled, lengths.candidates if self.session.has_states else 0
 
     # ------------------------------------------------------------------ one document
     def _of_document(
@@ -249,6 +257,7 @@ class Engine:
         for cell in cells:
             result = results[cell.cell]
             try:
+                self.session.check_method(cell.compressor, protocol(cell.protocol))
                 result.vision_s, result.prefill_s = prefilled.seconds.get("vision"), prefilled.seconds["prefill"]
                 fill_asked(result, cell, prefilled.lengths[cell.protocol], group.heads, prefilled.prompt.types[0])
                 fork = plan(prefilled, cell, result)
@@ -317,7 +326,7 @@ class Engine:
         with borrowed_cache as cache:
             if deadline is not None and time.monotonic() > deadline:
                 raise GenerationTimeout("gathering the kept entries ran past timeout_s")
-            audit(forks, cache.layers, group)
+            audit(forks, cache.compressed, group)
             if not whole and not acting:
                 start = time.monotonic()
                 measuring.forks(forks, cache, gathered)

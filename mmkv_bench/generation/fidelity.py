@@ -89,12 +89,13 @@ def forced(
 @contextmanager
 def returned(cache: CompressedCache) -> Iterator[CompressedCache]:
     """Lend the cache of forks without decode policies; afterwards the tokens that were fed are forgotten."""
-    seen_before = [layer.seen for layer in cache.layers]
+    seen_before, states = [layer.seen for layer in cache.compressed], cache.copied_states()
     try:
         yield cache
     finally:
-        for layer, seen in zip(cache.layers, seen_before, strict=True):
+        for layer, seen in zip(cache.compressed, seen_before, strict=True):
             layer.forget(layer.seen - seen)
+        cache.put_states(states)
 
 
 def divergence(full: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:

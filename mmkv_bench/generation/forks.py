@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench import devices
+from mmkv_bench.compression import states
 from mmkv_bench.compression.account import LayerAccount, account, accounts
 from mmkv_bench.compression.batched_layer import BatchedLayer
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
@@ -65,9 +66,9 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
     if cell.keeps_all(lengths.reduced):
         return Fork(cell, None, result)
     if not cell.evicts(lengths.reduced):
-        heads = prefilled.cache.layers[0].keys.shape[1]
-        every = torch.arange(lengths.candidates, device=prefilled.cache.layers[0].keys.device).expand(heads, -1)
-        return Fork(cell, [every] * len(prefilled.cache.layers), result)
+        layers = prefilled.cache.compressed
+        every = torch.arange(lengths.candidates, device=layers[0].keys.device).expand(layers[0].keys.shape[1], -1)
+        return Fork(cell, [every] * len(layers), result)
     key, summary = score_key(cell, lengths), summary_key(cell, lengths)
     for name in (key, summary):
         if name is not None and name in prefilled.failures:
@@ -114,7 +115,7 @@ def batches(forks: Sequence[Fork], group: PrefillGroup, rows: int, limit_bytes: 
             yield [fork]
             continue
         groups.setdefault((fork.cell.protocol, fork.bucket(), policy is not None), []).append(fork)
-    layers = group.prefilled.cache.layers
+    layers = group.prefilled.cache.compressed
     key = layers[0].keys
     slot = key.shape[1] * (2 * key.shape[3] * key.element_size() + POSITION_BYTES)
     for members in groups.values():
@@ -148,7 +149,7 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> Compres
     types = prefilled.prompt.types[0][:seen]
     policies = [fork.cell.compressor.decoding for fork in forks]  # a batch has policies throughout, or none
     layers = []
-    for number, source in enumerate(prefilled.cache.layers):
+    for number, source in enumerate(prefilled.cache.compressed):
         key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
         rows = _rows(forks, number, key, value, types)
         started = [
@@ -160,7 +161,7 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> Compres
             layers.append(type(source).from_rows(rows, seen, reserve))
         else:
             layers.append(started[0] if len(started) == 1 else BatchedLayer(started))
-    cache = CompressedCache.of(layers)
+    cache = prefilled.cache.like(layers, prefilled.states, len(forks))
     if policies[0] is not None and policies[0].moves_queries:
         cache.query_positions = policies[0].query_positions
     return cache
@@ -198,7 +199,7 @@ def _start(
     scores = prefilled.scores[score_key(cell, lengths)][layer] if cell.evicts(lengths.reduced) else None
     return Start(
         layer=layer,
-        n_layers=len(prefilled.cache.layers),
+        n_layers=len(prefilled.cache.compressed),
         key=key,
         value=value,
         index=row[2],
@@ -217,26 +218,28 @@ def _start(
 def copied(prefilled: Prefilled, protocol: str, reserve: int) -> CompressedCache:
     """Copy the full cache as a fork that evicts nothing, with explicit positions of its slots."""
     seen, layers = prefilled.lengths[protocol].candidates, []
-    for source in prefilled.cache.layers:
+    for source in prefilled.cache.compressed:
         key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
         every = torch.arange(seen, device=key.device).expand(key.shape[0], -1)
         layers.append(CompressedLayer.from_rows([(key, value, every)], seen, reserve))
-    return CompressedCache.of(layers)
+    return prefilled.cache.like(layers, prefilled.states)
 
 
 @contextlib.contextmanager
 def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
     """Lend the full cache for decoding; afterwards it is restored.
 
-    New tokens go to its slack. Tokens that will be fed again are forgotten meanwhile.
+    New tokens go to its slack. Tokens that will be fed again are forgotten meanwhile. Every borrower gets fresh copies of the
+    layers that are not compressed.
     """
-    layers, lengths = prefilled.cache.layers, prefilled.lengths[protocol]
+    layers, lengths = prefilled.cache.compressed, prefilled.lengths[protocol]
     saved = [(layer.stored, layer.seen) for layer in layers]
     again = slice(lengths.candidates, lengths.prefilled)
     last = [(layer.keys[:, :, again].clone(), layer.values[:, :, again].clone()) for layer in layers]
     try:
         for layer in layers:
             layer.forget(lengths.forgotten)
+        prefilled.cache.put_states(prefilled.states)
         yield prefilled.cache
     finally:
         for layer, (stored, seen) in zip(layers, saved, strict=True):
@@ -252,7 +255,7 @@ def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: Prefi
         forks: one row of the cache each, or all of them its only row where everything stays.
     """
     lengths = group.prefilled.lengths[forks[0].cell.protocol]
-    keeps_all, full = forks[0].index is None, group.prefilled.cache.layers[0]
+    keeps_all, full = forks[0].index is None, group.prefilled.cache.compressed[0]
     acting = not keeps_all and forks[0].cell.compressor.decoding is not None
     room, rows = group.room(forks[0].cell.protocol), 1 if keeps_all else len(forks)
 
@@ -261,11 +264,12 @@ def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: Prefi
             return accounts(layer, room, [lengths.fed] * rows)
         return [account(row, lengths.fed) for row in (layer.rows if isinstance(layer, BatchedLayer) else [layer])]
 
+    state = states.nbytes([*group.prefilled.states.values()])
     accounts_by_layer = [counted(layer) for layer in layers]
     every = [torch.arange(lengths.candidates).expand(full.keys.shape[1], -1)] * len(layers)
     for number, fork in enumerate(forks):
         counts = [layer[0 if keeps_all else number] for layer in accounts_by_layer]
-        fill_stored(fork.result, fork.cell, lengths, fork.index or every, counts, full.slot_nbytes)
+        fill_stored(fork.result, fork.cell, lengths, fork.index or every, counts, full.slot_nbytes, state)
 
 
 @torch.no_grad()

@@ -121,7 +121,14 @@ class Driver:
             packs=self.packs or acting,
         ) as session:
             filled = fill(
-                session, prompts, device, phases, together=self.together, first=not lengths.fed, copies=self.copies
+                session,
+                prompts,
+                device,
+                phases,
+                together=self.together,
+                first=not lengths.fed,
+                candidates=lengths.candidates,
+                copies=self.copies,
             )
             cache = filled.joined(reserve + lengths.forgotten, phases)
             step = None if acting else self.step

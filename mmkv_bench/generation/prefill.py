@@ -115,7 +115,8 @@ class Prefilled:
     Attributes:
         prompt: the prefilled part of the prompt: all of it, or its context.
         lengths: protocol -> lengths of the whole prompt, for all protocols that share this prefill.
-        cache: batch 1, every layer holding all tokens of `prompt`, with slack for new ones.
+        cache: batch 1, every compressed layer holding all tokens of `prompt`, with slack for new ones.
+        states: the layers that are not compressed, by place, as they were before the tokens that are fed again.
         logits: float32 `[V]` of the last of these tokens.
         scalings: per layer, the factor of the attention scores.
         fallbacks: score key -> fallbacks that its scorer reported.
@@ -129,6 +130,7 @@ class Prefilled:
     prompt: EncodedPrompt
     lengths: Mapping[str, Lengths]
     cache: CompressedCache
+    states: Mapping[int, Any]
     logits: Tensor
     last_positions: Tensor
     scalings: list[float]
@@ -186,7 +188,7 @@ def prefill(
     session.expect(recording, prompt.types, prompt.identity)
     try:
         with vision_clock(model, meter.phase), meter.phase("prefill"):
-            output = model(**prompt.inputs, past_key_values=cache, use_cache=True, logits_to_keep=1, return_dict=True)
+            output = feed(session, prompt.inputs, cache, next(iter(lengths.values())).candidates)
             positions = session.position_ids
     finally:
         session.expect(None, None, prompt.identity)
@@ -199,6 +201,7 @@ def prefill(
         prompt=prompt,
         lengths=lengths,
         cache=cache,
+        states=cache.states,
         logits=logits,
         last_positions=last_positions(positions, prompt.length, logits.device),
         scalings=[module.scaling for module in session.attentions],
@@ -209,6 +212,42 @@ def prefill(
         score_seconds=recording.seconds,
         seconds=seconds,
     )
+
+
+def feed(session: Session, inputs: Mapping[str, Tensor], cache: CompressedCache, candidates: int) -> Any:
+    """Prefill a prompt and return the model's output for its last token.
+
+    A state cannot drop tokens. Where layers have states and the tokens behind the first `candidates` will be fed again, the
+    prompt is fed in two parts, and the states after the first part are put back. They are copies of their own size.
+
+    Args:
+        inputs: as the model's forward takes them. cache: empty, of `session.new_cache`.
+    """
+    model, length = session.model, inputs["input_ids"].shape[1]
+    options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1, "return_dict": True}
+    if not session.has_states:
+        return model(**inputs, **options)
+    per_token = {name for name, value in inputs.items() if value.shape == inputs["input_ids"].shape}
+    rest, early = dict(inputs), session.prompt_length
+    session.prompt_length = length
+    try:
+        if 0 < candidates < length:
+            for layer in cache.compressed:  # room for both parts, so that storages are as large as of one
+                layer.reserve += length - candidates
+            model(**{k: v[:, :candidates] if k in per_token else v for k, v in inputs.items()}, **options)
+            for layer in cache.compressed:
+                layer.reserve -= length - candidates
+            ids = inputs["input_ids"][:, candidates:]
+            last = last_positions(session.position_ids, candidates, ids.device)
+            rest = {"input_ids": ids, "position_ids": following(last, 1, ids.shape[1], ids.shape[0])}
+            if "attention_mask" in inputs:
+                rest["attention_mask"] = inputs["attention_mask"]
+        kept = cache.copied_states() if candidates < length else None
+        output = model(**rest, **options)
+    finally:
+        session.prompt_length = early
+    cache.put_states(cache.states if kept is None else kept)
+    return output
 
 
 def merge_scores(made: Sequence[Prefilled], cells: Sequence[CellSpec], protocol: str) -> None:
@@ -286,7 +325,7 @@ class PrefillGroup:
     @property
     def heads(self) -> int:
         """KV heads of all layers."""
-        layers = self.prefilled.cache.layers
+        layers = self.prefilled.cache.compressed
         return layers[0].keys.shape[1] * len(layers)
 
     def reserve(self, protocol: str) -> int:

@@ -145,13 +145,15 @@ def fill_stored(
     index: Sequence[Tensor],
     layers: Sequence[LayerAccount],
     slot: int,
+    state: int = 0,
 ) -> None:
     """Fill what the cell's layers hold right after the reduction.
 
     Tokens that are fed again and are part of C (the last one under `strict`) count as one entry each per head.
 
     Args:
-        index: per layer int64 `[Hkv, m]`, the selected entries. slot: bytes of one head's key and value.
+        index: per layer int64 `[Hkv, m]`, the selected entries. slot: bytes of one head's key and value. state: bytes of layers
+            that are not compressed, which are held and read whole.
     """
     refed, heads = lengths.refed, index[0].shape[0] * len(index)
     result.selected = [one.to("cpu", torch.int32) for one in index]
@@ -169,9 +171,10 @@ def fill_stored(
         result.bytes_metadata += refed * heads * POSITION_BYTES
     result.bytes_host = sum(one.host for one in layers)
     result.bytes_full = lengths.reduced * heads * slot
-    result.bytes_held = sum(one.held for one in layers)
+    result.bytes_state = state
+    result.bytes_held = sum(one.held for one in layers) + state
     result.bytes_padding = sum(one.padding for one in layers)
-    result.bytes_read_step = sum(one.read for one in layers)
+    result.bytes_read_step = sum(one.read for one in layers) + state
     result.bytes_moved_step = sum(one.moved for one in layers)
 
 

@@ -27,6 +27,7 @@ from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.generation.decode import EAGER_DECODE
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.meter import Meter, vision_clock
+from mmkv_bench.generation.prefill import feed
 from mmkv_bench.generation.result import (
     CellSpec,
     ForkResult,
@@ -152,10 +153,10 @@ def generate_alone(
             name: value[:, : lengths.prefilled] if value.ndim == 2 and value.shape == ids.shape else value
             for name, value in inputs.items()
         }
-        model(**prefix, use_cache=True, logits_to_keep=1)
+        feed(session, prefix, session.new_cache(), lengths.candidates)
         if rule.prefills_again and evicts:
             made = prefilled_again(session, prefix, session.kept())
-            for layer, (key, value) in zip(session.filled.layers, made, strict=True):
+            for layer, (key, value) in zip(session.filled.compressed, made, strict=True):
                 layer.replace(key, value)
         # The prompt again, whole: generate() feeds what the cache has not seen (the last token, or the question).
         output = model.generate(
@@ -289,7 +290,7 @@ def fill_account(result: ForkResult, cell: CellSpec, lengths: Lengths, session: 
         result.fallback = list(dict.fromkeys([*result.fallback, *fallbacks]))
     # Counted from the tensors right after the reduction; a token that is fed again will take one entry per head.
     counted = [made.accounts[layer][0] for layer in range(len(kept))]
-    fill_stored(result, cell, lengths, kept, counted, made.slot_nbytes)
+    fill_stored(result, cell, lengths, kept, counted, made.slot_nbytes, made.state_nbytes)
 
 
 def _fill(
@@ -305,4 +306,4 @@ def _fill(
     tokens = output.sequences[0, prompt.length :].tolist()
     finish = rules.finish(output.sequences, len(tokens))
     fill_answer(result, cell, lengths, tokens, finish, rules.text(tokens, finish, tokenizer))
-    result.entries_end = sum(int(layer.entries()[0].sum()) for layer in output.session.filled.layers)
+    result.entries_end = sum(int(layer.entries()[0].sum()) for layer in output.session.filled.compressed)

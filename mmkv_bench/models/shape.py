@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.families.base import FULL, NO_STATES, States
 from mmkv_bench.families.facts import model_facts, text_config
 from mmkv_bench.families.registry import families
 
@@ -76,6 +77,8 @@ def _shrink(values: dict[str, Any], layers: int) -> None:
     for key in _PER_LAYER:
         if text.get(key) is not None:
             text[key] = text[key][:layers]
+    if FULL not in (text.get("layer_types") or [FULL]):  # something to compress: the last one, of random weights
+        text["layer_types"][-1] = FULL
     if "max_window_layers" in text:
         text["max_window_layers"] = min(text["max_window_layers"], layers)
     if "vision_config" in values and values["model_type"] in families():
@@ -88,13 +91,14 @@ _LONGEST_HEADER = 100_000_000  # safetensors' own limit
 
 @dataclass(frozen=True)
 class Decoder:
-    """The shape of a text model of full attention and gated MLPs, as the supported families have it.
+    """The shape of a text model of attention, or linear attention in some layers, and gated MLPs, as the families have it.
 
     Attributes:
         layers, hidden, intermediate: blocks, width of the residual stream, width of the MLP.
         query_heads, kv_heads, head_dim: of the attention; vocabulary: rows of the embedding table and of the head.
         tied: the head is the embedding table; qkv_bias: queries, keys and values have biases (Qwen2); qk_norm: they are
-            normalised per head (Qwen3).
+            normalised per head (Qwen3); gated, norms: see `families.base.TextModel`.
+        states: layers that are not compressed, among `layers`.
     """
 
     layers: int
@@ -107,6 +111,19 @@ class Decoder:
     tied: bool
     qkv_bias: bool = False
     qk_norm: bool = False
+    gated: bool = False
+    norms: int = 2
+    states: States = NO_STATES
+
+    @property
+    def attention(self) -> int:
+        """Layers with keys and values, sliding ones among them; the others are linear."""
+        return self.layers - self.states.linear
+
+    @property
+    def compressed(self) -> int:
+        """Layers that are compressed."""
+        return self.layers - self.states.layers
 
     @property
     def table(self) -> int:
@@ -115,16 +132,23 @@ class Decoder:
 
     @property
     def matrices(self) -> int:
-        """Parameters of one layer's matrices: what is multiplied with each token."""
+        """Parameters of the matrices of one layer with attention: what is multiplied with each token."""
         queries, entries = self.query_heads * self.head_dim, self.kv_heads * self.head_dim
-        return self.hidden * (2 * queries + 2 * entries + 3 * self.intermediate)
+        return self.hidden * ((2 + self.gated) * queries + 2 * entries + 3 * self.intermediate)
+
+    @property
+    def multiplied(self) -> int:
+        """Parameters of all layers' matrices."""
+        linear = self.states.linear * (3 * self.hidden * self.intermediate + self.states.weights)
+        return self.attention * self.matrices + linear
 
     @property
     def blocks(self) -> int:
         """Parameters of all layers and of the last norm."""
         biases = (self.query_heads + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
-        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        return self.layers * (self.matrices + biases + norms) + self.hidden
+        norms = 2 * self.head_dim if self.qk_norm else 0
+        residual = self.norms * self.layers * self.hidden
+        return self.multiplied + self.attention * (biases + norms) + residual + self.hidden
 
     @property
     def parameters(self) -> int:
@@ -138,8 +162,13 @@ class Decoder:
 
     @property
     def kv_values(self) -> int:
-        """Numbers that one token's keys and values are in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
+        """Numbers that one token's keys and values are in all compressed layers."""
+        return self.compressed * self.entry
+
+    @property
+    def entry(self) -> int:
+        """Numbers that one token's keys and values are in one layer."""
+        return 2 * self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True)
@@ -171,7 +200,7 @@ def decoder_of(config: Any) -> Decoder | None:
     if tied is None or not all(isinstance(value, int) for value in values.values()):
         return None
     return Decoder(
-        layers=facts.num_layers,
+        layers=facts.all_layers,
         hidden=values["hidden_size"],
         intermediate=values["intermediate_size"],
         query_heads=facts.num_query_heads,
@@ -181,6 +210,9 @@ def decoder_of(config: Any) -> Decoder | None:
         tied=bool(tied),
         qkv_bias=backbone.qkv_bias or bool(getattr(text, "attention_bias", False)),
         qk_norm=backbone.qk_norm,
+        gated=backbone.gated,
+        norms=backbone.norms,
+        states=facts.states,
     )
 
 

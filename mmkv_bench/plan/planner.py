@@ -17,7 +17,7 @@ from mmkv_bench.plan import identity as identities
 from mmkv_bench.plan.cells import Cell, expand, method_entries, uncalibrated
 from mmkv_bench.plan.plan import DatasetShare, Plan
 from mmkv_bench.plan.selection import chosen, reaching
-from mmkv_bench.plan.validate import validate_combinations, validate_questions, validate_stream
+from mmkv_bench.plan.validate import validate_combinations, validate_decoding, validate_questions, validate_stream
 from mmkv_bench.protocols import protocol
 from mmkv_bench.store.store import Store
 
@@ -50,6 +50,7 @@ def make_plan(config: RunConfig) -> Plan:
     notes += _unchosen(names, config.model)
     family = model_facts(Source.of(config.model).described)
     validate_combinations(config.protocol, family, _compressors(cells), _uncut(specs))
+    validate_decoding(family, config.answering)
     validate_stream(config.decode, _streamed(cells), family)
     parts = [
         _part(name, spec, cells, config.selection, config.datasets[label])
@@ -92,6 +93,7 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
         notes.append(f"the files of model {config.model.name} are not here: what it can run is checked by the run")
     else:
         validate_combinations(config.protocol, family, _compressors(cells), _uncut(specs))
+        validate_decoding(family, config.answering)
     validate_stream(config.decode, _streamed(cells), family)
     parts = []
     for name, (label, spec) in zip(names, specs.items(), strict=True):

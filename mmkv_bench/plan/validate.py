@@ -96,6 +96,17 @@ def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes
                 )
 
 
+def validate_decoding(family: ModelFacts, answering: AnswerConfig) -> None:
+    """Refuse kernels that layers with a window or a recurrent state do not have. Raises UnsupportedError."""
+    given = {"decode": answering.decode, "model.attention": answering.model.attention}
+    for key, value in given.items():
+        if family.states.layers and value in (COMPILED, FLASH):
+            raise UnsupportedError(
+                f"{key}={value}: {family.name} has layers that keep a window or a recurrent state; allowed for it: "
+                "decode=eager, model.attention=sdpa or eager"
+            )
+
+
 def validate_combinations(
     names: Sequence[str], family: ModelFacts, compressors: Iterable[Compressor], uncut: Sequence[str]
 ) -> None:
@@ -112,6 +123,9 @@ def validate_combinations(
         if protocols.protocol(str(name)).prefills_again:
             for compressor in compressors:
                 compressor.check_only_evicts(str(name))
+        if family.states.layers:
+            for compressor in compressors:
+                compressor.check_beside_states(family.name, protocols.protocol(str(name)))
         if protocols.protocol(str(name)).needs_questions:
             for compressor in compressors:
                 compressor.check_no_answer(str(name))
@@ -177,6 +191,11 @@ def validate_stream(
 
     for compressor, budget in streamed:
         check_streams(compressor, budget)
+    if family is not None and family.states.layers:
+        raise UnsupportedError(
+            f"protocol=stream evicts while it prefills, and {family.name} has layers that keep a window or a recurrent state of "
+            "all that was read; choose a model whose layers all attend to the whole prompt"
+        )
     if family is not None and family.multimodal:
         check_chunks(family.rules)
     if decode != "eager":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from mmkv_bench import devices
 from mmkv_bench.columns import size
-from mmkv_bench.families.facts import kv_bytes_per_token
+from mmkv_bench.families.facts import kv_bytes_per_token, state_bytes
 from mmkv_bench.forecast.weights import weights_text
 from mmkv_bench.models.load import threads_for
 from mmkv_bench.plan.identity import UNKNOWN
@@ -73,10 +73,21 @@ def model_lines(plan: Plan, loaded: LoadedModel | None = None) -> list[str]:
         return [f"model      {model.name}, whose files are not here", weights]
     heads = f"{family.num_query_heads} query / {family.num_kv_heads} KV heads, head_dim {family.head_dim}"
     return [
-        f"model      {model.name} ({family.name}, {cell.model_fingerprint}), {family.num_layers} layers, {heads}",
+        f"model      {model.name} ({family.name}, {cell.model_fingerprint}), {family.all_layers} layers, {heads}",
         weights,
         f"KV cache   {size(kv_bytes_per_token(family, cell.dtype))} per token",
+        *_beside(family),
     ]
+
+
+def _beside(family: ModelFacts) -> list[str]:
+    """A line about layers that are not compressed, where there are some."""
+    states = family.states
+    kinds = [
+        *([f"{states.windows} with a window of {states.window} entries"] if states.windows else []),
+        *([f"{states.linear} with a recurrent state"] if states.linear else []),
+    ]
+    return [f"beside     {' and '.join(kinds)}, which are not compressed"] if kinds else []
 
 
 def row_lines(plan: Plan, rows_done: Mapping[str, int], notes: Sequence[str] = ()) -> list[str]:
@@ -131,9 +142,19 @@ def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
         lines.append(
             f"budget     {budget}: {kept} of {length} entries per KV head ({100 * kept / length:.1f}%), "
             f"{kept * family.num_layers * family.num_kv_heads} in all, {size(kept * per_token)}"
+            + _of_all_state(family, plan.cells[0].dtype, length, kept)
             + ("; the first prompt is kept whole" if entries >= length else "")
         )
     return lines
+
+
+def _of_all_state(family: ModelFacts, dtype: str, length: int, kept: int) -> str:
+    """Share of all state that stays, where some layers are not compressed."""
+    if not family.states.layers:
+        return ""
+    per_token, beside = kv_bytes_per_token(family, dtype), state_bytes(family, length, dtype)
+    share = (kept * per_token + beside) / (length * per_token + beside)
+    return f" in {family.num_layers} of {family.all_layers} layers, {100 * share:.1f}% of all state"
 
 
 def _dataset(part: DatasetShare, done: int, prompt: PromptSize | None) -> str:

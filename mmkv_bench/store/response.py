@@ -125,6 +125,13 @@ class Response:
         "bytes",
         counted=True,
     )
+    bytes_state: int | None = _column(
+        None,
+        "bytes of sliding windows and of recurrent and convolution states at the end of the prefill, in layers that are not "
+        "compressed: part of bytes_held and bytes_read_step alone; 0 where every layer is compressed; null in older rows",
+        "bytes",
+        counted=True,
+    )
     window_effective: int | None = _column(None, "observation window used, where the budget shortened it", "tokens")
     encode_s: float | None = _column(None, "time of the processor (images and text to tensors)", "seconds")
     vision_s: float | None = _column(None, "time of the vision tower; contained in prefill_s", "seconds")

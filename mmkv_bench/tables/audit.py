@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _COUNTED = ("entries_asked", "entries_resident", "tokens_from_compressed", "n_tokens", "question_text_before_cut")
 _STORAGE = ("entries_reachable", "bytes_device", "bytes_host", "bytes_metadata", "bytes_full")
-COLUMNS = (*_COUNTED, *_STORAGE, "budget_entries", "context_tokens", "bytes_held")
+COLUMNS = (*_COUNTED, *_STORAGE, "budget_entries", "context_tokens", "bytes_held", "bytes_state")
 """Columns of the responses that an audit is counted from, beside status, fallbacks and ends."""
 CHOSEN = "chosen"
 FREE_COLUMNS = ("cell", "sample_id", "status", "token_ids", "finish_reason")
@@ -42,7 +42,8 @@ class Audit:
     entries than are resident. Their cells are not told by entries alone: device and host are the mean bytes there, with
     metadata, over those of the full cache, and reach is the mean of reachable over resident entries. held: the mean of all
     bytes that are held, reserved slots and buffers included, over the same; None where a row is older than that column.
-    chosen: answers to samples that were asked for by id (`chosen_apart`).
+    chosen: answers to samples that were asked for by id (`chosen_apart`). of_all: mean share of all state that stays, windows and
+    recurrent states counted; 0 where every layer is compressed.
     """
 
     n: int = 0
@@ -59,6 +60,7 @@ class Audit:
     reach: float = 1.0
     held: float | None = None
     chosen: int = 0
+    of_all: float = 0.0
 
     @property
     def entries_only(self) -> bool:
@@ -72,7 +74,7 @@ class Audit:
 
 
 _FLAGS = ("over", "from_prefill", "text_before_cut", "packed", "retrievable", CHOSEN)
-_SUMS = ("n", *_FLAGS, "known", "device", "host", "reach", "held")
+_SUMS = ("n", *_FLAGS, "known", "device", "host", "reach", "held", "of_all")
 
 
 @dataclass
@@ -118,6 +120,7 @@ class Audits:
             excess_mean=float(np.mean(excess)),
             excess_worst=float(np.max(excess)),
             fallbacks=dict(sorted(fallbacks.items())),
+            of_all=float(sums["of_all"] / sums["n"]),
             **{name: int(sums[name]) for name in _FLAGS},
         )
         if audit.entries_only:
@@ -162,7 +165,8 @@ def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarr
     resident, asked = column["entries_resident"], column["entries_asked"]
     compressed, ended = column["tokens_from_compressed"], is_text(block["finish_reason"], "eos")[order]
     full, tokens = column["bytes_full"], column["context_tokens"]
-    nothing = np.zeros(len(order))
+    nothing, state = np.zeros(len(order)), column["bytes_state"]
+    stored = column["bytes_device"] + np.nan_to_num(column["bytes_host"])
     with np.errstate(divide="ignore", invalid="ignore"):
         excess = resident / asked - 1
         # Entries of the full cache: what was asked is the budget, or the whole prompt, of every head; without a budget
@@ -181,7 +185,8 @@ def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarr
             "device": np.where(known, (column["bytes_device"] + column["bytes_metadata"]) / full, 0.0),
             "host": np.where(known, np.nan_to_num(column["bytes_host"]) / full, 0.0),
             "reach": np.where(retrievable, column["entries_reachable"] / resident, 0.0),
-            "held": np.where(known, column["bytes_held"] / full, 0.0),
+            "held": np.where(known, (column["bytes_held"] - np.nan_to_num(state)) / full, 0.0),
+            "of_all": np.where(state > 0, (stored + state) / (full + state), 0.0),
         }
     return np.stack([facts[name].astype(np.float64) for name in _SUMS], axis=1), excess
 

@@ -52,6 +52,7 @@ def score_notes(table: ScoreTable) -> list[Note]:
         *_bold_notes(table),
         *_mark_notes(table),
         *_free_notes(table),
+        *_state_notes(table),
         *_line_notes(table),
         *_version_notes(table),
         *_origin_notes(table),
@@ -296,6 +297,17 @@ def _free_notes(table: ScoreTable) -> list[Note]:
     if table.mostly_free:
         return [Note(f"Answers are mostly free. {text}", Rank.WARNING)]
     return [Note(text)]
+
+
+def _state_notes(table: ScoreTable) -> list[Note]:
+    """What budgets mean for the whole of a model of which only some layers are compressed."""
+    shares: dict[str, list[float]] = {}
+    for _, budget, entry in table.cells:
+        if budget and entry.audit.of_all:
+            shares.setdefault(budget, []).append(entry.audit.of_all)
+    words = [f"{sum(values) / len(values):.0%} stays at {budget}" for budget, values in shares.items()]
+    text = f"Budgets are of compressed layers. With windows and recurrent states of the others, {', '.join(words)}."
+    return [Note(text, Rank.READING)] if words else []
 
 
 def _line_notes(table: ScoreTable) -> list[Note]:

@@ -21,7 +21,6 @@ from mmkv_bench.compression.numerics.moments import (
 from mmkv_bench.compression.numerics.ordering import nucleus
 from mmkv_bench.compression.numerics.proxies import group_mass, group_votes
 from mmkv_bench.devices import Device
-from mmkv_bench.errors import UnsupportedError
 from tests.compression import oracles
 from tests.each import each
 
@@ -279,9 +278,20 @@ def test_unrotate_undoes_rotate(scale):
     assert torch.allclose(unrotate(rotate(x, cos, sin), cos, sin), x, atol=1e-6)
 
 
-def test_partial_rotation_is_refused():
-    with pytest.raises(UnsupportedError, match="4 of 8 head dimensions"):
-        rotate(torch.zeros(1, 2, 8), torch.ones(2, 4), torch.zeros(2, 4))
+@each("scale", [1.0, 1.7])
+def test_a_partial_rotation_leaves_the_other_dimensions_as_they_are(scale):
+    """Qwen3.5 rotates a quarter of each head; a covariance is rotated on both sides."""
+    x = torch.randn(3, 20, 16, generator=torch.Generator().manual_seed(0))
+    cos, sin = (scale * t for t in oracles.cos_sin(torch.arange(20), 4))
+    turned = rotate(x, cos, sin)
+    assert torch.allclose(turned[..., :4].double(), scale * oracles.turn(x[..., :4], torch.arange(20)), atol=1e-5)
+    assert torch.equal(turned[..., 4:], x[..., 4:])
+    assert torch.allclose(unrotate(turned, cos, sin), x, atol=1e-6)
+    matrix = rotate(torch.eye(16).expand(20, 16, 16).transpose(0, 1), cos, sin).mean(1).double()
+    mean, covariance = x.double().mean(1), torch.stack([row.double().T.cov() for row in x])
+    moved, spread = average_rotation(mean, covariance, cos, sin)
+    assert torch.allclose(moved, mean @ matrix, atol=1e-5)
+    assert torch.allclose(spread, matrix.T @ covariance @ matrix, atol=1e-4)
 
 
 def test_joint_moments_of_turned_queries_hold_some_tiles_whatever_the_heads(monkeypatch):

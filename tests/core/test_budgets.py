@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import mmkv_bench
 from mmkv_bench.compression.compressor import OverBudgetError, full
 from mmkv_bench.compression.session import attach
 from mmkv_bench.errors import ConfigError, UnsupportedError
@@ -201,7 +202,7 @@ def test_sliding_window_models_are_refused_before_anything_runs():
     config = dict(zoo.model("qwen2").config.to_dict(), use_sliding_window=True, sliding_window=8, max_window_layers=1)
     config.pop("layer_types")
     with pytest.raises(UnsupportedError, match="sliding_attention"):
-        attach(tf.Qwen2ForCausalLM(tf.Qwen2Config(**config)), full())
+        mmkv_bench.attach(tf.Qwen2ForCausalLM(tf.Qwen2Config(**config)), "full")
     mistral = tf.MistralConfig(**{**zoo.model("llama").config.to_dict(), "model_type": "mistral", "sliding_window": 8})
     with pytest.raises(UnsupportedError, match="sliding"):
         attach(tf.MistralForCausalLM(mistral), full())

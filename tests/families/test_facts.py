@@ -149,3 +149,66 @@ def test_importing_the_facts_loads_neither_torch_nor_transformers():
 
     code = "import sys, mmkv_bench.families.registry; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# ----------------------------------------------------------------------------------- layers that are not compressed
+
+
+@each("name", zoo.HYBRID)
+def test_facts_of_hybrid_models_count_compressed_layers_and_state_the_others(name):
+    model, inputs = zoo.model(name), zoo.prompt(name)
+    family = facts.model_facts(model.config)
+    with torch.no_grad():
+        cache = model(**inputs, use_cache=True).past_key_values
+    _batch, heads, length, dim = cache.layers[1].keys.shape
+    assert (family.num_layers, family.all_layers, family.num_kv_heads, family.head_dim) == (2, 4, heads, dim)
+    stored = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers[1::2])
+    assert facts.kv_bytes_per_token(family, "float32") * length == stored
+    values = model.config.to_dict()
+    stated = facts.stated(values)
+    assert isinstance(stated, facts.StatedConfig) and facts.model_facts(stated) == family
+    assert facts.stated({key: value for key, value in values.items() if key != "layer_types"}) is None
+
+
+def _small(config_class, **more):
+    """Tiny widths; what a config does not know is left out by transformers."""
+    widths = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return config_class(**{"vocab_size": 64, "num_hidden_layers": 4, "head_dim": 8, **widths, **more})
+
+
+REFUSED = {
+    "learned sinks": lambda: _small(tf.GptOssConfig, num_local_experts=2, num_experts_per_tok=1),
+    "picture's tokens in both directions": tf.Gemma3Config,
+    "capped softly": lambda: _small(tf.Gemma2Config),
+    "read the keys of an earlier one": tf.Gemma3nTextConfig,
+    "short convolutions": lambda: _small(tf.Lfm2Config),
+    "Mamba blocks": lambda: _small(tf.JambaConfig),
+    "no keys and values": lambda: _small(tf.MambaConfig),
+    "attend in chunks": tf.Llama4TextConfig,
+    "pictures are not tested here beside": tf.Qwen3_5Config,
+    "use_bidirectional_attention=True.*allowed: null or false": lambda: _small(
+        tf.Gemma3TextConfig, use_bidirectional_attention=True, layer_types=["sliding_attention", "full_attention"] * 2
+    ),
+    "none of its 2 layers has full attention": lambda: _small(
+        tf.Gemma3TextConfig, num_hidden_layers=2, layer_types=["sliding_attention"] * 2
+    ),
+    "layers 0 to 0 .1 of 2. use conv.*linear_attention beside it": lambda: _small(
+        tf.Qwen3_5TextConfig, num_hidden_layers=2, layer_types=["conv", "full_attention"]
+    ),
+}
+
+
+@each("reason", REFUSED)
+def test_other_layers_are_refused_by_name_with_the_reason(reason):
+    with pytest.raises(UnsupportedError, match=reason) as error:
+        facts.model_facts(REFUSED[reason]())
+    assert str(error.value).count(". ") <= 1
+
+
+def test_a_refused_type_is_one_that_transformers_has():
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    from mmkv_bench.families.refused import REFUSED as names
+    from mmkv_bench.families.registry import families
+
+    assert set(names) <= set(CONFIG_MAPPING_NAMES) and not set(names) & set(families())

@@ -14,6 +14,7 @@ import mmkv_bench.families
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.config.schema import Model
 from mmkv_bench.families.base import Family
+from mmkv_bench.families.facts import StatedConfig
 from mmkv_bench.families.registry import families, image_tokens, token_boxes
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.engine import Engine
@@ -45,7 +46,7 @@ def test_a_family_is_one_file_one_model_file_and_one_template(tmp_path, monkeypa
 def _count_place_and_answer() -> None:
     node = Model(**yaml.safe_load(BLOCKS["yaml"]))
     source = Source.of(node)
-    assert source.described.attends_to_all is True, "planned without transformers"
+    assert isinstance(source.described, StatedConfig), "planned without transformers"
     loaded = source.load()
     assert len(loaded.model.model.vision_tower.encoder.layers) == 2
 

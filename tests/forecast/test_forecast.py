@@ -163,3 +163,15 @@ def test_the_speed_up_is_that_of_the_milliseconds_beside_it_where_computing_bind
 def test_a_long_prompt_is_refused_before_anything_is_counted(tmp_path):
     with pytest.raises(ConfigError, match="beyond the context"):
         foreseen(tmp_path, *QWEN, prompt_tokens=[128_001])
+
+
+def test_windows_are_counted_beside_what_a_budget_keeps(tmp_path):
+    """Gemma 3 270M at 2,048 tokens: 3 KiB a token in 3 layers, and 511 entries of 1 KiB in each of 15."""
+    words = ("model=gemma3_270m", "dataset=english_records", "method=snapkv", "budget=10%", "limit=2")
+    found = foreseen(tmp_path, *words, "protocol=[paper,strict]", prompt_tokens=[2048], bandwidth=1e11)
+    lines = {line.label: line for line in found.datasets[0].lines}
+    windows = 15 * 511 * 1024
+    assert found.kv_per_token == 3072
+    assert (lines["full"].kv, lines["10%"].kv) == (2048 * 3072 + windows, 204 * 3072 + windows)
+    assert lines["10%"].read == found.read + 204 * 3072 + windows
+    assert lines["full"].needs > found.held + 2048 * 3072 + windows

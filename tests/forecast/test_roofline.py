@@ -6,12 +6,14 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from mmkv_bench.families.facts import stated
 from mmkv_bench.forecast import roofline
 from mmkv_bench.models.shape import Decoder, decoder_of, sizes_of, stored_parameters
 from mmkv_bench.models.source import shaped
+from tests import zoo
 from tests.each import each
 
 NAMES = shaped()
@@ -112,3 +114,41 @@ def test_what_is_known_of_a_models_size_says_its_source(tmp_path):
     assert stored_parameters(tmp_path) is None and stored_parameters(tmp_path / "none") is None
     (tmp_path / "more.safetensors").write_bytes((2).to_bytes(8, "little") + json.dumps({}).encode())
     assert stored_parameters(tmp_path) == 22
+
+
+@each("name", zoo.HYBRID)
+def test_decoders_with_states_have_as_many_parameters_as_transformers_builds(name):
+    """Gates, linear layers and four norms; from a config.json alone as from transformers' config."""
+    model = zoo.model(name)
+    decoder = decoder_of(model.config)
+    assert decoder == decoder_of(stated(model.config.to_dict()))
+    assert decoder.parameters == model.num_parameters()
+    assert (decoder.layers, decoder.compressed, decoder.attention) == (4, 2, 4 if name == "gemma3" else 2)
+    matrices = sum(
+        module.weight.numel()
+        for block in model.get_decoder().layers
+        for module in block.modules()
+        if isinstance(module, torch.nn.Linear | torch.nn.Conv1d)
+    )
+    assert decoder.multiplied == pytest.approx(matrices, rel=1e-3)
+
+
+def test_windows_and_states_are_read_whole_by_a_step_and_bound_a_prefill():
+    """Gemma's windows see 16 tokens at most; a query of a full layer sees all before it; by hand."""
+    decoder, tokens = decoder_of(zoo.model("gemma3").config), 40
+    entry, heads = 2 * zoo.HEAD_DIM * 4, zoo.HEADS * zoo.HEAD_DIM
+    assert decoder.states.nbytes(tokens, decoder.entry, 4) == 2 * 15 * entry and decoder.kv_values * 4 == 2 * entry
+    near, full = sum(min(i, 16) for i in range(1, tokens + 1)), tokens * (tokens + 1) // 2
+    pairs = 4 * heads * 2 * (near + full)
+    assert roofline.prefill_operations(decoder, tokens) == 2 * (tokens * decoder.multiplied + decoder.table) + pairs
+    device = roofline.Roofline(decoder, 4, 1e30, 1e12, "none")  # computing is the limit
+    kept = 2 * (9 + 15) * entry
+    operations = 2 * (decoder.multiplied + decoder.table) + 4 * heads * 2 * (9 + 15)
+    assert device.step_ms(3 * kept, batch=3) == pytest.approx(3 * operations / 1e12 * 1000)
+    linear = decoder_of(zoo.model("qwen3_5").config)
+    held = linear.states.nbytes(tokens, linear.entry, 4)
+    assert held == linear.states.nbytes(1, linear.entry, 4) == 2 * 4 * ((2 * 16 + 32) * 4 + 4 * 8 * 8)
+    operations = 2 * (linear.multiplied + linear.table) + 6 * 2 * 256 + 4 * heads * 2 * 9
+    assert roofline.Roofline(linear, 4, 1e30, 1e12, "none").step_ms(held + 9 * linear.kv_values * 4) == pytest.approx(
+        operations / 1e12 * 1000
+    )

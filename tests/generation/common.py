@@ -99,7 +99,7 @@ def registry(reading: str = "paper", model: str = "qwen2_5_vl") -> dict[str, Com
     names = [name for name in options("method") if name not in OUTSIDE]
     assert len(names) >= 7, "the registry has lost methods"
     methods = {name: build_compressor(name, content("method", name), reading) for name in names}
-    layers, heads = config.num_hidden_layers, config.num_key_value_heads
+    layers, heads = family(model).num_layers, config.num_key_value_heads
     return {name: synthetic.calibrated(made, layers, heads) for name, made in methods.items()}
 
 

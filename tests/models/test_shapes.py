@@ -56,6 +56,7 @@ def test_the_shape_has_as_many_parameters_as_the_checkpoint(name):
         ("smollm2_135m", 0.135),
         ("smollm2_360m", 0.362),
         ("smollm2_1_7b", 1.71),
+        ("gemma3_270m", 0.268),
     ],
 )
 def test_counts_are_those_on_the_repositories_pages(name, billions):
@@ -78,6 +79,7 @@ def test_counts_are_those_on_the_repositories_pages(name, billions):
         ("smolvlm2_2_2b", 24, 32, 32, 64, 192),
         ("llama_3_8b", 32, 32, 8, 128, 128),
         ("smollm2_135m", 30, 9, 3, 64, 22.5),
+        ("gemma3_270m", 3, 4, 1, 256, 3),  # its full layers; 15 others keep a window
     ],
 )
 def test_the_cache_has_the_checkpoints_dimensions(name, layers, heads, kv, dim, kib):
@@ -106,7 +108,7 @@ def test_processor_settings_and_generation_fit_the_shape(name):
 @each("name", FAMILIES)
 def test_fewer_layers_change_depths_and_nothing_else(name, layers):
     whole, cut = on_meta(name), on_meta(name, layers)
-    assert text_config(cut.config).num_hidden_layers == layers == model_facts(cut.config).num_layers
+    assert text_config(cut.config).num_hidden_layers == layers == model_facts(cut.config).all_layers
     shapes = {key: p.shape for key, p in whole.named_parameters()}
     kept = {key: p.shape for key, p in cut.named_parameters()}
     assert kept.items() <= shapes.items()

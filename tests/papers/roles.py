@@ -23,9 +23,10 @@ ROLES: Mapping[str, Mapping[str, str]] = {
         FREE: f"{_ROW} doc_id cluster error answer token_ids n_tokens tokens_from_compressed finish_reason prompt_tokens "
         "context_tokens visual_tokens budget_entries entries_planned "
         "entries_reachable entries_appended entries_end kept kept_digest kept_indices bytes_device bytes_host bytes_metadata "
-        "bytes_full bytes_held bytes_padding bytes_read_step bytes_moved_step window_effective encode_s vision_s prefill_s "
-        "compress_s decode_s ttft_s tpot_s peak_device_bytes peak_resident_bytes forced_kl forced_agree reference_nll "
-        "reference_samples fork_group fork_batch fork_rows question_number question_known compression_reused slim worker shard "
+        "bytes_full bytes_held bytes_padding bytes_state bytes_read_step bytes_moved_step window_effective encode_s "
+        "vision_s prefill_s compress_s decode_s ttft_s tpot_s peak_device_bytes peak_resident_bytes forced_kl forced_agree "
+        "reference_nll reference_samples fork_group fork_batch fork_rows "
+        "question_number question_known compression_reused slim worker shard "
         "entries_max entries_peak eviction_rounds entries_evicted frames_left",
     },
     "samples": {IDENTITY: "dataset sample_id metric status", CONTEXT: "cluster", FREE: f"{_ROW} value parts"},

@@ -198,6 +198,21 @@ def test_rows_without_byte_counts_claim_full_width_entries_on_the_device() -> No
     assert (audit.packed, audit.retrievable, audit.device, audit.host, audit.reach) == (0, 0, 1.0, 0.0, 1.0)
 
 
+def test_a_budget_of_some_layers_says_what_it_is_of_all_state() -> None:
+    """64 of 512 entries of 16 bytes, and windows of twice the full cache: 1/8 + 2 of 1 + 2."""
+    stored = {"bytes_full": 8192, "bytes_device": 1024, "bytes_held": 17_408}
+    example = Example()
+    example.add("snapkv", 64, [1.0, 0], answer=stored | {"bytes_state": 16_384})
+    table = one(example)
+    assert table.entry("snapkv", "64").audit.of_all == pytest.approx(17 / 24)
+    text = "Budgets are of compressed layers. With windows and recurrent states of the others, 71% stays at 64."
+    assert text in notes(table)
+    for state in (0, None):
+        example = Example()
+        example.add("snapkv", 64, [1.0, 0], answer=stored | {"bytes_state": state})
+        assert not any("Budgets are of compressed" in note for note in notes(one(example)))
+
+
 def test_answers_without_scores_are_told() -> None:
     example = Example()
     example.add("snapkv", 64, [1.0, 0, 1])

@@ -32,6 +32,7 @@ FAMILIES = (
     "smolvlm_256m",
     "smolvlm2_2_2b",
     "llama_3_8b",
+    "gemma3_270m",
 )
 """One model of each family, by its name in conf/model."""
 

@@ -61,7 +61,7 @@ class Holding(DecodePolicy):
         return EvictingLayer.of(start, room, self.slack, self.hold == "ratio", self.slot)
 
     def query_positions(self, cache: CompressedCache, position_ids: Tensor) -> Tensor:
-        first = cache.layers[0]
+        first = cache.compressed[0]
         if self.positions == "own" or first.seen < first.acts_from:
             return position_ids
         count = max(first.entry_counts())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.tiles import row_blocks
-from mmkv_bench.errors import UnsupportedError
 
 ROWS = 1024  # tokens converted to float64 at a time
 
@@ -122,24 +121,19 @@ def _half_turn(x: Tensor) -> Tensor:
     return torch.cat((-second, first), -1)
 
 
-def _check(x: Tensor, cos: Tensor) -> None:
-    if cos.shape[-1] != x.shape[-1]:
-        raise UnsupportedError(
-            f"rotary embedding covers {cos.shape[-1]} of {x.shape[-1]} head dimensions; supported: models that rotate"
-            " all of them. Choose a method without future queries (snapkv, keydiff, streamingllm, random)"
-        )
-
-
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate ``x [..., m, D]`` by ``cos, sin [m, D]`` (or ``[D]``), in x's dtype; halves of D are paired (i, i + D/2)."""
-    _check(x, cos)
+    """Rotate the first R of ``x [..., m, D]`` by ``cos, sin [m, R]`` (or ``[R]``), in x's dtype; of these, i and i + R/2 are
+    paired. R is D but for partial rotary embeddings (Qwen3.5), which leave the rest as it is."""
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    return x * cos + _half_turn(x) * sin
+    turned = x[..., : cos.shape[-1]]
+    turned = turned * cos + _half_turn(turned) * sin
+    return turned if cos.shape[-1] == x.shape[-1] else torch.cat((turned, x[..., cos.shape[-1] :]), -1)
 
 
 def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Undo ``rotate``, in float32. Exact for scaled rotations too (YaRN): the scale is divided out."""
-    _check(x, cos)
+    if cos.shape[-1] < x.shape[-1]:
+        return torch.cat((unrotate(x[..., : cos.shape[-1]], cos, sin), x[..., cos.shape[-1] :].float()), -1)
     x, cos, sin = x.float(), cos.float(), sin.float()
     half = x.shape[-1] // 2
     turned = x * cos  # of all prompt queries: in place, without a copy that is turned by half

@@ -1,0 +1,85 @@
+"""Layers that are not compressed: transformers' own sliding windows and recurrent states, beside compressed layers.
+
+Both are states of a whole sequence. They do not forget a token by dropping slots, and `crop(-1)` of a recurrent state returns
+without going back. Who feeds tokens again must put back a copy that was made before them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import (
+    DYNAMIC_LAYER_TYPE_MAPPING,
+    LinearAttentionLayer,
+    get_layer_types_and_kwargs,
+)
+
+from mmkv_bench.errors import UnsupportedError
+
+FULL = "full_attention"
+SLIDING, LINEAR = "sliding_attention", "linear_attention"
+_STATES = ("conv_states", "recurrent_states")
+_PER_STATE = (
+    *_STATES,
+    "is_conv_states_initialized",
+    "is_recurrent_states_initialized",
+    "has_previous_state",
+    "conv_kernel_size",
+)
+
+
+def check_layers(owner: str, config: Any) -> list[str]:
+    """Return the kind of every layer of a text model's config.
+
+    Raises:
+        UnsupportedError: a kind that is neither compressed nor kept as it is, or no layer that can be compressed.
+    """
+    kinds: list[str] = get_layer_types_and_kwargs(config)[0]
+    other = sorted(set(kinds) - {FULL, SLIDING, LINEAR})
+    if other or FULL not in kinds:
+        raise UnsupportedError(
+            f"{owner} has {', '.join(other or sorted(set(kinds)))} layers; allowed: {FULL} layers, which are compressed, and "
+            f"beside them {SLIDING} and {LINEAR} layers, which are not; choose a model of these"
+        )
+    return kinds
+
+
+def state_layer(config: Any, index: int) -> Any:
+    """Return an empty layer of transformers for a layer that is not compressed."""
+    kinds, arguments = get_layer_types_and_kwargs(config)
+    return DYNAMIC_LAYER_TYPE_MAPPING[kinds[index]](**arguments[index])
+
+
+def mapped(layer: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a layer of its own whose tensors are changed ones; `torch.clone` copies it."""
+    made = copy.copy(layer)
+    if isinstance(layer, LinearAttentionLayer):
+        for name in _PER_STATE:
+            setattr(made, name, dict(getattr(layer, name)))
+        for name in _STATES:
+            setattr(made, name, {i: None if one is None else change(one) for i, one in getattr(layer, name).items()})
+    elif layer.is_initialized:
+        made.keys, made.values = change(layer.keys), change(layer.values)
+    return made
+
+
+def tensors(layer: Any) -> list[Tensor]:
+    """Return the tensors of a layer that is not compressed: convolution and recurrent states, or keys and values of a window."""
+    if isinstance(layer, LinearAttentionLayer):
+        return [one for name in _STATES for one in getattr(layer, name).values() if one is not None]
+    return [layer.keys, layer.values] if layer.is_initialized else []
+
+
+def beside(layers: Sequence[Any]) -> Any:
+    """Return one layer with the rows of several that have been shown equally many tokens."""
+    parts = iter(list(zip(*(tensors(layer) for layer in layers), strict=True)))
+    return mapped(layers[0], lambda _: torch.cat(next(parts)))
+
+
+def nbytes(layers: Sequence[Any]) -> int:
+    """Return the bytes of the tensors of layers that are not compressed."""
+    return sum(one.numel() * one.element_size() for layer in layers for one in tensors(layer))
