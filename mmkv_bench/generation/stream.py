@@ -318,6 +318,7 @@ def _stream(
         prompt=prompt.context(lengths.reduced),
         lengths={cell.protocol: lengths},
         cache=cache,
+        states={},
         logits=logits,
         last_positions=last_positions(reader.positions[..., : lengths.reduced], lengths.reduced, logits.device),
         scalings=[module.scaling for module in session.attentions],
