@@ -17,7 +17,7 @@ from mmkv_bench.cli.grammar import reader
 from mmkv_bench.cli.verbs.measure import with_defaults
 from mmkv_bench.generation.fidelity import ExtraMeasures
 from mmkv_bench.generation.result import CellSpec
-from mmkv_bench.protocols import NAMES, WHOLE
+from mmkv_bench.protocols import NAMES, WHOLE, protocol
 from tests import zoo
 from tests.generation import common
 from tests.second_device import Far, far, second_device, there
@@ -29,7 +29,7 @@ KINDS = ("full", "h2o_decode", "hybridkv", "kivi_prefixkv", "look_m", "mmshift_a
 
 def cells(family: str, names: tuple[str, ...] | None = None, turns: bool = False) -> list[CellSpec]:
     """Methods under every protocol that the family's prompt has; `turns`: each under one of them, in turn."""
-    protocols = NAMES if family in zoo.MULTIMODAL else WHOLE
+    protocols = [name for name in NAMES if not protocol(name).streams] if family in zoo.MULTIMODAL else WHOLE
     methods = common.registry("paper", family)
     methods = methods if family in zoo.MULTIMODAL else common.for_text(methods)
     chosen = [made for name, made in methods.items() if names is None or name in names]

@@ -27,6 +27,7 @@ from mmkv_bench.protocols import StreamSettings
 from tests import zoo
 from tests.each import each
 from tests.generation import common
+from tests.second_device import far, second_device, there
 
 VIDEOS = ("qwen2_vl", "qwen2_5_vl_video", "qwen3_vl_video")
 STREAMED = (
@@ -153,6 +154,14 @@ def test_both_paths_and_every_order_give_the_same_rows(name):
     common.assert_same(results, common.alone(zoo.model(name), name, prompt, cells), ignore=common.PATH)
     mixed = answer(name, prompt, cell("keydiff", protocol="paper"), cells[2], cell("full", protocol="query_agnostic"))
     common.assert_same([mixed[1]], [results[2]])
+
+
+def test_streams_are_read_on_a_second_device_as_on_the_cpu():
+    name, cells = "qwen3_vl_video", [cell("full"), *(cell(method, ask_at=0.7) for method in STREAMED)]
+    expected = answer(name, video(name), *cells)
+    with second_device():
+        found = common.together(there(zoo.model(name)), name, far(video(name)), cells)
+    common.assert_same(found, expected)
 
 
 # ---------------------------------------------------------------------- the cap
