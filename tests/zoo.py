@@ -195,25 +195,31 @@ _ENTRIES: dict[str, Entry] = {
 
 ALL = tuple(_ENTRIES)
 _KINDS = ["{}_attention", "full_attention"] * 2
+
+
+def _qwen3_5_text() -> dict[str, Any]:
+    partial = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
+    linear = {
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    }
+    kinds = [kind.format("linear") for kind in _KINDS]
+    return (
+        _GQA | linear | {"num_hidden_layers": 4, "head_dim": HEAD_DIM, "layer_types": kinds, "rope_parameters": partial}
+    )
+
+
+def _qwen3_5_vl() -> Any:
+    vision = {"depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "patch_size": 16}
+    vision |= {"out_hidden_size": 128, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 64}
+    return tf.Qwen3_5Config(text_config=_qwen3_5_text(), vision_config=vision, **_SPECIAL)
+
+
 _ENTRIES |= {
-    "qwen3_5": Entry(
-        lambda: tf.Qwen3_5TextConfig(
-            **_GQA | {"num_hidden_layers": 4},
-            head_dim=HEAD_DIM,
-            layer_types=[kind.format("linear") for kind in _KINDS],
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-            linear_num_key_heads=2,
-            linear_num_value_heads=4,
-            rope_parameters={
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.25,
-                "mrope_section": [1, 1, 0],
-            },
-        ),
-        "Qwen3_5ForCausalLM",
-    ),
+    "qwen3_5": Entry(lambda: tf.Qwen3_5TextConfig(**_qwen3_5_text()), "Qwen3_5ForCausalLM"),
+    "qwen3_5_vl": Entry(_qwen3_5_vl, "Qwen3_5" + _CLASS, _grid(16, IMAGE, _IMAGES)),
     "gemma3": Entry(
         lambda: tf.Gemma3TextConfig(
             **_GQA | {"num_hidden_layers": 4, "num_key_value_heads": 1},
@@ -226,7 +232,7 @@ _ENTRIES |= {
         "Gemma3ForCausalLM",
     ),
 }
-HYBRID = tuple(name for name in _ENTRIES if name not in ALL)
+HYBRID = ("qwen3_5", "gemma3")
 """Text models whose first and third layer keep a state (recurrent, a window of 16) and are not compressed."""
 TEXT_ONLY = tuple(name for name in ALL if _ENTRIES[name].visual is None)
 MULTIMODAL = tuple(name for name in ALL if name not in TEXT_ONLY)
@@ -296,7 +302,7 @@ def inputs_of(name: str, ids: list[int], tensors: dict[str, Tensor] | None = Non
     """Model inputs of one prompt given by its token ids and the tensors of its visual tokens."""
     input_ids = torch.tensor([ids])
     inputs = dict(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), **(tensors or {}))
-    if name.startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl")):
+    if name.startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5_vl")):
         # Without it Qwen-VL silently falls back to one-dimensional positions.
         inputs["mm_token_type_ids"] = ((input_ids == IMAGE).int() + 2 * (input_ids == VIDEO).int()).int()
     return inputs

@@ -1,7 +1,7 @@
-"""Qwen3.5, dense: text models with three layers of linear attention (gated delta rule) to each one of full attention.
+"""Qwen3.5, dense, with pictures and without: three layers of linear attention (gated delta rule) to each of full attention.
 
-The projection of queries in a full layer is twice as wide: behind each head's query stands its gate. A quarter of a head's
-dimensions is rotated.
+Pictures and videos are those of Qwen3-VL. The projection of queries in a full layer is twice as wide: behind each head's
+query stands its gate. A quarter of a head's dimensions is rotated.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmkv_bench.families.base import LINEAR, Family, States, TextModel
+from mmkv_bench.families.qwen_vl import SHARED, Qwen3VL
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,18 @@ class Qwen35Text(TextModel):
         )
 
 
+_TEXT = Qwen35Text("qwen3_5_text", qk_norm=True, head_dim_follows=False, beside=(LINEAR,), gated=True)
 FAMILIES = (
-    Family(
-        "qwen3_5_text",
-        "Qwen3.5 (text)",
-        (Qwen35Text("qwen3_5_text", qk_norm=True, head_dim_follows=False, beside=(LINEAR,), gated=True),),
-        "Qwen3_5ForCausalLM",
+    Family("qwen3_5_text", "Qwen3.5 (text)", (_TEXT,), "Qwen3_5ForCausalLM"),
+    Qwen3VL(
+        "qwen3_5",
+        "Qwen3.5",
+        (_TEXT,),
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3VLProcessor",
+        video_processor="Qwen3VLVideoProcessor",
+        whole_video_limit=True,
+        repeats_last_frame=True,
+        **SHARED,
     ),
 )

@@ -107,7 +107,7 @@ def _squares(size: Size, side: int, low: int, high: int, frames: int = 1, whole_
     return math.prod(squares)
 
 
-_SHARED: dict[str, Any] = {
+SHARED: dict[str, Any] = {
     "image_id_key": "image_token_id",
     "video_id_key": "video_token_id",
     "closing_id_key": "vision_end_token_id",
@@ -125,7 +125,7 @@ FAMILIES = (
         "Qwen2VLForConditionalGeneration",
         "Qwen2VLProcessor",
         video_processor="Qwen2VLVideoProcessor",
-        **_SHARED,
+        **SHARED,
     ),
     QwenVL(
         "qwen2_5_vl",
@@ -134,7 +134,7 @@ FAMILIES = (
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen2_5_VLProcessor",
         video_processor="Qwen2VLVideoProcessor",
-        **_SHARED,
+        **SHARED,
     ),
     Qwen3VL(
         "qwen3_vl",
@@ -145,6 +145,6 @@ FAMILIES = (
         video_processor="Qwen3VLVideoProcessor",
         whole_video_limit=True,
         repeats_last_frame=True,
-        **_SHARED,
+        **SHARED,
     ),
 )

@@ -13,7 +13,6 @@ _INDEXED = "its attention chooses keys by an index of its own"
 _LATENT = "its cache holds latent vectors, not keys and values of heads"
 _CAPPED = "its scores are capped softly, which no scorer here does"
 _EXPERTS = "its experts are not tested here"
-_QUEUE = "its pictures are not tested here beside recurrent states"
 
 REFUSED = {
     "gpt_oss": _SINKS,
@@ -44,7 +43,6 @@ REFUSED = {
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
     "minimax": _EXPERTS,
-    "qwen3_5": _QUEUE,
     "qwen3_5_moe": _EXPERTS,
     "qwen3_5_moe_text": _EXPERTS,
     "qwen3_next": _EXPERTS,

@@ -185,7 +185,7 @@ REFUSED = {
     "Mamba blocks": lambda: _small(tf.JambaConfig),
     "no keys and values": lambda: _small(tf.MambaConfig),
     "attend in chunks": tf.Llama4TextConfig,
-    "pictures are not tested here beside": tf.Qwen3_5Config,
+    "its experts are not tested here": tf.Qwen3_5MoeConfig,
     "use_bidirectional_attention=True.*allowed: null or false": lambda: _small(
         tf.Gemma3TextConfig, use_bidirectional_attention=True, layer_types=["sliding_attention", "full_attention"] * 2
     ),

@@ -33,6 +33,32 @@ def test_shipped_families_keep_every_promise(name):
     assert {check.__name__: check(checked) for check in checks} == {check.__name__: None for check in checks}
 
 
+class LinearBesideFull(Narrow):
+    """Qwen3.5, which has no file in conf/model: the pictures of Qwen3-VL before a linear and a full layer."""
+
+    @cached_property
+    def node(self):
+        made = small("qwen3_vl_8b", layers=2)
+        text, vision = made.shape["text_config"], made.shape["vision_config"]
+        made.shape["model_type"], text["model_type"], vision["model_type"] = "qwen3_5", "qwen3_5_text", "qwen3_5_vision"
+        text |= {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        text |= {
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+        }
+        text["rope_parameters"] |= {"partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
+        del vision["deepstack_visual_indexes"]
+        return made
+
+
+def test_qwen3_5_keeps_every_promise():
+    checked = LinearBesideFull("qwen3_vl_8b")
+    assert {check.__name__: check(checked) for check in CHECKS} == {check.__name__: None for check in CHECKS}
+    assert checked.model.config.model_type == "qwen3_5" and checked.loaded.family.num_layers == 1
+
+
 def test_wrong_counts_and_places_are_named(capsys):
     checked = Narrow("llava_v1_5_7b")
     settings = copy.deepcopy(dict(checked.settings))

@@ -8,15 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from mmkv_bench.compression.compressor import full
 from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.families.base import NO_STATES, States
 from mmkv_bench.plan.cells import build_methods, method_entries
-from mmkv_bench.plan.validate import bytes_of, validate, validate_combinations
+from mmkv_bench.plan.validate import bytes_of, validate, validate_combinations, validate_decoding
 from tests.each import each
 from tests.plan.setting import MODEL, model_folder
 
-TEXT_ONLY = SimpleNamespace(name="Llama (text)", multimodal=False, num_layers=4)
-MULTIMODAL = SimpleNamespace(name="Qwen2.5-VL", multimodal=True, num_layers=4)
+TEXT_ONLY = SimpleNamespace(states=NO_STATES, name="Llama (text)", multimodal=False, num_layers=4)
+MULTIMODAL = SimpleNamespace(states=NO_STATES, name="Qwen2.5-VL", multimodal=True, num_layers=4)
 
 
 def check(*overrides: str) -> None:
@@ -192,3 +194,17 @@ def test_factors_for_another_number_of_layers_are_refused_before_any_work() -> N
     methods = [method.compressor for method in build_methods(method_entries(config.method_config))]
     with pytest.raises(ConfigError, match="2 factors and the model has 4 layers"):
         validate_combinations(config.protocol, MULTIMODAL, methods, [])
+
+
+def test_what_windows_and_states_cannot_follow_is_refused_before_any_work():
+    facts = SimpleNamespace(
+        states=States(windows=15, window=511), name="Gemma 3 (text)", multimodal=False, num_layers=3
+    )
+    with pytest.raises(UnsupportedError, match="protocol=masked hides evicted tokens .* of Gemma 3"):
+        validate_combinations(["paper", "masked"], facts, [full()], [])
+    validate_combinations(["paper", "strict"], facts, [full()], [])
+    for decode, attention in (("compiled", "sdpa"), ("eager", "flash_attention_2")):
+        answering = SimpleNamespace(decode=decode, model=SimpleNamespace(attention=attention))
+        with pytest.raises(UnsupportedError, match="keep a window or a recurrent state; allowed for it: decode=eager"):
+            validate_decoding(facts, answering)
+        validate_decoding(SimpleNamespace(states=NO_STATES), answering)
