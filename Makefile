@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-continuation results-questions results-questions-real first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-stream bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-continuation results-questions results-questions-real results-reader first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-stream bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -137,6 +137,11 @@ results: $(STAMP)
 	done
 
 # The comparison on a pretrained language model; hours on two cores, continues where it was interrupted.
+results-reader: $(STAMP)
+	$(BIN)/python -m mmkv_bench fetch model reader
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=reader
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=reader model=reader_video dataset=reader_change
+
 results-real: $(STAMP)
 	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real dataset='[english_needles,english_records]'
