@@ -138,6 +138,15 @@ def check_chunks(known: Family) -> None:
         )
 
 
+def check_no_states(known: Family, states: bool) -> None:
+    """Raise UnsupportedError for a family that cannot be read under a cap (`protocol=stream`): it has `states`."""
+    if states:
+        raise UnsupportedError(
+            f"protocol=stream evicts while it prefills, and {known.name} has layers that keep a window or a recurrent state of "
+            "all that was read; choose a model whose layers all attend to the whole prompt"
+        )
+
+
 def check_smaller(one: Family) -> None:
     """Refuse families whose pictures have as many tokens at every size. Raises UnsupportedError."""
     if one.smaller_by is None:

@@ -24,7 +24,7 @@ from mmkv_bench.compression.session import Session
 from mmkv_bench.compression.streaming import StreamLayer, StreamListener, check_streams
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.facts import ModelFacts
-from mmkv_bench.families.registry import check_chunks
+from mmkv_bench.families.registry import check_chunks, check_no_states
 from mmkv_bench.generation.decode import decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.meter import Meter, vision_clock
@@ -291,6 +291,7 @@ def _stream(
     result: ForkResult,
 ) -> None:
     check_streams(cell.compressor, cell.budget)
+    check_no_states(family.rules, bool(family.states.layers))
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     reader = Reader(session.model, family, whole, cell)
     prompt, clips = reader.prompt, reader.clips

@@ -187,15 +187,12 @@ def validate_stream(
     if not streamed:
         return
     from mmkv_bench.compression.streaming import check_streams
-    from mmkv_bench.families.registry import check_chunks
+    from mmkv_bench.families.registry import check_chunks, check_no_states
 
     for compressor, budget in streamed:
         check_streams(compressor, budget)
-    if family is not None and family.states.layers:
-        raise UnsupportedError(
-            f"protocol=stream evicts while it prefills, and {family.name} has layers that keep a window or a recurrent state of "
-            "all that was read; choose a model whose layers all attend to the whole prompt"
-        )
+    if family is not None:
+        check_no_states(family.rules, bool(family.states.layers))
     if family is not None and family.multimodal:
         check_chunks(family.rules)
     if decode != "eager":

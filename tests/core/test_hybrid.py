@@ -36,7 +36,7 @@ from tests.each import each
 from tests.generation import common
 
 TOLERANCE, CUT = 2e-6, 41
-PROTOCOLS = tuple(name for name in SINGLE if not protocol(name).prefills_again)
+PROTOCOLS = tuple(name for name in SINGLE if not (protocol(name).prefills_again or protocol(name).streams))
 BESIDE = {"qwen3_5": "LinearAttentionLayer", "gemma3": "DynamicSlidingWindowLayer"}
 
 
@@ -283,6 +283,9 @@ def test_what_states_cannot_follow_is_refused_and_the_model_left_as_it_was(name)
     assert row.status == "error" and "hides evicted tokens from a second prefill" in row.error
     (row,) = common.alone(model, name, prompt, [common.cell(parts.window(), 9, "masked")])
     assert row.status == "error" and "allowed: every other protocol" in row.error
+    for run in (common.together, common.alone):
+        (row,) = run(model, name, prompt, [common.cell(parts.window(), 9, "stream")])
+        assert row.status == "error" and "keep a window or a recurrent state of all that was read" in row.error
     with pytest.raises(UnsupportedError, match="protocol=masked hides evicted"):
         attach(model, parts.window(), parts.budget(9), "masked")
     with pytest.raises(UnsupportedError, match="positions of cached entries.*positions=own"):
@@ -296,7 +299,9 @@ def test_what_states_cannot_follow_is_refused_and_the_model_left_as_it_was(name)
 
 
 def test_every_protocol_is_either_driven_or_refused_here():
-    assert set(NAMES) - set(PROTOCOLS) == {"masked"} | {name for name in NAMES if protocol(name).needs_questions}
+    assert set(NAMES) - set(PROTOCOLS) == {"masked", "stream"} | {
+        name for name in NAMES if protocol(name).needs_questions
+    }
 
 
 def test_a_copied_layer_shares_no_tensor():

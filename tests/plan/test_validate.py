@@ -13,7 +13,7 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.base import NO_STATES, States
 from mmkv_bench.plan.cells import build_methods, method_entries
-from mmkv_bench.plan.validate import bytes_of, validate, validate_combinations, validate_decoding
+from mmkv_bench.plan.validate import bytes_of, validate, validate_combinations, validate_decoding, validate_stream
 from tests.each import each
 from tests.plan.setting import MODEL, model_folder
 
@@ -198,11 +198,17 @@ def test_factors_for_another_number_of_layers_are_refused_before_any_work() -> N
 
 def test_what_windows_and_states_cannot_follow_is_refused_before_any_work():
     facts = SimpleNamespace(
-        states=States(windows=15, window=511), name="Gemma 3 (text)", multimodal=False, num_layers=3
+        states=States(windows=15, window=511),
+        name="Gemma 3 (text)",
+        multimodal=False,
+        num_layers=3,
+        rules=SimpleNamespace(name="Gemma 3 (text)"),
     )
     with pytest.raises(UnsupportedError, match="protocol=masked hides evicted tokens .* of Gemma 3"):
         validate_combinations(["paper", "masked"], facts, [full()], [])
     validate_combinations(["paper", "strict"], facts, [full()], [])
+    with pytest.raises(UnsupportedError, match="protocol=stream evicts while it prefills, and Gemma 3"):
+        validate_stream("eager", [(full(), None)], facts)
     for decode, attention in (("compiled", "sdpa"), ("eager", "flash_attention_2")):
         answering = SimpleNamespace(decode=decode, model=SimpleNamespace(attention=attention))
         with pytest.raises(UnsupportedError, match="keep a window or a recurrent state; allowed for it: decode=eager"):
