@@ -271,10 +271,10 @@ def test_pictures_of_muirbench_stand_where_its_questions_say_so_in_every_family(
 
 
 def starts(prompt: EncodedPrompt) -> int:
-    """Stretches of visual tokens with text between them; a tiled picture is one, its line ends are visual too."""
+    """Stretches of visual tokens with text between them; a tiled picture is one: five tokens or fewer stand between its tiles."""
     seen = (prompt.types[0] > 0).int()
     gaps = torch.diff(seen.nonzero().flatten())
-    return 1 + int((gaps > 4).sum())
+    return 1 + int((gaps > 5).sum())
 
 
 @functools.cache
