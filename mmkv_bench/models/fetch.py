@@ -21,6 +21,7 @@ from mmkv_bench.config.names import canonical
 from mmkv_bench.config.schema import FETCHED_SCHEME, resolve_path
 from mmkv_bench.errors import ConfigError, folded, nearest
 from mmkv_bench.models.files import PATTERNS, sentence
+from mmkv_bench.models.gguf import tensor_types
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ def _reader(folder: Path) -> Path:
     if (weights := folder / "model.safetensors").is_file() and _digest(weights) == SHA256:
         return folder
     gguf = fetch_model(READER_BASE)
+    tensor_types(gguf)  # says in a sentence where the package gguf is missing
     from mmkv_bench.models.load import quiet_transformers
     from mmkv_bench.reader.model import write_folders
 

@@ -52,7 +52,7 @@ def test_the_stock_processor_writes_the_prompts_and_pictures_of_the_training():
 
     from mmkv_bench.datasets.messages import to_prompt
     from mmkv_bench.generation.video_inputs import frames_of, video_arguments
-    from mmkv_bench.reader.prompts import chat
+    from tools.train_reader.chats import chat
 
     for task in FORMS_OF:
         processor = AutoProcessor.from_pretrained(READER / ("frames" if task == "change" else "pages"))

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mmkv_bench.reader.model import character_ids
 from mmkv_bench.reader.prompts import IMAGE_ID
-from mmkv_bench.reader.render import FIRST_COLUMN, FIRST_ROW, SIGN
+from mmkv_bench.reader.render import CHARACTERS, FIRST_COLUMN, FIRST_ROW, SIGN
 
 BLANK_WEIGHT = 0.25  # of a blank patch; about 70 of 100 are
 SHARPNESS = 16.0  # logit of a patch that is exactly its sign's embedding, against one at the mean of all signs
@@ -160,3 +159,10 @@ def evaluate(reader: Reader, batches: Iterable[dict[str, Any]], device: str, dea
         "glyph_patches": mean(read),
         "blank_patches": mean(blank),
     }
+
+
+def character_ids(words: Any) -> list[int]:
+    """Return the tokens of the signs on pages, each of one token, in the order of `render.CHARACTERS`."""
+    ids = [words(sign, add_special_tokens=False).input_ids for sign in CHARACTERS]
+    assert all(len(one) == 1 for one in ids)
+    return [one[0] for one in ids]

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mmkv_bench.reader.model import ALPHA, RANK, TARGETS
+from mmkv_bench.reader.model import ALPHA, RANK
+from tools.train_reader.weights import TARGETS
 
 
 class LoraLinear(nn.Module):
@@ -49,5 +50,5 @@ def add_lora(model: Any, dtype: torch.dtype) -> dict[str, LoraLinear]:
 
 
 def pairs(layers: dict[str, LoraLinear]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return A and B of each layer, as `mmkv_bench.reader.model.save_adapter` takes them."""
+    """Return A and B of each layer, as `tools.train_reader.weights.save_adapter` takes them."""
     return {name: (layer.down, layer.up) for name, layer in layers.items()}

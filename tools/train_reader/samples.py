@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader, Dataset
 from mmkv_bench.reader.documents import FORMS, Document, Question
 from mmkv_bench.reader.draw import split_of
 from mmkv_bench.reader.papers import document
-from mmkv_bench.reader.prompts import Chat, chat, tokenizer_from
+from mmkv_bench.reader.prompts import tokenizer_from
 from mmkv_bench.reader.render import draw_document
 from mmkv_bench.reader.trials import trial
 from mmkv_bench.reader.typefaces import typefaces
+from tools.train_reader.chats import Chat, chat
 
 LENGTH = {"page": 1270, "pages": 2330, "receipt": 800, "video": 2330, "text": 420}
 """About how many tokens a sample has, to choose how many of them make a batch."""

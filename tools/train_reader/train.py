@@ -22,13 +22,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 
 from mmkv_bench import devices
-from mmkv_bench.reader.model import blank_reader, load_reader, save_adapter, save_tower, tower_weights
+from mmkv_bench.reader.model import blank_reader, tower_weights
 from tools.train_reader.compute import Reader, evaluate, halves, moved
 from tools.train_reader.journal import BEGIN, Clock, Journal
 from tools.train_reader.lora import add_lora, pairs
 from tools.train_reader.pack import read_pack
 from tools.train_reader.samples import MIX, Chats, Pages, Source, Trials, loader
 from tools.train_reader.start import prepare_tower
+from tools.train_reader.weights import load_reader, save_adapter, save_tower
 
 
 def arguments() -> argparse.Namespace:
