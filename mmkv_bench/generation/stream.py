@@ -1,4 +1,4 @@
-"""protocol=stream: a video (or a text) is read chunk by chunk under a hard cap, then the question is answered.
+"""protocol=stream: a video, pictures or a text are read chunk by chunk under a hard cap, then the question is answered.
 
 Position ids of the whole stream are computed once and sliced; the vision tower runs on the frames of one chunk at a time, so
 that a layer never holds more than the cap and a chunk. Each cell has a prefill of its own: what it evicts changes what later
@@ -44,11 +44,14 @@ from mmkv_bench.generation.result import (
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.protocols import protocol
 
-PIXELS, GRID = "pixel_values_videos", "video_grid_thw"
+VIDEO = ("pixel_values_videos", "video_grid_thw")
+PICTURES = ("pixel_values", "image_grid_thw")
+"""Names of a medium's pixels and grids among the inputs of the families that are read as streams."""
 
 
 class Clip(NamedTuple):
-    """One chunk: tokens `start` to `end`, with temporal patches `first` to `last` of the video (none of a text)."""
+    """One chunk: tokens `start` to `end`, with frames `first` to `last` as the model reads
+    them: temporal patches of a video, or pictures (none of a text)."""
 
     start: int
     end: int
@@ -68,15 +71,16 @@ class Reader:
         clips: the chunks; positions: position ids of the whole prompt, `[3, 1, T]` or `[1, T]`.
 
     Raises:
-        UnsupportedError: pictures, several videos, text before the video, or a family whose videos come in no chunks.
+        UnsupportedError: several videos, pictures of several sizes, text before the last of them, or a family whose media come
+            in no chunks.
         ConfigError: chunks that are no whole number of temporal patches.
     """
 
     def __init__(self, model: Any, family: ModelFacts, prompt: EncodedPrompt, cell: CellSpec):
         settings = cell.stream
         _check_media(family, prompt)
-        self.video = GRID in prompt.inputs
-        self.patch = int(model.config.vision_config.temporal_patch_size) if self.video else 1
+        self.media = next((media for media in (VIDEO, PICTURES) if media[1] in prompt.inputs), None)
+        self.patch = int(model.config.vision_config.temporal_patch_size) if self.media == VIDEO else 1
         if settings.every is not None and settings.every % self.patch:
             raise ConfigError(
                 f"stream.every={settings.every} frames divide no temporal patch of {self.patch} frames, which {family.name} "
@@ -84,10 +88,10 @@ class Reader:
             )
         self.prompt = self._until(prompt, family, cell)
         self.length = lengths_of(protocol(cell.protocol), self.prompt, family).reduced
-        self.positions = _positions(model, self.prompt, self.video)
+        self.positions = _positions(model, self.prompt)
         every = None if settings.every is None else settings.every // self.patch
         self.clips = list(self._divided(every))
-        self.frames = self._frames() if self.video else None
+        self.frames = self._frames() if self.media else None
         self.asked = self._asked(cell)
 
     def inputs(self, clip: Clip) -> dict[str, Tensor]:
@@ -98,12 +102,7 @@ class Reader:
             ids = torch.cat([ids, self.prompt.input_ids[:, -self.asked :]], 1)
             positions = torch.cat([positions, following(last, 1, self.asked, 1)], -1)
         inputs = {"input_ids": ids, "position_ids": positions}
-        if clip.first < clip.last:
-            grid = self.prompt.inputs[GRID]
-            rows = int(grid[0, 1:].prod())
-            inputs[PIXELS] = self.prompt.inputs[PIXELS][clip.first * rows : clip.last * rows]
-            inputs[GRID] = grid.new_tensor([[clip.last - clip.first, *grid[0, 1:].tolist()]])
-        return inputs
+        return inputs | self._frames_of(self.prompt, clip.first, clip.last)
 
     def frames_left(self, cache: CompressedCache) -> str | None:
         """Return the frames of which a head of a layer holds an entry, as ranges."""
@@ -126,9 +125,20 @@ class Reader:
             )
         return min(self.prompt.template_tokens, scorer.needs.tail_queries)
 
+    def _frames_of(self, prompt: EncodedPrompt, first: int, last: int) -> dict[str, Tensor]:
+        """Return the pixels and grids of frames `first` to `last`; nothing where there are none."""
+        if self.media is None or first == last:
+            return {}
+        pixels, name = self.media
+        grid = prompt.inputs[name]
+        rows = int(grid[0, 1:].prod())
+        seen = grid[first:last] if self.media == PICTURES else grid.new_tensor([[last - first, *grid[0, 1:].tolist()]])
+        return {pixels: prompt.inputs[pixels][first * rows : last * rows], name: seen}
+
     def _places(self, prompt: EncodedPrompt) -> Tensor:
-        """Return the places of the video's tokens, int64 `[patches, cells]`."""
-        count = int(prompt.inputs[GRID][0, 0])
+        """Return the places of the visual tokens, int64 `[frames, cells]`; a temporal patch counts as one frame."""
+        assert self.media is not None, "of a text nobody asks"
+        count = int(prompt.inputs[self.media[1]][:, 0].sum())
         return (prompt.types[0] > 0).nonzero()[:, 0].view(count, -1)
 
     def _until(self, prompt: EncodedPrompt, family: ModelFacts, cell: CellSpec) -> EncodedPrompt:
@@ -136,22 +146,20 @@ class Reader:
         share = cell.stream.ask_at
         if share == 1:
             return prompt
-        if not self.video:
+        if self.media is None:
             length = lengths_of(protocol(cell.protocol), prompt, family).reduced
             kept = max(1, int(length * share))
             return replace(_without(prompt, kept, length), context_tokens=kept)
         places, ids = self._places(prompt), prompt.input_ids[0].tolist()
         seen = max(1, int(len(places) * share))
         first, last = int(places[seen - 1, -1]) + 1, int(places[-1, -1]) + 1
-        if seen < len(places) and ids[first] in family.closing_token_ids:  # every patch has a marker of its own
+        if seen < len(places) and ids[first] in family.closing_token_ids:  # every frame has a marker of its own
             first, last = first + 1, last + 1
-        shorter, grid = _without(prompt, first, last), prompt.inputs[GRID].clone()
-        grid[0, 0] = seen
-        pixels = prompt.inputs[PIXELS][: int(grid.prod())]
-        return replace(shorter, inputs={**shorter.inputs, GRID: grid, PIXELS: pixels})
+        shorter = _without(prompt, first, last)
+        return replace(shorter, inputs={**shorter.inputs, **self._frames_of(prompt, 0, seen)})
 
     def _divided(self, every: int | None) -> Iterator[Clip]:
-        if not self.video:
+        if self.media is None:
             step = every or self.length
             yield from (Clip(start, min(start + step, self.length)) for start in range(0, self.length, step))
             return
@@ -176,15 +184,16 @@ def _check_media(family: ModelFacts, prompt: EncodedPrompt) -> None:
     if not prompt.visual_tokens:
         return
     check_chunks(family.rules)
-    if bool((prompt.types == 1).any()) or len(prompt.inputs[GRID]) != 1:
+    videos, pictures = (prompt.inputs.get(name, prompt.types[:0]) for _, name in (VIDEO, PICTURES))
+    if len(videos) > 1 or (len(videos) and len(pictures)) or len(pictures.unique(dim=0)) > 1:
         raise UnsupportedError(
-            f"{prompt.identity} has pictures or several videos, and protocol=stream reads one video in chunks; give one "
-            "video, or use protocol=query_agnostic"
+            f"{prompt.identity} has several videos, pictures beside a video, or pictures of several sizes, and protocol=stream "
+            "reads one video, or pictures of one size, in chunks; give such, or use protocol=query_agnostic"
         )
     if prompt.question_text_before_cut:
         raise UnsupportedError(
-            f"{prompt.identity} has {prompt.question_text_before_cut} tokens of text before its video, and the question of a "
-            "stream comes behind it; put the text after the video, or use protocol=query_agnostic"
+            f"{prompt.identity} has {prompt.question_text_before_cut} tokens of text before its last frame, and the question "
+            "of a stream comes behind it; put the text after the video or the pictures, or use protocol=query_agnostic"
         )
 
 
@@ -199,10 +208,11 @@ def _without(prompt: EncodedPrompt, first: int, last: int) -> EncodedPrompt:
     return replace(prompt, inputs=inputs, types=cut(prompt.types))
 
 
-def _positions(model: Any, prompt: EncodedPrompt, video: bool) -> Tensor:
-    if not video:
+def _positions(model: Any, prompt: EncodedPrompt) -> Tensor:
+    if not prompt.visual_tokens:
         return torch.arange(prompt.length, device=prompt.input_ids.device)[None]
-    given = {name: prompt.inputs[name] for name in (GRID, "second_per_grid_ts") if name in prompt.inputs}
+    names = (VIDEO[1], PICTURES[1], "second_per_grid_ts")
+    given = {name: prompt.inputs[name] for name in names if name in prompt.inputs}
     positions: Tensor = model.model.get_rope_index(prompt.input_ids, mm_token_type_ids=prompt.types, **given)[0]
     return positions
 
