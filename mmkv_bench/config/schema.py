@@ -146,11 +146,15 @@ class Stream:
     ask_at: float = _key(
         1.0, "share of the stream after which the question comes; the rest is never read", "a number > 0, at most 1"
     )
-    positions: str = _key("kept", "positions of entries that stay: those that they were computed with", ("kept",))
+    positions: str = _key(
+        "kept",
+        "positions of entries that stay: those that they were computed with, or consecutive ones up to the newest token's",
+        ("kept", "compact"),
+    )
 
     @property
     def settings(self) -> StreamSettings:
-        return StreamSettings(self.every, float(self.ask_at))
+        return StreamSettings(self.every, float(self.ask_at), self.positions)
 
 
 @dataclass(frozen=True)

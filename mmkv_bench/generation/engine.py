@@ -40,7 +40,7 @@ from mmkv_bench.generation.result import (
     status_of,
 )
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.generation.stream import run_stream
+from mmkv_bench.generation.stream import Held, run_stream
 from mmkv_bench.protocols import Lengths, protocol
 
 log = logging.getLogger(__name__)
@@ -77,6 +77,7 @@ class Engine:
         weight = next(model.parameters())
         self.device = weight.device
         self._compressed: dict[str, tuple[Hashable, Prefilled]] = {}  # protocol -> the last document's
+        self._streams: dict[str, Held] = {}
         check_flash(self.session.base, weight.device, weight.dtype, step is not None)
         if step is not None and self.session.has_states:
             raise UnsupportedError(
@@ -89,6 +90,7 @@ class Engine:
 
     def __exit__(self, *exception) -> None:
         self._compressed.clear()
+        self._streams.clear()
         self.session.__exit__(*exception)
 
     def answer(
@@ -101,9 +103,9 @@ class Engine:
         results = {cell.cell: blank(cell, prompt, fork_batch=self.fork_batch) for cell in cells}
         every, cells = cells, [cell for cell in cells if not protocol(cell.protocol).streams]
         for cell in every:
-            if protocol(cell.protocol).streams:  # its evictions change later entries: nothing is shared
+            if protocol(cell.protocol).streams:  # its evictions change later entries: no cell shares another's
                 parts = self.session, self.family, self.rules, self.tokenizer
-                results[cell.cell] = run_stream(*parts, prompt, cell, self.timeout_s)
+                results[cell.cell] = run_stream(*parts, prompt, cell, self.timeout_s, held=self._streams)
         lengths: dict[str, Lengths] = {}
         for name in dict.fromkeys(cell.protocol for cell in cells):
             rule, same = protocol(name), [cell for cell in cells if cell.protocol == name]

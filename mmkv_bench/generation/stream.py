@@ -8,7 +8,7 @@ tokens become.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from torch import Tensor
 from mmkv_bench import devices
 from mmkv_bench.compression.account import account
 from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.compaction import Compaction, check_rope
 from mmkv_bench.compression.observation import Frames
 from mmkv_bench.compression.session import Session
 from mmkv_bench.compression.streaming import StreamLayer, StreamListener, check_streams
@@ -27,6 +28,7 @@ from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.families.registry import check_chunks, check_no_states
 from mmkv_bench.generation.decode import decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
+from mmkv_bench.generation.forks import borrow
 from mmkv_bench.generation.meter import Meter, vision_clock
 from mmkv_bench.generation.prefill import Prefilled, PrefillGroup, following, last_positions, slack
 from mmkv_bench.generation.result import (
@@ -68,7 +70,7 @@ class Reader:
     Attributes:
         prompt: up to where the question comes, and the question. length: tokens before the question.
         asked: tokens of the chat template that are fed behind every chunk and forgotten again.
-        clips: the chunks; positions: position ids of the whole prompt, `[3, 1, T]` or `[1, T]`.
+        compact: entries that stay move together. clips: the chunks; positions: position ids of the whole prompt, `[3, 1, T]` or `[1, T]`.
 
     Raises:
         UnsupportedError: several videos, pictures of several sizes, text before the last of them, or a family whose media come
@@ -78,6 +80,7 @@ class Reader:
 
     def __init__(self, model: Any, family: ModelFacts, prompt: EncodedPrompt, cell: CellSpec):
         settings = cell.stream
+        self.compact = settings.positions == "compact"
         _check_media(family, prompt)
         self.media = next((media for media in (VIDEO, PICTURES) if media[1] in prompt.inputs), None)
         self.patch = int(model.config.vision_config.temporal_patch_size) if self.media == VIDEO else 1
@@ -230,19 +233,27 @@ def ranges(numbers: list[int]) -> str:
 
 @torch.no_grad()
 def read(
-    session: Session, reader: Reader, listener: StreamListener, meter: Meter, deadline: float | None = None
+    session: Session,
+    reader: Reader,
+    listener: StreamListener,
+    meter: Meter,
+    deadline: float | None = None,
+    identity: str | None = None,
 ) -> tuple[CompressedCache, Tensor]:
     """Feed all chunks; return the cache and the logits `[V]` of the last token before the question.
 
     Args:
-        session: open on the model; afterwards it observes nothing.
+        session: open on the model; afterwards it observes nothing. identity: seeds random draws; None: the prompt's.
 
     Raises:
         GenerationTimeout, NonFiniteLogitsError.
     """
     prompt, length = reader.prompt, reader.length
     cache = CompressedCache.of([StreamLayer(listener.room) for _ in session.attentions])
-    session.expect(listener, prompt.types[:, :length], prompt.identity)
+    session.expect(listener, prompt.types[:, :length], identity or prompt.identity)
+    if reader.compact:
+        check_rope(session.text.config)
+        listener.compaction = Compaction(reader.positions[..., 0, :length].view(-1, length), session.rope)
     session.prompt_length, logits = length + reader.asked, torch.empty(0)
     try:
         with vision_clock(session.model, meter.phase), meter.phase("prefill"):
@@ -262,6 +273,20 @@ def read(
     return cache, logits
 
 
+class Held(NamedTuple):
+    """A stream that was read for one cell, before its question: for the other questions about the same document.
+
+    Attributes:
+        document: names the document and how long the stream is. seconds: of reading it, by phase.
+    """
+
+    document: Hashable
+    listener: StreamListener
+    cache: CompressedCache
+    logits: Tensor
+    seconds: dict[str, float]
+
+
 def run_stream(
     session: Session,
     family: ModelFacts,
@@ -271,17 +296,20 @@ def run_stream(
     cell: CellSpec,
     timeout_s: float | None = None,
     measured: str = "group",
+    held: dict[str, Held] | None = None,
 ) -> ForkResult:
     """Return one cell's result for one prompt; a fault becomes its status.
 
     Args:
-        session: open on the model. measured: as rows say it; `own` under `sharing=off`, though a stream shares nothing.
+        session: open on the model. measured: as rows say it; `own` under `sharing=off`.
+        held: cell -> the stream that it read last, which is read for all questions about a document once; None: each question
+            reads its own.
     """
     device = next(session.model.parameters()).device
     meter = Meter(device)
     result = blank(cell, prompt, measured=measured, fork_batch=1, fork_rows=1)
     try:
-        _stream(session, family, rules, tokenizer, prompt, cell, timeout_s, meter, result)
+        _stream(session, family, rules, tokenizer, prompt, cell, timeout_s, meter, result, {} if held is None else held)
     except Exception as error:  # noqa: BLE001 - the cell's status says what happened; other cells go on
         result.status, result.error = status_of(error), describe(error)
         devices.at(device).release()
@@ -299,6 +327,7 @@ def _stream(
     timeout_s: float | None,
     meter: Meter,
     result: ForkResult,
+    held: dict[str, Held],
 ) -> None:
     check_streams(cell.compressor, cell.budget)
     check_no_states(family.rules, bool(family.states.layers))
@@ -312,10 +341,25 @@ def _stream(
         prompt.visual_tokens,
     )
     result.question_text_before_cut = prompt.question_text_before_cut
-    room = reader.asked + max(*(clip.end - clip.start for clip in clips), slack(rules.max_new_tokens, lengths.fed))
-    cap = None if cell.budget is None else cell.entries(lengths.reduced)
-    listener = StreamListener(cell.compressor, cap, cell.seed, reader.frames, room, reader.asked, meter.phase)
-    cache, logits = read(session, reader, listener, meter, deadline)
+    document = None if whole.document is None else (whole.document.identity, lengths.reduced)
+    stream = held.pop(cell.cell, None)
+    if stream is not None and (document is None or stream.document != document):
+        stream = None
+    if document is not None:
+        result.question_known, result.compression_reused = "none", stream is not None
+    if stream is None:
+        longest = (
+            lengths.fed
+            if whole.document is None
+            else max(lengths.fed, whole.document.longest - whole.length + lengths.fed)
+        )
+        room = reader.asked + max(*(clip.end - clip.start for clip in clips), slack(rules.max_new_tokens, longest))
+        cap = None if cell.budget is None else cell.entries(lengths.reduced)
+        listener = StreamListener(cell.compressor, cap, cell.seed, reader.frames, room, reader.asked, meter.phase)
+        identity = prompt.identity if whole.document is None else whole.document.identity
+        cache, logits = read(session, reader, listener, meter, deadline, identity)
+        stream = Held(document, listener, cache, logits, dict(meter.seconds))
+    listener, cache, logits = stream.listener, stream.cache, stream.logits
     heads = cache.layers[0].keys.shape[1] * len(cache.layers)
     fill_asked(result, cell, lengths, heads, prompt.types[0])
     result.fallback = list(dict.fromkeys([*result.fallback, *listener.fallbacks]))
@@ -341,13 +385,16 @@ def _stream(
     )
     group = PrefillGroup(session.model, prompt, prefilled, rules, tokenizer, meter, rules.max_new_tokens, timeout_s)
     start = meter.now()
-    (answer,) = decode(group, cache, 1, cell.protocol, deadline)
+    with borrow(prefilled, cell.protocol):
+        (answer,) = decode(group, cache, 1, cell.protocol, deadline)
+        result.entries_end = sum(int(layer.entries().sum()) for layer in cache.layers)
+    if document is not None:
+        held[cell.cell] = stream
     result.decode_s = meter.now() - start
     if answer.error is not None:
         raise answer.error
     text = rules.text(answer.tokens, answer.finish, tokenizer)
     fill_answer(result, cell, lengths, answer.tokens, answer.finish, text)
-    result.entries_end = sum(int(layer.entries().sum()) for layer in cache.layers)
-    result.vision_s, result.compress_s = meter.seconds.get("vision"), meter.seconds.get("compress", 0.0)
-    result.prefill_s = max(meter.seconds["prefill"] - result.compress_s, 0.0)
+    result.vision_s, result.compress_s = stream.seconds.get("vision"), stream.seconds.get("compress", 0.0)
+    result.prefill_s = max(stream.seconds["prefill"] - result.compress_s, 0.0)
     result.tpot_s = result.decode_s / result.n_tokens
