@@ -70,7 +70,8 @@ class Reader:
     Attributes:
         prompt: up to where the question comes, and the question. length: tokens before the question.
         asked: tokens of the chat template that are fed behind every chunk and forgotten again.
-        compact: entries that stay move together. clips: the chunks; positions: position ids of the whole prompt, `[3, 1, T]` or `[1, T]`.
+        compact: entries that stay move together. clips: the chunks.
+        positions: position ids of the whole prompt, `[3, 1, T]` or `[1, T]`.
 
     Raises:
         UnsupportedError: several videos, pictures of several sizes, text before the last of them, or a family whose media come
