@@ -75,7 +75,7 @@ class Reader:
 
     Raises:
         UnsupportedError: several videos, pictures of several sizes, text before the last of them, or a family whose media come
-            in no chunks.
+            in no chunks; frames that share positions, where entries that stay are to move together.
         ConfigError: chunks that are no whole number of temporal patches.
     """
 
@@ -97,6 +97,8 @@ class Reader:
         self.clips = list(self._divided(every))
         self.frames = self._frames() if self.media else None
         self.asked = self._asked(cell)
+        if self.compact and self.media:
+            self._check_advance(family)
 
     def inputs(self, clip: Clip) -> dict[str, Tensor]:
         """Return what the model is given of one chunk; behind it, where a method asks, the chat template's tokens."""
@@ -144,6 +146,15 @@ class Reader:
         assert self.media is not None, "of a text nobody asks"
         count = int(prompt.inputs[self.media[1]][:, 0].sum())
         return (prompt.types[0] > 0).nonzero()[:, 0].view(count, -1)
+
+    def _check_advance(self, family: ModelFacts) -> None:
+        """Refuse to move entries where a later frame does not lie behind the earlier ones on all axes."""
+        at = self.positions[:, 0, self._places(self.prompt)]
+        if bool((at[:, 1:].amin((0, 2)) <= at[:, :-1].amax((0, 2))).any()):
+            raise UnsupportedError(
+                f"stream.positions=compact moves kept entries together along the stream, and the frames of a video of {family.name} "
+                "share the positions of their rows and columns; give pictures or a text, or stream.positions=kept"
+            )
 
     def _until(self, prompt: EncodedPrompt, family: ModelFacts, cell: CellSpec) -> EncodedPrompt:
         """Return the prompt without what comes after the question was asked."""
