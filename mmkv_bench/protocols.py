@@ -154,11 +154,12 @@ class Stream(QueryAgnostic):
 
     The budget is the cap: after every chunk no KV head of any layer holds more entries. Evicted entries are gone for all later
     chunks too, unlike under `query_agnostic`, where the whole context passes the model before anything is evicted. Entries
-    that stay keep their positions, unless `StreamSettings.positions` moves them together. The question is fed at the end, kept whole and counted apart.
+    that stay keep their positions, unless `StreamSettings.positions` moves them together. The question is fed at the end, kept
+    whole and counted apart.
     """
 
     name = "stream"
-    about = "a video arrives in chunks; after each no KV head holds more than the budget, and then the question is fed"
+    about = "what is read arrives in chunks; after each no KV head holds more than the budget, and then the question is fed"
     streams = True
 
 

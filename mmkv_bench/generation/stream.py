@@ -152,7 +152,7 @@ class Reader:
         at = self.positions[:, 0, self._places(self.prompt)]
         if bool((at[:, 1:].amin((0, 2)) <= at[:, :-1].amax((0, 2))).any()):
             raise UnsupportedError(
-                f"stream.positions=compact moves kept entries together along the stream, and the frames of a video of {family.name} "
+                f"stream.positions=compact moves kept entries together, and the frames of {family.name}'s videos "
                 "share the positions of their rows and columns; give pictures or a text, or stream.positions=kept"
             )
 

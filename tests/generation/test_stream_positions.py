@@ -18,6 +18,7 @@ from mmkv_bench.generation.stream import Reader, read
 from tests import zoo
 from tests.each import each
 from tests.generation import common
+from tests.generation.test_questions import asked, document
 from tests.generation.test_stream import answer, cell, text, video
 
 CAP, EVERY = 20, 7
@@ -202,7 +203,7 @@ def test_frequencies_that_follow_the_length_are_refused():
 
 # ---------------------------------------------------------------------- pictures
 @each("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_pictures_of_one_size_are_read_one_by_one(name):
+def test_prompts_one_size_are_read_one_by_one(name):
     prompt = pictures(name, 6)
     reader = Reader(zoo.model(name), common.family(name), prompt, cell(every=2))
     assert [(clip.first, clip.last) for clip in reader.clips] == [(0, 2), (2, 4), (4, 6)]
@@ -213,3 +214,25 @@ def test_pictures_of_one_size_are_read_one_by_one(name):
     (early,) = answer(name, prompt, cell("full", every=1, ask_at=0.5))
     (short,) = answer(name, pictures(name, 3), cell("full", every=1))
     assert early.context_tokens == short.context_tokens and early.frames_left == "0-2"
+
+
+# ---------------------------------------------------------------------- several questions about a stream
+def test_the_questions_about_a_stream_are_asked_of_one_reading_of_it():
+    """Streams of one document are read once; no row depends on which questions were asked before."""
+    name, prompts = "llama", document("llama")
+    cells = [cell("full"), *(cell(method, 8, every=3) for method in ("random", "reservoir", "keydiff", "h2o"))]
+    cells.append(compact(cells[3]))
+    forward = asked(name, prompts, cells)
+    for spec in cells:
+        rows = [forward[number, spec.cell] for number in range(4)]
+        assert [row.compression_reused for row in rows] == [False, True, True, True]
+        assert len({row.kept_digest for row in rows}) == 1 and {row.question_known for row in rows} == {"none"}
+        assert len({tuple(row.token_ids) for row in rows}) > 1
+    for key, one in asked(name, prompts, cells, (3, 0, 2, 1)).items():
+        common.assert_same([one], [forward[key]], ignore=common.PATH | {"compression_reused"})
+    for number, prompt in enumerate(
+        prompts
+    ):  # sharing=off reads it for each question, with the document's random stream
+        alone = common.alone(zoo.model(name), name, prompt, cells)
+        shared = [forward[number, spec.cell] for spec in cells]
+        common.assert_same(shared, alone, ignore=common.PATH | {"compression_reused"})

@@ -19,7 +19,7 @@ CAP = 38  # tokens; a budget of as many entries makes ages what they are called
 SIDE = 8  # cells of a board's rows and columns
 BOARD = SIDE * SIDE + 2  # tokens of a board and its markers
 NOW = 4
-TASKS = {"stream_facts": (6, (1, 2, 4, 8)), "stream_facts_long": (24, (1, 4, 16, 32))}
+TASKS = {"stream_facts": (6, (1, 2, 4, 8)), "stream_facts_long": (16, (1, 4, 12, 24))}
 """Boards of a stream, and the ages of its older facts in caps. Six boards are as many as the model answers about."""
 
 
