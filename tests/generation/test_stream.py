@@ -304,12 +304,12 @@ def test_a_text_is_read_in_chunks_of_tokens():
 
 # ---------------------------------------------------------------------- bad input
 BAD = {
-    "pictures": ("qwen2_5_vl", lambda: common.encoded("qwen2_5_vl"), {}, "has pictures or several videos"),
+    "pictures": ("qwen2_5_vl", lambda: common.encoded("qwen2_5_vl"), {}, "or pictures of several sizes"),
     "text first": (
         "qwen2_5_vl_video",
         lambda: replace(video("qwen2_5_vl_video"), question_text_before_cut=4),
         {},
-        "4 tokens of text before its video",
+        "4 tokens of text before its last frame",
     ),
     "odd frames": ("qwen2_5_vl_video", lambda: video("qwen2_5_vl_video"), {"every": 3}, "give a multiple of 2"),
     "another family": ("llava_onevision_video", lambda: common.encoded("llava_onevision_video"), {}, "Qwen2-VL"),
