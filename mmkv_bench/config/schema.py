@@ -138,10 +138,10 @@ class Gate:
 
 @dataclass(frozen=True)
 class Stream:
-    """How protocol=stream reads a video; a text is read in chunks of tokens. The budget is the cap."""
+    """How protocol=stream reads a video or pictures; a text is read in chunks of tokens. The budget is the cap."""
 
     every: int | None = _key(
-        8, "frames of a chunk, of a text: tokens; null = all at once", "a whole number >= 1 or null"
+        8, "frames or pictures of a chunk, of a text: tokens; null = all at once", "a whole number >= 1 or null"
     )
     ask_at: float = _key(
         1.0, "share of the stream after which the question comes; the rest is never read", "a number > 0, at most 1"

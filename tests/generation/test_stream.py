@@ -21,7 +21,8 @@ from mmkv_bench.generation.encode import EncodedPrompt, from_tensors
 from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.prefill import last_positions
 from mmkv_bench.generation.result import CellSpec
-from mmkv_bench.generation.stream import Clip, Reader, ranges, read
+from mmkv_bench.generation.stream import read
+from mmkv_bench.generation.stream_reader import Clip, Reader, ranges
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.protocols import StreamSettings
 from tests import zoo

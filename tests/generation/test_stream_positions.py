@@ -14,7 +14,8 @@ from mmkv_bench.compression.streaming import StreamListener
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.encode import from_tensors
 from mmkv_bench.generation.meter import Meter
-from mmkv_bench.generation.stream import Reader, read
+from mmkv_bench.generation.stream import read
+from mmkv_bench.generation.stream_reader import Reader
 from tests import zoo
 from tests.each import each
 from tests.generation import common
