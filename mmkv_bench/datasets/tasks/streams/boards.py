@@ -86,7 +86,7 @@ def _facts(task: str, split: str, number: int) -> tuple[list[Fact], np.random.Ge
     boards, ages = TASKS[task]
     rng = splits.generator("streams", task, split, number)
     kinds = ["now"] * NOW + [f"age_{age}" for age in ages]
-    facts = []
+    facts: list[Fact] = []
     for place, kind in enumerate(kinds):
         key = KEYS[int(rng.integers(len(KEYS)))]
         while any(fact.key == key for fact in facts):
