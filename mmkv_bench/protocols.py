@@ -159,7 +159,9 @@ class Stream(QueryAgnostic):
     """
 
     name = "stream"
-    about = "what is read arrives in chunks; after each no KV head holds more than the budget, and then the question is fed"
+    about = (
+        "what is read arrives in chunks; after each no KV head holds more than the budget, and then the question is fed"
+    )
     streams = True
 
 
