@@ -21,8 +21,8 @@ class Compaction:
     3.2), which numbers a cache from 0; here the queries keep their positions and the entries move up to them, which is the same
     to rotary attention and the same number for all heads, whatever each of them keeps. Of several axes (M-RoPE) the positions
     that no kept entry of the head has on any axis are left out on all axes alike, so that what stands side by side in a picture
-    stays side by side, and text is numbered as on one axis. A picture's positions lie behind those of all tokens before it;
-    so it has to be on every axis.
+    stays side by side, and text is numbered as on one axis. Later tokens have to lie behind earlier ones on every axis, as
+    pictures and text do and the frames of some videos do not (`generation/stream_reader.py` refuses those).
 
     Keys are rotated on by the difference, in float32, and rounded to the cache's dtype each time that they move.
 
