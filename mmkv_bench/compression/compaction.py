@@ -32,9 +32,8 @@ class Compaction:
 
     def __init__(self, positions: Tensor, rope: Rope):
         self.positions, self.rope = positions, rope
-        self._moved: dict[
-            int, Tensor
-        ] = {}  # by layer, int64 [axes, Hkv, m]: where the entries of the latest eviction stand
+        # by layer, int64 [axes, Hkv, m]: where the entries of the latest eviction stand
+        self._moved: dict[int, Tensor] = {}
 
     def moves(self, layer: int, tokens: Tensor, index: Tensor) -> Tensor:
         """Move the entries that stay of a layer.
