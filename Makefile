@@ -211,7 +211,7 @@ results-questions: $(STAMP)
 results-streams: $(STAMP)
 	$(BIN)/python -m mmkv_bench experiment=streams
 	$(BIN)/python -m mmkv_bench experiment=streams dataset=stream_facts_long stream.positions=compact
-	$(BIN)/python -m mmkv_bench tables results/streams --join --notes all > results/streams/tables.md
+	$(BIN)/python -m mmkv_bench tables results/streams > results/streams/tables.md
 	$(BIN)/python -m mmkv_bench pack $(PACK) results/streams
 
 # The same on pretrained weights, hours on two cores.
