@@ -145,6 +145,8 @@ def _unfit(compressor: Compressor) -> str | None:
     scorer, allocator, selector, reducer = compressor.eviction
     if needs.answer:
         return "scores by the answer, which comes after the stream"
+    if needs.replay:
+        return "scores by feeding the whole context again"
     if needs.queries or needs.states:
         return "scores by all queries of the prompt, which no stream keeps"
     if reducer.merges:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmkv_bench.compression.replay import NO_WORDS, ReplayText
 from mmkv_bench.errors import DataError, UnsupportedError
 from mmkv_bench.families.facts import ModelFacts, context_length, token_types
 from mmkv_bench.families.registry import family_of_processor
@@ -32,6 +33,7 @@ class EncodedPrompt:
         rendered: text of the chat template; None for a prompt made from tokens.
         context_tokens: tokens before the cut of a text prompt; None: it is cut behind its visual tokens.
         template_tokens: last tokens, which the chat template writes behind the last message's text; 0 where that is unknown.
+        words: around a context that is fed again.
         document: all questions of the prompt's document, where protocols share or score by them; None: its own alone.
     """
 
@@ -44,6 +46,7 @@ class EncodedPrompt:
     rendered: str | None = None
     context_tokens: int | None = None
     template_tokens: int = 0
+    words: ReplayText = NO_WORDS
     document: DocumentPrompts | None = None
 
     @property
@@ -185,6 +188,7 @@ def encode(
     prompt.rendered, prompt.controls = text, _controls(messages, tokenizer)
     prompt.question_text_before_cut = _text_before_media(messages, tokenizer)
     prompt.template_tokens = _template_tokens(text, messages, tokenizer, prompt.input_ids)
+    prompt.words = _words(processor, text, messages, prompt)
     if context and not images and not videos:
         prompt.context_tokens = _context_tokens(processor, text, context, prompt.input_ids)
     if max_prompt_tokens is not None and prompt.length > max_prompt_tokens:
@@ -306,6 +310,30 @@ def _template_tokens(text: str, messages: Sequence[dict], tokenizer, input_ids: 
         return 0
     behind = tokenizer(text[text.rindex(written[-1]) + len(written[-1]) :], add_special_tokens=False)["input_ids"]
     return len(behind) if behind and input_ids[0, -len(behind) :].tolist() == behind else 0
+
+
+WHOLE = "\n\nRepeat the previous context exactly."
+PART = "\n\nRepeat the part of the previous context exactly, starting with "
+"""Instructions of KVzip (arXiv 2505.23416)."""
+
+
+def _words(processor, text: str, messages: Sequence[dict], prompt: EncodedPrompt) -> ReplayText:
+    """Return the token ids around a replay of the prompt's context."""
+    tokenizer, ids = getattr(processor, "tokenizer", processor), prompt.input_ids[0].tolist()
+    parts = _parts([message for message in messages if message["role"] != "system"])
+    kinds = [part["text"].strip() if part["type"] == "text" else _marker(processor, part["type"]) for part in parts]
+    starts = [place for word in kinds if word and (place := text.find(word)) >= 0]
+    head = tokenizer(text[: min(starts, default=0)], add_special_tokens=False)["input_ids"]
+    begin = 0 if ids[:1] == head[:1] or not head else 1  # a tokenizer that puts a token before every text
+    same = [one == other for one, other in zip(head, ids[begin:], strict=False)]
+    prefix = begin + (same.index(False) if False in same else len(same)) if head else 0
+    whole, part = (tuple(tokenizer(words, add_special_tokens=False)["input_ids"]) for words in (WHOLE, PART))
+    return ReplayText(prefix, whole, part, tuple(ids[len(ids) - prompt.template_tokens :]))
+
+
+def _marker(processor, kind: str) -> str | None:
+    marker: str | None = getattr(processor, f"{kind}_token", None)
+    return marker
 
 
 def _controls(messages: Sequence[dict], tokenizer) -> tuple[str, ...]:
