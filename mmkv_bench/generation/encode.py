@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from mmkv_bench.compression.replay import NO_WORDS, ReplayText
 from mmkv_bench.errors import DataError, UnsupportedError
 from mmkv_bench.families.facts import ModelFacts, context_length, token_types
 from mmkv_bench.families.registry import family_of_processor
+from mmkv_bench.generation.shared_media import SharedMedia
 from mmkv_bench.generation.video_inputs import frames_of, video_arguments
 from mmkv_bench.models.chat_template import rendered, tokens_of
 from mmkv_bench.models.video import DEFAULT_FRAMES
@@ -151,6 +153,7 @@ def encode(
     video_max_pixels: int | None = None,
     share: float = 1.0,
     context: str = "",
+    shared: SharedMedia | None = None,
 ) -> EncodedPrompt:
     """Encode messages and their media with the processor and its chat template.
 
@@ -162,6 +165,7 @@ def encode(
         frames: most frames of a video, None = 32. video_max_pixels: most pixels of one frame, for processors whose own limit
             is for the whole video. share: factor of the images' sides or tiles and of the frames, see `Family.smaller_images`.
         context: text behind which protocols that cut split a prompt without media; "" for none.
+        shared: of this processor, with what it made of the same media for an earlier prompt.
 
     Raises:
         UnsupportedError: a prompt longer than `max_prompt_tokens` or the model's context, media that the family does not
@@ -172,16 +176,24 @@ def encode(
     _check_counts(processor, family, messages, images, videos)
     text = rendered(processor, messages)
     _check_markers(processor, text, len(images), len(videos))
-    media: dict[str, Any] = {}
-    if len(images) and share < 1:
-        images, media["images_kwargs"] = family.rules.smaller_images(images, processor, share)
-    if len(images):
-        media["images"] = _images(processor, images)
-    if len(videos):
-        most = max(1, round(share * (frames or DEFAULT_FRAMES)))
-        sampled = [frames_of(video, most) for video in videos]
-        media |= video_arguments(processor, sampled, video_max_pixels)
-    inputs = _tensors(processor, text, media)
+
+    def read() -> dict[str, Any]:
+        media: dict[str, Any] = {}
+        shown = images
+        if len(images) and share < 1:
+            shown, media["images_kwargs"] = family.rules.smaller_images(images, processor, share)
+        if len(images):
+            media["images"] = _images(processor, shown)
+        if len(videos):
+            most = max(1, round(share * (frames or DEFAULT_FRAMES)))
+            sampled = [frames_of(video, most) for video in videos]
+            media |= video_arguments(processor, sampled, video_max_pixels)
+        return media
+
+    if shared is None:
+        inputs = _tensors(processor, text, read())
+    else:
+        inputs = _tensors(shared.processor, text, shared.media(read))
     tensors = {name: value.to(device) for name, value in inputs.items() if isinstance(value, Tensor)}
     prompt = from_tensors(identity, tensors, family, time.perf_counter() - start)
     tokenizer = getattr(processor, "tokenizer", processor)
@@ -327,8 +339,12 @@ def _words(processor, text: str, messages: Sequence[dict], prompt: EncodedPrompt
     begin = 0 if ids[:1] == head[:1] or not head else 1  # a tokenizer that puts a token before every text
     same = [one == other for one, other in zip(head, ids[begin:], strict=False)]
     prefix = begin + (same.index(False) if False in same else len(same)) if head else 0
-    whole, part = (tuple(tokenizer(words, add_special_tokens=False)["input_ids"]) for words in (WHOLE, PART))
-    return ReplayText(prefix, whole, part, tuple(ids[len(ids) - prompt.template_tokens :]))
+    return ReplayText(prefix, *_instructions(tokenizer), tuple(ids[len(ids) - prompt.template_tokens :]))
+
+
+@lru_cache(maxsize=1)
+def _instructions(tokenizer) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(tokenizer(words, add_special_tokens=False)["input_ids"]) for words in (WHOLE, PART))
 
 
 def _marker(processor, kind: str) -> str | None:
