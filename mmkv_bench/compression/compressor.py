@@ -161,6 +161,11 @@ class Compressor:
                 f"protocol={rule.name} hides evicted tokens from a second prefill, and the sliding or linear layers of {owner} "
                 "would still see them; allowed: every other protocol; use protocol=strict"
             )
+        if rule.converses:
+            raise UnsupportedError(
+                f"protocol={rule.name} feeds a turn again behind what stays, and the sliding or linear layers of {owner} have "
+                "gone on from there; allowed: every other protocol; use protocol=query_aware"
+            )
         if self.needs.replay:
             raise UnsupportedError(
                 f"method {self.name} feeds the context again behind itself, and the sliding or linear layers of {owner} have "

@@ -183,6 +183,15 @@ class Observation:
         self._query_heads, self._hidden_size, self._seen = chunk.query.shape[0], chunk.hidden.shape[-1], total
         self._shown += rows
 
+    def go_on(self, held: int, rounds: int) -> None:
+        """Begin behind entries that are stored already: statistics are those of what follows.
+
+        Args:
+            held: slots. rounds: evictions before, for random streams.
+        """
+        self._seen = self._shown = held
+        self._rounds = rounds
+
     # ---- between the chunks of a stream
 
     def so_far(self, places: Tensor, frames: Frames | None, asked: int = 0) -> Observation:
@@ -408,6 +417,7 @@ class PromptBatch:
         total: padded prompt length; pads: left padding of each row; cache: where the entries go.
         observations: layer -> one `Observation` per row, dropped as soon as the layer is done with.
         received: what the text model was given, where a scorer needs a replay.
+        turn: number of a conversation's turn that is fed behind stored entries; 0 for a prompt.
         rotations: cos and sin of places behind each row, which are the same in every layer, while it is prefilled.
     """
 
@@ -420,6 +430,7 @@ class PromptBatch:
     rotations: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
     complete: bool = False
     received: Received | None = None
+    turn: int = 0
 
     def length(self, row: int) -> int:
         return self.total - self.pads[row]

@@ -173,6 +173,12 @@ class Session:
         """Change what is done with the next prompt; a session may stay open over many samples."""
         self.listener, self.token_types, self.identity, self.prompt = listener, token_types, identity, None
 
+    def go_on(self, listener: Listener, cache: CompressedCache, total: int, identity: str, turn: int) -> None:
+        """Observe what is fed next to a cache of one sequence that holds entries, until it has seen `total` tokens."""
+        self.expect(listener, None, identity)
+        self.cache, self._forgotten = cache, 0
+        self.prompt = PromptBatch(total, [0], cache, len(self.attentions), turn=turn)
+
     # ------------------------------------------------------------------ hooks
     # Of a fixed cache nothing is observed: a compiled step traces these hooks, and finds nothing in them that changes.
     def _before_model(self, model: object, args: Args, kwargs: Kwargs) -> None:
@@ -318,6 +324,8 @@ class Session:
         hidden, (cos, sin) = self._calls.pop(module.layer_idx)
         if index not in prompt.observations:
             prompt.observations[index] = [self._observation(prompt, module, row) for row in range(len(prompt.pads))]
+            if prompt.turn:
+                prompt.observations[index][0].go_on(layer.stored - query.shape[2], prompt.turn)
         start = layer.seen - query.shape[2]
         for row, (pad, observation) in enumerate(zip(prompt.pads, prompt.observations[index], strict=True)):
             skip = min(max(pad - start, 0), query.shape[2])  # padding inside this chunk

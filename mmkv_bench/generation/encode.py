@@ -87,6 +87,8 @@ class DocumentPrompts:
         questions: one prompt per question. first: number of the one that `query_first` compresses for.
         generic: the document with a fixed instruction, None where its dataset has none. paraphrases: each question in other
             words, empty where its dataset has none.
+        turns: where they are turns of a conversation, what the chat template writes between an answer and the next, int64
+            `[1, n]`, for each question of `order` but the first.
     """
 
     identity: str
@@ -95,6 +97,12 @@ class DocumentPrompts:
     first: int
     generic: EncodedPrompt | None
     paraphrases: tuple[EncodedPrompt, ...]
+    turns: tuple[Tensor, ...] = ()
+
+    @property
+    def order(self) -> list[int]:
+        """Numbers of the questions in the order of a conversation's turns."""
+        return [(self.first + place) % len(self.questions) for place in range(len(self.questions))]
 
     @property
     def longest(self) -> int:
@@ -339,7 +347,8 @@ def _words(processor, text: str, messages: Sequence[dict], prompt: EncodedPrompt
     begin = 0 if ids[:1] == head[:1] or not head else 1  # a tokenizer that puts a token before every text
     same = [one == other for one, other in zip(head, ids[begin:], strict=False)]
     prefix = begin + (same.index(False) if False in same else len(same)) if head else 0
-    return ReplayText(prefix, *_instructions(tokenizer), tuple(ids[len(ids) - prompt.template_tokens :]))
+    whole, part = _instructions(tokenizer)
+    return ReplayText(prefix, whole, part, tuple(ids[len(ids) - prompt.template_tokens :]))
 
 
 @lru_cache(maxsize=1)
@@ -398,6 +407,31 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) ->
             "it, or use protocol=paper"
         )
     return lengths
+
+
+def turn_tokens(processor, messages: Sequence[dict], question: str) -> Tensor:
+    """Return token ids, int64 `[1, n]`, that the chat template writes between an answer to a prompt and the next answer.
+
+    Args:
+        messages: the prompt, in Hugging Face's chat format. question: the user's next turn.
+
+    Raises:
+        DataError: the template does not write an answer unchanged right after the prompt.
+    """
+    answer, prompt = "A", rendered(processor, messages)
+    said = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
+    whole = rendered(processor, [*messages, said, {"role": "user", "content": [{"type": "text", "text": question}]}])
+    rest = whole.removeprefix(prompt)
+    lead = len(rest) - len(rest.lstrip())
+    if rest == whole or not rest.startswith(answer, lead):
+        raise DataError(
+            "the chat template writes an earlier answer otherwise than right after its prompt, so that the tokens of a further "
+            f"turn are not known; it gives {whole[-200:]!r} where the prompt ends in {prompt[-100:]!r}; use another protocol"
+        )
+    tokenizer = getattr(processor, "tokenizer", processor)
+    return torch.tensor(
+        [tokenizer(rest[lead + len(answer) :], add_special_tokens=False)["input_ids"]], dtype=torch.int64
+    )
 
 
 def reference_tokens(

@@ -13,7 +13,14 @@ from mmkv_bench.deadline import time_limit
 from mmkv_bench.devices.requirements import COMPILED
 from mmkv_bench.errors import DataError
 from mmkv_bench.generation.decode import CompiledStep, config_of
-from mmkv_bench.generation.encode import DocumentPrompts, EncodedPrompt, encode, reference_tokens, same_context
+from mmkv_bench.generation.encode import (
+    DocumentPrompts,
+    EncodedPrompt,
+    encode,
+    reference_tokens,
+    same_context,
+    turn_tokens,
+)
 from mmkv_bench.generation.engine import Engine, as_row
 from mmkv_bench.generation.fidelity import ExtraMeasures
 from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
@@ -258,6 +265,11 @@ class Answering:
                 made(asked.generic, f"{document}/generic") if asked.generic and "generic" in knows else None,
                 tuple(made(text, f"{name}/paraphrase") for text, name in zip(reworded, names, strict=False)),
             )
+            if "turns" in knows:
+                first = with_question(request.messages, request.context, asked.texts[asked.first])
+                further = [asked.texts[number].strip() for number in whole.order[1:]]
+                turns = tuple(turn_tokens(self.loaded.processor, first, text) for text in further)
+                whole = replace(whole, turns=turns)
             others = (*whole.paraphrases, *([whole.generic] if whole.generic else []))
             same_context((*whole.questions, *others), self.loaded.family)
             self._document = whole  # only what has passed the check: the document's next question asks no more
