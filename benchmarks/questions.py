@@ -1,7 +1,7 @@
 """What four questions about a document cost beside one: encoding, prefill, scoring and selection, and the whole.
 
-    python benchmarks/questions.py                              # SmolVLM-256M's shape, random weights; prints Markdown
-    python benchmarks/questions.py --model tiny --documents 40  # the embedded model
+    python benchmarks/questions.py                              # SmolLM2-135M's shape, random weights; prints Markdown
+    python benchmarks/questions.py --model tiny --dataset pages_questions --documents 40  # pictures, the embedded model
     python benchmarks/questions.py --model smollm2_135m_q4_1_english --weights pretrained --dataset questions_records
 
 Each document is asked one question, as if it had no other, and all of its questions, in turns. Compressing once means that all
@@ -52,7 +52,9 @@ class Undecoded(Engine):
 class Bench:
     """Answers requests of one dataset under one protocol and counts seconds."""
 
-    def __init__(self, model: str, weights: str, dataset: str, method: str, budget: str, protocol: str):
+    def __init__(
+        self, model: str, weights: str, dataset: str, method: str, budget: str, protocol: str, layers: int | None
+    ):
         from mmkv_bench.compression.budget import Budget
         from mmkv_bench.config.compose import compose
         from mmkv_bench.config.files import content
@@ -61,7 +63,9 @@ class Bench:
         from mmkv_bench.models.source import Source
 
         words = [f"model={model}", f"dataset={dataset}", "model.device=cpu", f"protocol={protocol}"]
-        config = compose([*words, *(["model.weights=random"] if weights == "random" and model != "tiny" else [])])
+        words += ["model.weights=random"] if weights == "random" and model != "tiny" else []
+        words += [] if layers is None else [f"model.layers={layers}"]
+        config = compose(words)
         self.config, self.loaded = config.answering, Source.of(config.model).load()
         compressor = build_compressor(method, content("method", method), "paper")
         self.spec = CellSpec(f"{method}/{protocol}", compressor, Budget.parse(budget), protocol)
@@ -129,11 +133,12 @@ def alone(request: Request) -> Request:
 def main() -> int:
     """Print the table; exit status 1 where a protocol is above the goal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smolvlm_256m")
+    parser.add_argument("--model", default="smollm2_135m")
     parser.add_argument("--weights", default="random", choices=["random", "pretrained"])
-    parser.add_argument("--dataset", default="pages_questions")
+    parser.add_argument("--dataset", default="questions_records")
     parser.add_argument("--method", default="snapkv")
     parser.add_argument("--budget", default="64")
+    parser.add_argument("--layers", type=int, help="fewer than the model has, with random weights")
     parser.add_argument("--documents", type=int, default=3)
     parser.add_argument("--protocols", nargs="+", default=[*ONCE, *ANEW])
     asked = parser.parse_args()
@@ -149,7 +154,7 @@ def main() -> int:
     )
     print("| protocol | prepare 1 | prepare all | ratio | whole 1 | whole all | ratio |\n|---|---|---|---|---|---|---|")
     for protocol in asked.protocols:
-        bench = Bench(asked.model, asked.weights, asked.dataset, asked.method, asked.budget, protocol)
+        bench = Bench(asked.model, asked.weights, asked.dataset, asked.method, asked.budget, protocol, asked.layers)
         sums = [0.0, 0.0, 0.0, 0.0]
         for number, group in enumerate(groups):
             timed = [*bench.answered([alone(group[0])]), *bench.answered(group)]
