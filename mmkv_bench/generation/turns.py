@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -63,7 +63,8 @@ class Conversation:
         group: of the latest turn. cache: everything that was fed, the latest turn at its end. cap: C of the document, None for
             the full cache.
         said: the latest answer, int64 `[1, n]`, without the token that ended it. fed: tokens of the latest turn in the cache.
-        listener: counts what evictions did so far.
+        listener: counts what evictions did so far. rows: number of a question -> its result, of turns that were answered on
+            the way to a later one and have not been asked for.
     """
 
     document: str
@@ -74,40 +75,46 @@ class Conversation:
     said: Tensor
     fed: int
     listener: StreamListener
+    rows: dict[int, ForkResult] = field(default_factory=dict)
 
 
 def run_turns(parts: Parts, held: dict[str, Conversation], prompt: EncodedPrompt, cell: CellSpec) -> ForkResult:
     """Return one cell's result for one prompt; a fault becomes its status.
 
     Args:
-        held: cell -> the conversation that it is in. Where that is not right before the prompt's own turn, the turns before it
-            are answered again, so that a row does not depend on which questions a run asks.
+        held: cell -> the conversation that it is in. Turns before the prompt's own that it lacks are answered too, so that a row
+            does not depend on which questions a run asks, or in which order.
     """
     session, device = parts.session, next(parts.session.model.parameters()).device
-    document, result = prompt.document, blank(cell, prompt, fork_batch=1, fork_rows=1)
+    document = prompt.document
     order = [0] if document is None else document.order
-    turn = 0 if document is None else order.index(document.number)
+    number = 0 if document is None else document.number
     identity = prompt.identity if document is None else document.identity
-    meter = Meter(device)
+    meter, result = Meter(device), blank(cell, prompt, fork_batch=1, fork_rows=1)
     try:
         session.check_method(cell.compressor, protocol(cell.protocol))
         check_turns(cell.compressor)
         talk = held.pop(cell.cell, None)
-        if talk is not None and (talk.document != identity or talk.turns > turn):
+        if talk is not None and (
+            talk.document != identity or (talk.turns > order.index(number) and number not in talk.rows)
+        ):
             talk = None
-        for number in range(0 if talk is None else talk.turns, turn + 1):
-            meter = Meter(device)
-            result = blank(cell, prompt, fork_batch=1, fork_rows=1)
-            asked = prompt if document is None else document.questions[order[number]]
+        for turn in range(0 if talk is None else talk.turns, order.index(number) + 1):
+            meter, asked = Meter(device), prompt if document is None else document.questions[order[turn]]
+            result = blank(cell, asked, fork_batch=1, fork_rows=1)
             if talk is None:
                 talk = _first(parts, asked, cell, identity, meter, result)
             else:
                 assert document is not None, "a further turn is a further question"
-                talk = _next(parts, talk, document.turns[number - 1], asked.identity, cell, meter, result)
+                talk = _next(parts, talk, document.turns[turn - 1], asked.identity, cell, meter, result)
+            result.question_known = None if document is None else ",".join(map(str, order[: turn + 1]))
+            result.peak_device_bytes, result.peak_resident_bytes = meter.peak_device(), meter.peak_resident()
+            talk.rows[order[turn]] = result
         assert talk is not None, "at least one turn was answered"
         held[cell.cell] = talk
-        result.question_known = None if document is None else ",".join(map(str, order[: turn + 1]))
+        return talk.rows.pop(number)
     except Exception as error:  # noqa: BLE001 - the cell's status says what happened; other cells go on
+        result = blank(cell, prompt, fork_batch=1, fork_rows=1)
         result.status, result.error = status_of(error), describe(error)
         devices.at(device).release()
     result.peak_device_bytes, result.peak_resident_bytes = meter.peak_device(), meter.peak_resident()
