@@ -189,7 +189,7 @@ class Engine:
         for source in sources:
             own = dataclasses.replace(lengths, prefilled=source.length)
             meter.seconds.clear()  # of each prefill apart; they are added up below
-            one = prefill(self.session, source, cells, {name: own}, meter, reserve)
+            one = prefill(self.session, source, cells, {name: own}, meter, reserve, replays=not made)
             made.append(one)
             if len(made) > 1:
                 one.cache = made[0].cache  # only its scores are needed

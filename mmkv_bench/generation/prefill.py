@@ -186,6 +186,7 @@ def prefill(
     lengths: Mapping[str, Lengths],
     meter: Meter,
     reserve: int,
+    replays: bool = True,
 ) -> Prefilled:
     """Run the model over the prompt once and score each layer for all cells.
 
@@ -193,6 +194,7 @@ def prefill(
         session: open on the model; afterwards it observes nothing.
         prompt: the part of the prompt to prefill. lengths: of the whole prompt under each cell's protocol.
         reserve: slots for the tokens that `full` will append.
+        replays: feed the context again for scorers that need it; otherwise their scores are none.
 
     Raises:
         NonFiniteLogitsError: NaN in the logits of the last prompt token.
@@ -209,7 +211,7 @@ def prefill(
             raise NonFiniteLogitsError("the prefill gave NaN logits")
         seconds = dict(meter.seconds)
         seconds["prefill"] = max(seconds["prefill"] - sum(recording.seconds.values()), 0.0)  # vision is part of it
-        if recording.needs.replay and session.prompt is not None:
+        if replays and recording.needs.replay and session.prompt is not None:
             recording.replay(session.text, prompt.words, session.prompt)
     finally:
         session.expect(None, None, prompt.identity)
@@ -272,11 +274,13 @@ def merge_scores(made: Sequence[Prefilled], cells: Sequence[CellSpec], protocol:
     Args:
         made: prefills of prompts that begin with the same context. cells: all under `protocol`.
 
-    Columns of scores behind the context are dropped. A score that failed for one prompt has failed.
+    Columns of scores behind the context are dropped. A score that failed for one prompt has failed. Scores of a replay know no
+    question and stay those of the first prefill.
     """
     lengths = [one.lengths[protocol] for one in made]
     evicting = [cell for cell in cells if cell.evicts(lengths[0].reduced)]
-    of_scores = {tuple(score_key(cell, one) for one in lengths) for cell in evicting}
+    asking = [cell for cell in evicting if not cell.compressor.needs.replay]
+    of_scores = {tuple(score_key(cell, one) for one in lengths) for cell in asking}
     of_summaries = {tuple(summary_key(cell, one) for one in lengths) for cell in evicting}
     made[0].seconds.update({phase: sum(one.seconds.get(phase, 0.0) for one in made) for phase in made[0].seconds})
     for keys in [*of_scores, *(keys for keys in of_summaries if keys[0] is not None)]:

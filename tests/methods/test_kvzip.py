@@ -24,6 +24,7 @@ from tests import cover, zoo
 from tests.each import each
 from tests.generation import common
 from tests.generation.test_encode import parts
+from tests.generation.test_questions import NEW, document
 from tests.oracles import kvzip
 
 FAMILIES = ("llama", "qwen2_5_vl", "qwen3_vl", "llava_next")
@@ -120,6 +121,9 @@ def test_no_question_is_known_to_it():
         cells = [common.cell(made(chunk=12), 8, rule) for rule in ("query_agnostic", "query_aware")]
         first, second = common.together(zoo.model(name), name, prompt, cells)
         assert first.kept_digest == second.kept_digest and first.token_ids == second.token_ids
+        cells = [common.cell(made(chunk=12), 8, rule) for rule in ("query_agnostic", *NEW)]
+        rows = common.together(zoo.model(name), name, document(name)[2], cells)
+        assert {row.status for row in rows} == {"ok"} and len({row.kept_digest for row in rows}) == 1
 
 
 def test_a_prompt_of_tokens_is_repeated_without_words_and_small_budgets_say_what_gives_way():
