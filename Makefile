@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-continuation results-questions results-streams results-questions-real results-reader first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-stream bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-continuation results-questions results-streams results-questions-real results-reader first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-stream bench-questions bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -47,6 +47,7 @@ help:
 	@echo "make bench-real        the same on pretrained weights, English documents of 730 tokens"
 	@echo "make bench-decode      how near a decode step is to the memory's bandwidth, beside stock transformers"
 	@echo "make bench-stream      time and memory of a chunk of a stream of 100,000 tokens, at its end beside its beginning"
+	@echo "make bench-questions   what four questions about a document cost beside one: prepared once, and the whole"
 	@echo "make bench-tables      time and memory of tables and scoring: committed rows, 100 methods, 10,000 cells"
 	@echo "make bench-store       time and memory of resuming, status, scoring, tables, packing of 1 and 4 million answers (SCALE=.1)"
 	@echo "make bench-methods     time and extra memory of every method on one layer, beside its attention"
@@ -138,10 +139,20 @@ results: $(STAMP)
 	done
 
 # The comparison on a pretrained language model; hours on two cores, continues where it was interrupted.
+# limit: of the rows in git; experiment=reader itself asks 200 documents. A higher limit continues them.
+READER = $(BIN)/python -m mmkv_bench launch --processes 2 experiment=reader
 results-reader: $(STAMP)
 	$(BIN)/python -m mmkv_bench fetch model reader
-	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=reader
-	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=reader model=reader_video dataset=reader_change
+	$(READER) dataset='[reader_value,reader_row]' limit=60
+	$(READER) dataset=reader_second limit=40
+	$(READER) model=reader_video dataset=reader_change limit=40
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=reader_entries
+	$(BIN)/python -m mmkv_bench diagnose sinks model=reader dataset=reader_value --samples 8 out=results/reader
+	$(BIN)/python -m mmkv_bench diagnose vision model=reader dataset=reader_value --samples 8 out=results/reader
+	$(BIN)/python -m mmkv_bench diagnose vision model=reader_video dataset=reader_change --samples 8 out=results/reader
+	$(BIN)/python -m mmkv_bench diagnose vision dataset=pages_lookup_large --samples 8 out=results/reader
+	$(BIN)/python -m mmkv_bench tables results/reader > results/reader/tables.md
+	$(BIN)/python -m mmkv_bench pack $(PACK) results/reader
 
 results-real: $(STAMP)
 	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
@@ -190,6 +201,8 @@ first-real: $(STAMP)
 	rm -rf $(FIRST_ROWS)_bundle
 	$(RUN) pack $(FIRST_ROWS) --publish $(FIRST_ROWS)_bundle --receipt $(FIRST_ROWS)/receipt.json
 	$(RUN) accept $(FIRST_ROWS)_bundle $(FIRST_SETTINGS) --samples 0
+	$(RUN) sweep experiment=first_pages $(FIRST_REAL) || test $$? -eq 1
+	$(BIN)/python scripts/instrument.py score results/reader/predictions.json runs/first_pages
 	@echo "the bundle to send: $(FIRST_ROWS)_bundle"
 
 # Documentation continued on the compressed cache; at budget=2 the prompt is its first and last token: perplexity without context.
@@ -239,6 +252,9 @@ bench-decode: $(STAMP)
 
 bench-stream: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/stream.py
+
+bench-questions: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/questions.py
 
 # Fifty answers drawn from all committed rows, made again: another draw with SEED=1, more with SAMPLES=200.
 verify: $(STAMP)

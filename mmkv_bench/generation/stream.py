@@ -17,6 +17,7 @@ from mmkv_bench import devices
 from mmkv_bench.compression.account import account
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compaction import Compaction, check_rope
+from mmkv_bench.compression.positions import last_positions
 from mmkv_bench.compression.session import Session
 from mmkv_bench.compression.streaming import StreamLayer, StreamListener, check_streams
 from mmkv_bench.families.facts import ModelFacts
@@ -25,7 +26,7 @@ from mmkv_bench.generation.decode import decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.forks import borrow
 from mmkv_bench.generation.meter import Meter, vision_clock
-from mmkv_bench.generation.prefill import Prefilled, PrefillGroup, last_positions, slack
+from mmkv_bench.generation.prefill import Prefilled, PrefillGroup, slack
 from mmkv_bench.generation.result import (
     CellSpec,
     ForkResult,

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.observation import Frames
+from mmkv_bench.compression.positions import following, last_positions
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.families.registry import check_chunks
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
-from mmkv_bench.generation.prefill import following, last_positions
 from mmkv_bench.generation.result import CellSpec
 from mmkv_bench.protocols import protocol
 

@@ -40,6 +40,7 @@ FALLBACKS = {
     "no_visual_tokens": "the method ranks or compares text and visual tokens, and the prompt has no visual ones",
     "no_frames": "infinipot_v: nothing tells which frame a token belongs to, as outside of protocol=stream; entries were ranked "
     "by their value norm",
+    "no_instruction": "kvzip: the prompt was made from tokens, so that the context was fed again without an instruction",
     "nothing_merged": "look_m, meda: the prompt has no visual tokens; evicted entries are dropped, where the releases keep "
     "such prompts whole",
     "no_text_tokens": "hybridkv: a prompt of visual tokens alone; sparsity was measured on all its rows",
