@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-continuation results-questions results-questions-real results-reader first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-stream bench-questions bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-continuation results-questions results-streams results-questions-real results-reader first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-stream bench-questions bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -34,6 +34,7 @@ help:
 	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
 	@echo "make results-continuation  make or continue results/continuation: documentation continued, KL to full; hours"
 	@echo "make results-questions make or continue results/questions: four questions per cache, embedded model; an hour"
+	@echo "make results-streams   make or continue results/streams: facts by age in streams with a hard cap, embedded model; half an hour"
 	@echo "make results-questions-real  the same on pretrained weights, in runs/questions_real; hours"
 	@echo "make results-real      make or continue results/real: pretrained weights, English documents; hours"
 	@echo "make results-real-sinks  make or continue results/real_sinks: what the first entries are worth; an hour"
@@ -219,6 +220,12 @@ results-questions: $(STAMP)
 	$(BIN)/python -m mmkv_bench experiment=questions_pages
 	$(BIN)/python -m mmkv_bench tables results/questions --questions > results/questions/tables.md
 	$(BIN)/python -m mmkv_bench pack $(PACK) results/questions
+
+results-streams: $(STAMP)
+	$(BIN)/python -m mmkv_bench experiment=streams
+	$(BIN)/python -m mmkv_bench experiment=streams dataset=stream_facts_long stream.positions=compact
+	$(BIN)/python -m mmkv_bench tables results/streams > results/streams/tables.md
+	$(BIN)/python -m mmkv_bench pack $(PACK) results/streams
 
 # The same on pretrained weights, hours on two cores.
 results-questions-real: $(STAMP)

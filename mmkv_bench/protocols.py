@@ -161,11 +161,14 @@ class Stream(QueryAgnostic):
 
     The budget is the cap: after every chunk no KV head of any layer holds more entries. Evicted entries are gone for all later
     chunks too, unlike under `query_agnostic`, where the whole context passes the model before anything is evicted. Entries
-    that stay keep their positions. The question is fed at the end, kept whole and counted apart.
+    that stay keep their positions, unless `StreamSettings.positions` moves them together. The question is fed at the end, kept
+    whole and counted apart.
     """
 
     name = "stream"
-    about = "a video arrives in chunks; after each no KV head holds more than the budget, and then the question is fed"
+    about = (
+        "what is read arrives in chunks; after each no KV head holds more than the budget, and then the question is fed"
+    )
     streams = True
 
 
@@ -176,10 +179,12 @@ class StreamSettings:
     Attributes:
         every: frames of a chunk (of a text: tokens); None: all at once.
         ask_at: share of the stream after which the question comes; the rest is never read.
+        positions: of entries that stay: `kept`, or `compact`, consecutive up to the newest token's.
     """
 
     every: int | None = 8
     ask_at: float = 1.0
+    positions: str = "kept"
 
 
 READ_AS_ASKED = StreamSettings()

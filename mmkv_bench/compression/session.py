@@ -393,12 +393,16 @@ class Session:
         else:
             positions = positions[1:] if positions.ndim == 3 and positions.shape[0] == 4 else positions
             last = positions[..., min(row, positions.shape[-2] - 1), -1:].unsqueeze(-2)
-        future = last + offsets.to(last)
-        if future.ndim == 2 and getattr(self.text.rotary_emb, "mrope_section", None) is not None:
-            future = future.expand(3, *future.shape)
-        dtype_probe = torch.zeros(1, dtype=torch.float32, device=last.device)
-        rotary = self.text.rotary_emb  # Gemma's has one for each kind of layer
-        cos, sin = rotary(dtype_probe, future, *([states.FULL] if hasattr(rotary, "layer_types") else []))
+        return self.rope((last + offsets.to(last)).squeeze(-2))
+
+    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos, sin `[n, D]`, float32, of position ids `[n]` or `[axes, n]` in compressed layers."""
+        rotary, axes = self.text.rotary_emb, torch.atleast_2d(positions)
+        if len(axes) == 1 and getattr(rotary, "mrope_section", None) is not None:
+            axes = axes.expand(3, -1)
+        dtype_probe = torch.zeros(1, dtype=torch.float32, device=positions.device)
+        kinds = [states.FULL] if hasattr(rotary, "layer_types") else []  # Gemma's has one for each kind of layer
+        cos, sin = rotary(dtype_probe, axes if len(axes) == 1 else axes[:, None], *kinds)
         return cos[0], sin[0]
 
     @property

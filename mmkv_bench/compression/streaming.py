@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedLayer
+from mmkv_bench.compression.compaction import Compaction
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.listeners import Phases, untimed
 from mmkv_bench.compression.observation import Frames, Observation, PromptBatch
@@ -40,6 +41,7 @@ class StreamListener:
     Attributes:
         cap: entries per KV head; None: nothing is evicted.
         asked: tokens of the chat template that are fed behind every chunk for their queries, and forgotten in the same layer.
+        compaction: moves the entries that stay; None: they keep their positions.
         entries_max, entries_peak: most entries of a KV head after and before an eviction, over all chunks and layers.
         rounds: chunks after which entries were evicted; evicted: entries of all layers and heads.
         fallbacks: of layers, known from their scores.
@@ -58,6 +60,7 @@ class StreamListener:
         self.compressor, self.cap, self.seed = compressor, cap, seed
         self.frames, self.room, self.asked, self.phases = frames, room, asked, phases
         self.needs = compressor.needs
+        self.compaction: Compaction | None = None
         self.entries_max = self.entries_peak = self.rounds = self.evicted = 0
         self.fallbacks: dict[str, None] = {}
 
@@ -79,8 +82,11 @@ class StreamListener:
                 score = compressor.score(seen, cap, self.seed)[:, :stored]
                 self.fallbacks |= dict.fromkeys(compressor.observed_fallbacks(seen, cap, self.seed))
                 (index,) = compressor.select([score], cap, None, [layer], prompt.n_layers, length=stored)
-                index = index.to(target.device)
+                index, tokens = index.to(target.device), target.slot_positions()[0][:, :stored]
                 target.retain(index[None], self._reduce, self.room, self.asked)
+                if self.compaction is not None:
+                    moves = self.compaction.moves(layer, tokens, index)
+                    target.replace(self.compaction.rotated(target.keys[0], moves)[None], target.values)
             self.rounds += layer == 0
             self.evicted += (stored - target.stored) * index.shape[0]
         observation.retain(index)

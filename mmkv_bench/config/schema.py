@@ -138,19 +138,23 @@ class Gate:
 
 @dataclass(frozen=True)
 class Stream:
-    """How protocol=stream reads a video; a text is read in chunks of tokens. The budget is the cap."""
+    """How protocol=stream reads a video or pictures; a text is read in chunks of tokens. The budget is the cap."""
 
     every: int | None = _key(
-        8, "frames of a chunk, of a text: tokens; null = all at once", "a whole number >= 1 or null"
+        8, "frames or pictures of a chunk, of a text: tokens; null = all at once", "a whole number >= 1 or null"
     )
     ask_at: float = _key(
         1.0, "share of the stream after which the question comes; the rest is never read", "a number > 0, at most 1"
     )
-    positions: str = _key("kept", "positions of entries that stay: those that they were computed with", ("kept",))
+    positions: str = _key(
+        "kept",
+        "positions of entries that stay: those that they were computed with, or consecutive ones up to the newest token's",
+        ("kept", "compact"),
+    )
 
     @property
     def settings(self) -> StreamSettings:
-        return StreamSettings(self.every, float(self.ask_at))
+        return StreamSettings(self.every, float(self.ask_at), self.positions)
 
 
 @dataclass(frozen=True)

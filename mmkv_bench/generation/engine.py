@@ -40,7 +40,7 @@ from mmkv_bench.generation.result import (
     status_of,
 )
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.generation.stream import run_stream
+from mmkv_bench.generation.stream import Held, run_stream
 from mmkv_bench.generation.turns import Conversation, Parts, run_turns
 from mmkv_bench.protocols import Lengths, protocol
 
@@ -78,6 +78,7 @@ class Engine:
         weight = next(model.parameters())
         self.device = weight.device
         self._compressed: dict[str, tuple[Hashable, Prefilled]] = {}  # protocol -> the last document's
+        self._streams: dict[str, Held] = {}
         self._conversations: dict[str, Conversation] = {}  # of the last document
         check_flash(self.session.base, weight.device, weight.dtype, step is not None)
         if step is not None and self.session.has_states:
@@ -91,6 +92,7 @@ class Engine:
 
     def __exit__(self, *exception) -> None:
         self._compressed.clear()
+        self._streams.clear()
         self._conversations.clear()
         self.session.__exit__(*exception)
 
@@ -106,7 +108,7 @@ class Engine:
         parts = self.session, self.family, self.rules, self.tokenizer
         for cell in every:
             if protocol(cell.protocol).streams:
-                results[cell.cell] = run_stream(*parts, prompt, cell, self.timeout_s)
+                results[cell.cell] = run_stream(*parts, prompt, cell, self.timeout_s, held=self._streams)
             if protocol(cell.protocol).converses:
                 results[cell.cell] = run_turns(Parts(*parts, self.timeout_s), self._conversations, prompt, cell)
         lengths: dict[str, Lengths] = {}

@@ -315,7 +315,9 @@ def _cell(
     generation = dict(data.generation) | ({} if config.decode == "eager" else {"decode": config.decode})
     if protocols.protocol(protocol).streams:
         generation["stream"] = {
-            key: value for key, value in vars(config.stream).items() if key == "every" or value != 1
+            key: value
+            for key, value in vars(config.stream).items()
+            if key == "every" or value != getattr(protocols.READ_AS_ASKED, key)
         }
     named = {"context": data.context, "questions": data.questions} if protocols.protocol(protocol).cuts else {}
     cut = {key: value for key, value in named.items() if value}

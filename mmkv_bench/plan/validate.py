@@ -47,11 +47,6 @@ def validate(config: RunConfig) -> None:
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.store.study import PrimaryEndpoint
 
-    if config.stream.positions == "compact":
-        raise ConfigError(
-            "stream.positions=compact would rotate the kept keys to the places that they have in the cache, which is not built; "
-            "allowed: kept; leave it out"
-        )
     _check_values(config)
     parse_shard(config.shard)
     for value in _values("budget", config.budget):

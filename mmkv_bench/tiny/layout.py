@@ -59,6 +59,11 @@ def _links(keys: list[str], longest: int, rng: np.random.Generator) -> dict[str,
     return links
 
 
+def distractors(rng: np.random.Generator, count: int) -> np.ndarray:
+    """`count` random characters that no question asks for, ASCII codes."""
+    return _DISTRACTORS[rng.integers(0, len(_DISTRACTORS), count)]
+
+
 def make_document(
     rng: np.random.Generator, rows: int, columns: int, images: int, entries: int, density: float, longest: int = 3
 ) -> Document:
@@ -80,7 +85,7 @@ def make_document(
     grids = np.full((images, rows, columns), BLANK, np.int64)
     for grid, (places, free) in zip(grids, drawn, strict=True):
         mask = free & (rng.random((rows, columns)) < density)
-        grid[mask] = _DISTRACTORS[rng.integers(0, len(_DISTRACTORS), int(mask.sum()))]
+        grid[mask] = distractors(rng, int(mask.sum()))
         for key, (row, column) in places.items():
             text = key + content[key][0] + content[key][1].lower()
             grid[row, column : column + ENTRY_LENGTH] = [ord(character) for character in text]

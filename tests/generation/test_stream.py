@@ -21,7 +21,8 @@ from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.encode import EncodedPrompt, from_tensors
 from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.result import CellSpec
-from mmkv_bench.generation.stream import Clip, Reader, ranges, read
+from mmkv_bench.generation.stream import read
+from mmkv_bench.generation.stream_reader import Clip, Reader, ranges
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.protocols import StreamSettings
 from tests import zoo
@@ -304,12 +305,12 @@ def test_a_text_is_read_in_chunks_of_tokens():
 
 # ---------------------------------------------------------------------- bad input
 BAD = {
-    "pictures": ("qwen2_5_vl", lambda: common.encoded("qwen2_5_vl"), {}, "has pictures or several videos"),
+    "pictures": ("qwen2_5_vl", lambda: common.encoded("qwen2_5_vl"), {}, "or pictures of several sizes"),
     "text first": (
         "qwen2_5_vl_video",
         lambda: replace(video("qwen2_5_vl_video"), question_text_before_cut=4),
         {},
-        "4 tokens of text before its video",
+        "4 tokens of text before its last frame",
     ),
     "odd frames": ("qwen2_5_vl_video", lambda: video("qwen2_5_vl_video"), {"every": 3}, "give a multiple of 2"),
     "another family": ("llava_onevision_video", lambda: common.encoded("llava_onevision_video"), {}, "Qwen2-VL"),

@@ -1,0 +1,76 @@
+"""Positions of a stream's entries after an eviction: moved together, without gaps, up to the newest token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.compression.numerics.moments import rotate
+from mmkv_bench.errors import UnsupportedError
+
+Rope = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Position ids `[axes, n]` -> cos, sin `[n, D]` of a model's rotary embedding."""
+
+
+class Compaction:
+    """`stream.positions=compact`: kept keys are rotated on to consecutive positions that end at the newest token's.
+
+    The distance of a query to a key is then that of their places in the cache, as in StreamingLLM (arXiv 2309.17453, section
+    3.2), which numbers a cache from 0; here the queries keep their positions and the entries move up to them, which is the same
+    to rotary attention and the same number for all heads, whatever each of them keeps. Of several axes (M-RoPE) the positions
+    that no kept entry of the head has on any axis are left out on all axes alike, so that what stands side by side in a picture
+    stays side by side, and text is numbered as on one axis. Later tokens have to lie behind earlier ones on every axis, as
+    pictures and text do and the frames of some videos do not (`generation/stream_reader.py` refuses those).
+
+    Keys are rotated on by the difference, in float32, and rounded to the cache's dtype each time that they move.
+
+    Args:
+        positions: int64 `[axes, T]` of the whole stream. rope: of the model.
+    """
+
+    def __init__(self, positions: Tensor, rope: Rope):
+        self.positions, self.rope = positions, rope
+        # by layer, int64 [axes, Hkv, m]: where the entries of the latest eviction stand
+        self._moved: dict[int, Tensor] = {}
+
+    def moves(self, layer: int, tokens: Tensor, index: Tensor) -> Tensor:
+        """Move the entries that stay of a layer.
+
+        Args:
+            tokens: int64 `[Hkv, S]` the token in each slot before the eviction, ascending. index: `[Hkv, m]` slots that stay.
+
+        Returns:
+            int64 `[axes, Hkv, m]` by how much each kept key has to be rotated on.
+        """
+        current = self.positions[:, tokens]
+        if layer in self._moved:
+            current[:, :, : self._moved[layer].shape[2]] = self._moved[layer]
+        kept = current.gather(2, index.expand(len(current), *index.shape))
+        newest = int(self.positions[:, : int(tokens.max()) + 1].max())
+        self._moved[layer] = torch.stack([_consecutive(kept[:, head], newest) for head in range(len(index))], 1)
+        return self._moved[layer] - kept
+
+    def rotated(self, keys: Tensor, moves: Tensor) -> Tensor:
+        """Return keys `[Hkv, m, D]` rotated on by `moves` `[axes, Hkv, m]`; those that do not move stay bit for bit."""
+        cos, sin = (part.float().view(*keys.shape[:2], -1) for part in self.rope(moves.flatten(1)))
+        scale = (cos * cos + sin * sin).rsqrt()  # of scaled rotations (YaRN): the key has its scale already
+        turned = rotate(keys.float(), cos * scale, sin * scale).to(keys.dtype)
+        return torch.where((moves != 0).any(0)[..., None], turned, keys)
+
+
+def _consecutive(positions: Tensor, newest: int) -> Tensor:
+    """Renumber `[axes, m]` in their order, without gaps, so that the largest is `newest`."""
+    values, rank = positions.unique(return_inverse=True)
+    return rank + (newest + 1 - len(values))
+
+
+def check_rope(config: object) -> None:
+    """Refuse models whose rotary frequencies depend on the length. Raises UnsupportedError."""
+    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if kind in ("dynamic", "longrope"):
+        raise UnsupportedError(
+            f"stream.positions=compact rotates kept keys on, and this model's rotary embedding (rope_type={kind}) has other "
+            "frequencies at other lengths; give stream.positions=kept"
+        )

@@ -1,0 +1,222 @@
+"""A prompt as a stream: its chunks, and what the model is given of each.
+
+Position ids of the whole stream are computed once and sliced; the vision tower runs on the frames of one chunk at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.observation import Frames
+from mmkv_bench.compression.positions import following, last_positions
+from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.families.facts import ModelFacts
+from mmkv_bench.families.registry import check_chunks
+from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
+from mmkv_bench.generation.result import CellSpec
+from mmkv_bench.protocols import protocol
+
+VIDEO = ("pixel_values_videos", "video_grid_thw")
+PICTURES = ("pixel_values", "image_grid_thw")
+"""Names of a medium's pixels and grids among the inputs of the families that are read as streams."""
+
+
+class Clip(NamedTuple):
+    """One chunk: tokens `start` to `end`, with frames `first` to `last` (none of a text).
+
+    A frame is what the model reads at once: a temporal patch of a video, or a picture.
+    """
+
+    start: int
+    end: int
+    first: int = 0
+    last: int = 0
+
+
+class Reader:
+    """A prompt as a stream: its chunks, and the model's inputs of each.
+
+    Args:
+        prompt: the whole prompt, pixels of all frames included. cell: its chunks, and where the question comes.
+
+    Attributes:
+        prompt: up to where the question comes, and the question. length: tokens before the question.
+        asked: tokens of the chat template that are fed behind every chunk and forgotten again.
+        compact: entries that stay move together. clips: the chunks.
+        positions: position ids of the whole prompt, `[3, 1, T]` or `[1, T]`.
+
+    Raises:
+        UnsupportedError: several videos, pictures of several sizes, text before the last of them, or a family whose media come
+            in no chunks; frames that share positions, where entries that stay are to move together.
+        ConfigError: chunks that are no whole number of temporal patches.
+    """
+
+    def __init__(self, model: Any, family: ModelFacts, prompt: EncodedPrompt, cell: CellSpec):
+        settings = cell.stream
+        self.compact = settings.positions == "compact"
+        _check_media(family, prompt)
+        self.media = next((media for media in (VIDEO, PICTURES) if media[1] in prompt.inputs), None)
+        self.patch = int(model.config.vision_config.temporal_patch_size) if self.media == VIDEO else 1
+        if settings.every is not None and settings.every % self.patch:
+            raise ConfigError(
+                f"stream.every={settings.every} frames divide no temporal patch of {self.patch} frames, which {family.name} "
+                f"reads at once; give a multiple of {self.patch}"
+            )
+        self.prompt = self._until(prompt, family, cell)
+        self.length = lengths_of(protocol(cell.protocol), self.prompt, family).reduced
+        self.positions = _positions(model, self.prompt)
+        every = None if settings.every is None else settings.every // self.patch
+        self.clips = list(self._divided(every))
+        self.frames = self._frames() if self.media else None
+        self.asked = self._asked(cell)
+        if self.compact and self.media:
+            self._check_advance(family)
+
+    def inputs(self, clip: Clip) -> dict[str, Tensor]:
+        """Return what the model is given of one chunk; behind it, where a method asks, the chat template's tokens."""
+        ids, positions = self.prompt.input_ids[:, clip.start : clip.end], self.positions[..., clip.start : clip.end]
+        if self.asked:
+            last = last_positions(self.positions[..., : clip.end], clip.end, ids.device)
+            ids = torch.cat([ids, self.prompt.input_ids[:, -self.asked :]], 1)
+            positions = torch.cat([positions, following(last, 1, self.asked, 1)], -1)
+        inputs = {"input_ids": ids, "position_ids": positions}
+        return inputs | self._frames_of(self.prompt, clip.first, clip.last)
+
+    def frames_left(self, cache: CompressedCache) -> str | None:
+        """Return the frames of which a head of a layer holds an entry, as ranges."""
+        if self.frames is None:
+            return None
+        places = torch.cat([layer.slot_positions().flatten() for layer in cache.layers]).unique()
+        patches = self.frames.number[places].unique()
+        frames = [int(one) * self.patch + part for one in patches if one >= 0 for part in range(self.patch)]
+        return ranges(frames)
+
+    def _asked(self, cell: CellSpec) -> int:
+        """Return the number of the template's tokens that the method asks behind every chunk."""
+        scorer = cell.compressor.scorer
+        if scorer is None or not scorer.asks_template:
+            return 0
+        if not 0 < self.prompt.template_tokens < self.prompt.length - self.length:
+            raise UnsupportedError(
+                f"{self.prompt.identity} has no chat template behind its question, and {cell.compressor.name} scores by its "
+                "tokens; choose a model with a chat template, or another method"
+            )
+        return min(self.prompt.template_tokens, scorer.needs.tail_queries)
+
+    def _frames_of(self, prompt: EncodedPrompt, first: int, last: int) -> dict[str, Tensor]:
+        """Return the pixels and grids of frames `first` to `last`; nothing where there are none."""
+        if self.media is None or first == last:
+            return {}
+        pixels, name = self.media
+        grid = prompt.inputs[name]
+        rows = int(grid[0, 1:].prod())
+        seen = grid[first:last] if self.media == PICTURES else grid.new_tensor([[last - first, *grid[0, 1:].tolist()]])
+        return {pixels: prompt.inputs[pixels][first * rows : last * rows], name: seen}
+
+    def _places(self, prompt: EncodedPrompt) -> Tensor:
+        """Return the places of the visual tokens, int64 `[frames, cells]`; a temporal patch counts as one frame."""
+        assert self.media is not None, "of a text nobody asks"
+        count = int(prompt.inputs[self.media[1]][:, 0].sum())
+        return (prompt.types[0] > 0).nonzero()[:, 0].view(count, -1)
+
+    def _check_advance(self, family: ModelFacts) -> None:
+        """Refuse to move entries where a later frame does not lie behind the earlier ones on all axes."""
+        at = self.positions[:, 0, self._places(self.prompt)]
+        if bool((at[:, 1:].amin((0, 2)) <= at[:, :-1].amax((0, 2))).any()):
+            raise UnsupportedError(
+                f"stream.positions=compact moves kept entries together, and the frames of {family.name}'s videos "
+                "share the positions of their rows and columns; give pictures or a text, or stream.positions=kept"
+            )
+
+    def _until(self, prompt: EncodedPrompt, family: ModelFacts, cell: CellSpec) -> EncodedPrompt:
+        """Return the prompt without what comes after the question was asked."""
+        share = cell.stream.ask_at
+        if share == 1:
+            return prompt
+        if self.media is None:
+            length = lengths_of(protocol(cell.protocol), prompt, family).reduced
+            kept = max(1, int(length * share))
+            return replace(_without(prompt, kept, length), context_tokens=kept)
+        places, ids = self._places(prompt), prompt.input_ids[0].tolist()
+        seen = max(1, int(len(places) * share))
+        first, last = int(places[seen - 1, -1]) + 1, int(places[-1, -1]) + 1
+        if seen < len(places) and ids[first] in family.closing_token_ids:  # every frame has a marker of its own
+            first, last = first + 1, last + 1
+        shorter = _without(prompt, first, last)
+        return replace(shorter, inputs={**shorter.inputs, **self._frames_of(prompt, 0, seen)})
+
+    def _divided(self, every: int | None) -> Iterator[Clip]:
+        if self.media is None:
+            step = every or self.length
+            yield from (Clip(start, min(start + step, self.length)) for start in range(0, self.length, step))
+            return
+        places = self._places(self.prompt)
+        step = every or len(places)
+        firsts = [*range(0, len(places), step), len(places)]
+        ends = [*(int(places[first - 1, -1]) + 1 for first in firsts[1:-1]), self.length]
+        for (first, last), (start, end) in zip(pairwise(firsts), pairwise([0, *ends]), strict=True):
+            yield Clip(start, end, first, last)
+
+    def _frames(self) -> Frames:
+        places = self._places(self.prompt)
+        number = torch.full((self.length,), -1, device=places.device)
+        cell, (patches, cells) = torch.zeros_like(number), places.shape
+        number[places] = torch.arange(patches, device=places.device)[:, None].expand(-1, cells)
+        cell[places] = torch.arange(cells, device=places.device).expand(patches, -1)
+        return Frames(number, cell, cells)
+
+
+def _check_media(family: ModelFacts, prompt: EncodedPrompt) -> None:
+    """Refuse prompts that are no stream."""
+    if not prompt.visual_tokens:
+        return
+    check_chunks(family.rules)
+    videos, pictures = (prompt.inputs.get(name, prompt.types[:0]) for _, name in (VIDEO, PICTURES))
+    if len(videos) > 1 or (len(videos) and len(pictures)) or len(pictures.unique(dim=0)) > 1:
+        raise UnsupportedError(
+            f"{prompt.identity} has several videos, pictures beside a video, or pictures of several sizes, and protocol=stream "
+            "reads one video, or pictures of one size, in chunks; give such, or use protocol=query_agnostic"
+        )
+    if prompt.question_text_before_cut:
+        raise UnsupportedError(
+            f"{prompt.identity} has {prompt.question_text_before_cut} tokens of text before its last frame, and the question "
+            "of a stream comes behind it; put the text after the video or the pictures, or use protocol=query_agnostic"
+        )
+
+
+def _without(prompt: EncodedPrompt, first: int, last: int) -> EncodedPrompt:
+    """Return the prompt without tokens `first` to `last`."""
+
+    def cut(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor[:, :first], tensor[:, last:]], 1)
+
+    shape = prompt.input_ids.shape
+    inputs = {name: cut(one) if one.shape == shape else one for name, one in prompt.inputs.items()}
+    return replace(prompt, inputs=inputs, types=cut(prompt.types))
+
+
+def _positions(model: Any, prompt: EncodedPrompt) -> Tensor:
+    if not prompt.visual_tokens:
+        return torch.arange(prompt.length, device=prompt.input_ids.device)[None]
+    names = (VIDEO[1], PICTURES[1], "second_per_grid_ts")
+    given = {name: prompt.inputs[name] for name in names if name in prompt.inputs}
+    positions: Tensor = model.model.get_rope_index(prompt.input_ids, mm_token_type_ids=prompt.types, **given)[0]
+    return positions
+
+
+def ranges(numbers: list[int]) -> str:
+    """Return ascending numbers as ranges: `0-3,8`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
