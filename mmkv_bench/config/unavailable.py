@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -28,11 +29,12 @@ class Unavailable:
         return f"{text}; the nearest that runs is model={' or model='.join(self.instead)}" if self.instead else text
 
 
-_MODELS = yaml.load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
-UNAVAILABLE = {
-    name: Unavailable(**{key: tuple(value) if isinstance(value, list) else value for key, value in model.items()})
-    for name, model in _MODELS.items()
-}
+def _read(fields: dict[str, Any]) -> Unavailable:
+    return Unavailable(**fields | {key: tuple(fields.get(key, ())) for key in ("instead", "aliases")})
+
+
+_FILE = Path(__file__).with_suffix(".yaml")
+UNAVAILABLE = {name: _read(fields) for name, fields in yaml.load(_FILE.read_bytes(), Loader=yaml.CSafeLoader).items()}
 
 
 def find(name: str) -> Unavailable | None:
