@@ -212,13 +212,11 @@ def papers_options(parser: Parser) -> None:
         "--bandwidth", type=amount, default=3350, metavar="GB/S", help="with --plan: default 3350, an H100"
     )
     parser.add_argument("--matmul", type=amount, default=400, metavar="TFLOP/S", help="with --plan: default 400")
-    parser.add_argument("--summary", action="store_true", help="print all papers as one page (md)")
     parser.examples(
         "mmkv-bench papers mmshift_table01",
         "mmkv-bench papers mmshift_table06 flashcache_table05 --rows runs/qwen,runs/other_machine",
         "mmkv-bench papers all --rows results/papers --format csv",
         "mmkv-bench papers mmshift_table01 --plan",
-        "mmkv-bench papers --summary",
         "mmkv-bench papers standins --out results/tiny/papers",
     )
 
@@ -227,15 +225,12 @@ def papers(given: argparse.Namespace) -> int:
     """Print tables, or write them and print their files' names."""
     from mmkv_bench.papers.layout import load, stand_in_ids, table_ids
     from mmkv_bench.papers.runs import PlanDevice, plan_text
-    from mmkv_bench.papers.summary import summary
     from mmkv_bench.papers.table import SUFFIXES, render
 
     if given.list:
         text = "".join(f"{name:<24}{load(name).caption}\n" for name in (*table_ids(), *stand_in_ids()))
     elif given.plan:
         text = plan_text(_layouts(given), PlanDevice(given.bandwidth * 1e9, given.matmul * 1e12))
-    elif given.summary:
-        text = summary(_filled(given))
     elif given.out is None:
         text = render(_filled(given), given.format, notes=given.notes)
     else:
@@ -255,12 +250,11 @@ def _layouts(given: argparse.Namespace) -> list[TableLayout]:
     from mmkv_bench.config.names import tables as meant
     from mmkv_bench.papers.layout import load, stand_in_ids, table_ids
 
-    if not given.tables and not given.summary:
+    if not given.tables:
         raise ConfigError("papers needs the id of a table, all, or standins; --list names them")
     groups = {"all": table_ids(), STAND_INS: stand_in_ids()}
     together = meant(" ".join(given.tables))  # MM-ShiftKV table 1
-    each = together or [one for name in given.tables for one in groups.get(name) or meant(name) or [name]]
-    names = groups["all"] if given.summary else each
+    names = together or [one for name in given.tables for one in groups.get(name) or meant(name) or [name]]
     return [load(name) for name in dict.fromkeys(names)]
 
 
