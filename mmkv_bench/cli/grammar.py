@@ -63,10 +63,6 @@ VERBS = {
         "rows",
         "fetch published rows from a folder, a web server or the hub, or a model's weights; checked before they are kept",
     ),
-    "export": (
-        "rows",
-        "write rows as records of Every Eval Ever: scores, intervals, budgets asked and counted, checksums",
-    ),
     "tokens": (
         "data",
         "how many visual tokens images or a video become in a model, and the bytes of their keys and values",

@@ -1,11 +1,10 @@
-"""`mmkv-bench pack`, `fetch`, `export` and `verify`: rows as few files, from elsewhere, for others, and made again."""
+"""`mmkv-bench pack`, `fetch` and `verify`: rows as few files, from elsewhere, and made again."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ from mmkv_bench.errors import ConfigError
 if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
-RELATIONSHIPS = ("first_party", "third_party", "collaborative", "other")
 RESULTS = Path("results/tiny")
 
 
@@ -139,36 +137,6 @@ def _fetch_model(given: argparse.Namespace) -> int:
     if given.source != "model" or given.out is not None or given.sha256 is not None:
         raise ConfigError(f"weights are fetched by `mmkv-bench fetch model {given.model}`, without other words")
     print(f"{fetch_model(given.model, given.accept_terms)}: the weights of model={given.model}")
-    return 0
-
-
-def export_options(parser: Parser) -> None:
-    """Format, rows, folder and organisation."""
-    parser.add_argument("format", choices=("eee",), help="eee: Every Eval Ever, schema 0.3.0, a file per cell")
-    parser.add_argument("rows", type=rows_folder, nargs="+", help="rows folders that runs printed")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the folder data/ is made")
-    parser.add_argument("--organization", required=True, metavar="NAME", help="who ran the evaluation")
-    parser.add_argument(
-        "--relationship",
-        choices=RELATIONSHIPS,
-        default="third_party",
-        help="of who ran it to who made the model (default: third_party)",
-    )
-    parser.examples("mmkv-bench export eee results/tiny/large --out records --organization 'My lab'")
-
-
-def export(given: argparse.Namespace) -> int:
-    """Write the records; list the cells that have none."""
-    from mmkv_bench.report.every_eval_ever import By, write
-    from mmkv_bench.store.store import Store
-
-    by = By(given.organization, given.relationship, int(time.time()))
-    for folder in dict.fromkeys(given.rows):
-        files, without = write(Store(folder), by, given.out)
-        print(f"{folder}: {len(files)} records in {given.out / 'data'}")
-        if without:
-            named = ", ".join(without[:3]) + (", ..." if len(without) > 3 else "")
-            print(f"{len(without)} cells have no record, because none of their metrics has a value: {named}")
     return 0
 
 
