@@ -16,6 +16,7 @@ import torch
 
 from mmkv_bench.compression.numerics.dct import dct
 from mmkv_bench.compression.numerics.entropy import cross_modal_entropy, top_mass
+from mmkv_bench.compression.numerics.moments import unrotate
 from mmkv_bench.compression.numerics.prefix import prefix_curves, prefix_ratios
 from mmkv_bench.compression.observation import Needs
 
@@ -32,6 +33,7 @@ PROXIES = 512
 BUDGETS = tuple(i / 10 for i in range(1, 10))
 DELTAS = (0.0125, 0.025, 0.05, 0.075, 0.1)  # of PrefixKV's Table 10, in layers
 SINK = 0.3  # attention on the first token above which a head is one that sinks
+VISUAL_SINK = 10.0  # times the median attention of visual tokens, from which a visual token is a sink
 EDGE, WIDTH = 10.0, 0.25  # of a histogram: -10 to 10
 
 
@@ -195,13 +197,7 @@ def coverage(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Share of the attention of decoded tokens (mean over them and over query heads) that falls on the prompt's entries that a
     method keeps, and on all of the prompt: part tells method and budget, `full` for all."""
     start, heads = facts.length, obs.key.shape[0]
-    query = obs.queries[:, start:].float()  # [Hq,n,D]
-    key = obs.key.float().repeat_interleave(query.shape[0] // heads, 0)
-    scores = query @ key.transpose(1, 2) * obs.scaling
-    positions = torch.arange(scores.shape[2], device=obs.device)
-    future = positions > positions[start:, None]
-    mass = scores.masked_fill(future, float("-inf")).softmax(-1)[..., :start].double()
-    mass = mass.view(heads, -1, start).mean(1)  # [Hkv,T]
+    mass = _attention(obs, start)[..., :start].double().reshape(heads, -1, start).mean(1)  # [Hkv,T]
     yield Value("attention_coverage", float(mass.sum(1).mean()), "full")
     for name, layers in facts.kept.items():
         index = layers[obs.layer].to(obs.device)
@@ -254,6 +250,53 @@ def sink_heads(layers: Sequence[Sequence[Value]]) -> Iterator[tuple[int | None, 
     yield None, Value("sink_heads", sum(mass > SINK for mass in masses) / len(masses))
 
 
+def vision(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
+    """Attention to visual tokens and likeness of their keys, one part each; nothing of a prompt without visual tokens.
+
+    - `answer's attention`: share of the attention of decoded tokens that falls on visual tokens, mean over query heads.
+    - `on a tenth of them`: share of that which the tenth of the visual tokens with most of it gets, per query head, mean.
+    - `visual sinks`: share of visual tokens whose attention, a mean over all queries that see them and all heads, is 10 or more
+      times their median (Visual Attention Sink, arXiv 2503.03321, has sinks by activations; this is by attention).
+    - `neighbours`: mean cosine of the keys of visual tokens that stand side by side, before rotation, less that of all pairs;
+      `next picture`: that of the same place in the next picture of as many tokens, less that of all pairs.
+    """
+    start, heads = facts.length, obs.key.shape[0]
+    types = obs.token_types
+    visual = (
+        torch.empty(0, dtype=torch.long) if types is None else (types[:start] > 0).nonzero().flatten().to(obs.device)
+    )
+    if len(visual) < 2:
+        return
+    mass = _attention(obs, start)[..., visual].double().mean(1)  # [Hq,V]
+    yield Value("vision", float(mass.sum(1).mean()), "answer's attention")
+    top = mass.topk(math.ceil(len(visual) / 10), dim=1).values.sum(1)
+    yield Value("vision", float((top / mass.sum(1).clamp_min(1e-30)).mean()), "on a tenth of them")
+    seen_by = obs.key.shape[1] - visual  # queries of the token itself and behind it
+    gathered = obs.column_sums.double().sum(0)[visual] / seen_by
+    yield Value("vision", float((gathered >= VISUAL_SINK * gathered.median()).double().mean()), "visual sinks")
+    cos, sin = obs.rotation
+    keys = torch.nn.functional.normalize(
+        unrotate(obs.key[:, :start], cos[:start], sin[:start]).double()[:, visual], dim=-1
+    )
+    n = len(visual)
+    pairs = (keys.sum(1).square().sum(-1) - n) / (n * (n - 1))  # [Hkv], mean cosine of two different tokens
+    beside = (visual[1:] - visual[:-1] == 1).nonzero().flatten()
+    yield Value("vision", float(((keys[:, beside] * keys[:, beside + 1]).sum(-1).mean(1) - pairs).mean()), "neighbours")
+    pictures = torch.tensor_split(torch.arange(n), ((visual[1:] - visual[:-1] > 1).nonzero().flatten() + 1).cpu())
+    if len(pictures) > 1 and len({len(one) for one in pictures}) == 1:
+        framed = keys.view(heads, len(pictures), -1, keys.shape[-1])
+        likeness = (framed[:, 1:] * framed[:, :-1]).sum(-1).mean((1, 2))
+        yield Value("vision", float((likeness - pairs).mean()), "next picture")
+
+
+def _attention(obs: Observation, start: int) -> Tensor:
+    """Return the causal attention of the queries from `start` on, float32 ``[Hq, n, T]``."""
+    query = obs.queries[:, start:].float()
+    scores = query @ obs.key.float().repeat_interleave(len(query) // len(obs.key), 0).mT * obs.scaling
+    positions = torch.arange(scores.shape[2], device=obs.device)
+    return scores.masked_fill(positions > positions[start:, None], float("-inf")).softmax(-1)
+
+
 QUANTITIES = {
     "hidden_states": Quantity(Needs(states=True), hidden_states, "MM-ShiftKV figures 1a and 6", answer=True),
     "coverage": Quantity(Needs(queries=True), coverage, "MM-ShiftKV figure 1b", answer=True, methods=True),
@@ -268,6 +311,9 @@ QUANTITIES = {
     "cumulative_attention": Quantity(Needs(queries=True), cumulative_attention, "HybridKV figure 3"),
     "focus": Quantity(Needs(queries=True), focus, "HybridKV figure 2", answer=True, endless=True),
     "sinks": Quantity(Needs(queries=True, states=True), sinks, "no figure of the papers", finish=sink_heads),
+    "vision": Quantity(
+        Needs(queries=True, states=True, column_sums=True), vision, "no figure of the papers", answer=True
+    ),
     "power_spectrum": Quantity(Needs(), power_spectrum, "FlashCache figures 1, 4 and 7 to 9"),
 }
 """Name on the command line -> the analysis."""

@@ -375,6 +375,7 @@ DRAWINGS = {
     "cumulative_attention": Drawing(_heads, f"{_ONE_A_HEAD}the flattest and the steepest"),
     "focus": Drawing(_heads, f"{_ONE_A_HEAD}the most dynamic and the most static"),
     "sinks": Drawing(_sinks, "means over the samples; queries of the prompt's later half", 2),
+    "vision": Drawing(partial(_parts, label="share, or cosine above that of all pairs"), _BAND),
     "power_spectrum": Drawing(_spectrum, "shares of the energy in 128 bands; left: all layers, then by layer", 3),
 }
 """Analysis -> how it is drawn."""

@@ -98,6 +98,50 @@ def test_sinks_are_the_first_tokens_attention_of_every_head_and_the_share_of_hea
     assert (of_layer, share.quantity, share.value) == (None, "sink_heads", pytest.approx(1 / 3))
 
 
+def test_vision_is_the_answers_attention_to_visual_tokens_and_the_likeness_of_their_keys():
+    _, layer, got = seen("vision")
+    maps, visual = attention(layer), [i for i in range(PROMPT) if TYPES[i] > 0]
+    answer = [[fmean(head[i][j] for i in range(PROMPT, TOTAL)) for j in visual] for head in maps]
+    want = {"answer's attention": fmean(math.fsum(head) for head in answer)}
+    tenth = math.ceil(len(visual) / 10)
+    want["on a tenth of them"] = fmean(math.fsum(sorted(head)[-tenth:]) / math.fsum(head) for head in answer)
+    gathered = [fmean(math.fsum(head[i][j] for head in maps) for i in range(j, TOTAL)) for j in visual]
+    median = sorted(gathered)[(len(visual) - 1) // 2]
+    want["visual sinks"] = fmean(mass >= 10 * median for mass in gathered)
+    keys = [oracles.turn(head, -torch.arange(TOTAL)).double() for head in layer.key]
+
+    def likeness(head, i, j):
+        return float(head[i] @ head[j] / (head[i].norm() * head[j].norm()))
+
+    pairs = [fmean(likeness(head, i, j) for i in visual for j in visual if i != j) for head in keys]
+    beside = [(i, i + 1) for i in visual if i + 1 in visual]
+    want["neighbours"] = fmean(fmean(likeness(head, *pair) for pair in beside) - all_pairs
+                               for head, all_pairs in zip(keys, pairs, strict=True))  # fmt: skip
+    assert got == {("vision", part, None, None): pytest.approx(value, rel=1e-4) for part, value in want.items()}
+    assert 0 < want["answer's attention"] < 1
+
+
+def test_vision_knows_sinks_and_the_same_place_in_the_next_picture():
+    obs, layer, _ = seen("vision")
+    obs.token_types = torch.tensor([0, 1, 1, 1, 0, 1, 1, 1, *[0] * (TOTAL - 8)])
+    got = {value.part: value.value for value in QUANTITIES["vision"].read(obs, PromptFacts(PROMPT))}
+    keys = [
+        torch.nn.functional.normalize(oracles.turn(head, -torch.arange(TOTAL)).double(), dim=-1) for head in layer.key
+    ]
+    places = (1, 2, 3, 5, 6, 7)
+    pairs = [fmean(float(head[i] @ head[j]) for i in places for j in places if i != j) for head in keys]
+    same = [fmean(float(head[i] @ head[i + 4]) for i in (1, 2, 3)) for head in keys]
+    assert got["next picture"] == pytest.approx(fmean(same) - fmean(pairs), rel=1e-4)
+    reads = {name: getattr(obs, name) for name in ("key", "queries", "rotation", "scaling", "device", "token_types")}
+    heavy = obs.column_sums.clone()
+    heavy[:, 2] *= 1000
+    with_sink = SimpleNamespace(**reads, column_sums=heavy)
+    made = {value.part: value.value for value in QUANTITIES["vision"].read(with_sink, PromptFacts(PROMPT))}
+    assert made["visual sinks"] == pytest.approx(1 / 6)
+    obs.token_types = torch.zeros(TOTAL)
+    assert list(QUANTITIES["vision"].read(obs, PromptFacts(PROMPT))) == []
+
+
 def test_cross_modal_entropy_is_that_of_the_two_mean_maps():
     _, layer, got = seen("entropy")
     text, visual = ([i for i in range(PROMPT) if (TYPES[i] > 0) == kind] for kind in (False, True))

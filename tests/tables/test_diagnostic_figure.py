@@ -36,6 +36,7 @@ def numbers(name: str, sample: int, layer: int, part: str) -> list[tuple]:
         "focus": [("focus", "", h, x, x * (layer + h) / 4) for h in heads for x in (0.2, 1.0)],
         "sinks": [("first_token_mass", "", h, None, up / 4) for h in heads]
         + [("activation_ratio", "", None, None, 9.0), ("sink_heads", "", None, None, 0.5)],
+        "vision": [("vision", part, None, None, up / 4) for part in ("answer's attention", "neighbours")],
         "power_spectrum": [("power", p, None, x, 0.1 + up) for p in ("keys", "values") for x in (0.25, 0.75)],
     }[name]  # fmt: skip
 

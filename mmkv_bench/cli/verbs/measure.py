@@ -147,6 +147,7 @@ ANALYSES = {
     "cumulative_attention": "attention that text pays to its largest keys, 20 shares of them, per KV head",
     "focus": "how far decoding looks at the same 5 % of the keys again, per KV head (the answer is --tokens long)",
     "sinks": "attention on the first token per query head, share of heads above .3, largest activation over the median",
+    "vision": "the answer's attention on visual tokens, how concentrated it is, visual sinks, likeness of visual keys",
     "power_spectrum": "energy of keys and values in 128 bands of frequency along the prompt",
 }
 OF_METHODS = ("coverage", "feature_error")
