@@ -12,25 +12,6 @@ import argparse
 import shlex
 from pathlib import Path
 
-from mmkv_bench.cli.grammar import Parser
-
-PARTS = {
-    "scorer": "which entries matter",
-    "allocator": "how much each layer and KV head gets",
-    "selector": "what stays whatever its score",
-    "reducer": "what evicted entries leave behind",
-    "decoding": "what goes while the answer grows",
-}
-
-
-def new_options(parser: Parser) -> None:
-    """Target file and part of a method."""
-    parser.add_argument("file", help="a .py file that does not exist yet; the method is called as it is")
-    parser.add_argument(
-        "--part", choices=PARTS, default="scorer", help="; ".join(f"{name}: {text}" for name, text in PARTS.items())
-    )
-    parser.examples("mmkv-bench new mine.py", "mmkv-bench new sharp_heads.py --part allocator")
-
 
 def new(given: argparse.Namespace) -> int:
     """Write the file and print what to do next; a file that is there is left as it is."""
@@ -42,19 +23,6 @@ def new(given: argparse.Namespace) -> int:
     print(f"  mmkv-bench check {name}")
     print(f"  mmkv-bench 'method=[snapkv,{given.file}]' budget=64 out=runs/{Path(given.file).stem}")
     return 0
-
-
-def check_options(parser: Parser) -> None:
-    """The file, and arguments of its class; or a model."""
-    parser.add_argument("file", help="Python file with the method, or model=<name of a file in conf/model>")
-    parser.add_argument(
-        "settings", nargs="*", metavar="key=value", help="name=<class> and arguments of its constructor"
-    )
-    parser.examples(
-        "mmkv-bench check examples/value_norm.py",
-        "mmkv-bench check my_method.py name=Mine window=16",
-        "mmkv-bench check model=smolvlm_256m",
-    )
 
 
 def check(given: argparse.Namespace) -> int:

@@ -9,19 +9,15 @@ from textwrap import indent, wrap
 from typing import Any
 
 from mmkv_bench import __version__
-from mmkv_bench.cli.grammar import Parser, configuration, count, overrides_of
+from mmkv_bench.cli.grammar import overrides_of
 from mmkv_bench.cli.single_run import SlurmJob, refuse_keys_of_slurm, run_once
 from mmkv_bench.config.files import groups, options
 from mmkv_bench.config.schema import Data, Gate, Judge, Logger, Model, RunConfig, Slurm, Stream, keys
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.secrecy import literal_secret
 
-_HYDRA = {
-    "--cfg": ("-c", ("job", "hydra", "all")),
-    "--info": ("-i", ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")),
-    "--package": ("-p", None),
-}
-"""Hydra's flags that print and stop, and take a word: short form and allowed words."""
+_HYDRA = ("--cfg", "--info", "--package")
+"""Hydra's flags that print and stop, and take a word."""
 
 _GROUPS = {
     "model": "what is benchmarked; model=hf model.path=<folder or hub id> for any supported one",
@@ -62,17 +58,6 @@ examples
   python -m mmkv_bench experiment=demo --json"""
 
 
-def run_options(parser: Parser) -> None:
-    """Settings of a run, and Hydra's flags that print it instead."""
-    parser.text = usage
-    configuration(parser)
-    parser.add_argument("-m", "--multirun", action="store_true")
-    for flag, (short, choices) in _HYDRA.items():
-        parser.add_argument(flag, short, choices=choices)
-    for flag in ("--resolve", "--hydra-help"):
-        parser.add_argument(flag, action="store_true")
-
-
 def usage() -> str:
     """Text of `mmkv-bench run --help`: groups with their options as they lie in conf/, keys from the schema, flags, examples."""
     lines = [
@@ -108,16 +93,6 @@ def run(given: argparse.Namespace) -> int:
 
 
 # ---------------------------------------------------------------------- sweep
-def sweep_options(parser: Parser) -> None:
-    """Settings of the runs."""
-    configuration(parser)
-    parser.examples(
-        "mmkv-bench sweep method=mmshift seed=0,1,2",
-        "mmkv-bench sweep 'method=[full,snapkv]' page_size=small,large out=runs/pages",
-        "mmkv-bench sweep launcher=slurm experiment=demo shards=4 hydra.launcher.partition=gpu dry=true",
-    )
-
-
 def sweep(given: argparse.Namespace) -> int:
     """Check every job, then run them all; the highest exit code of any."""
     return run_sweep(overrides_of(given))
@@ -175,15 +150,6 @@ def _print_sweep(
 
 
 # ---------------------------------------------------------------------- launch, score
-def launch_options(parser: Parser) -> None:
-    """Number of processes, and the settings of the run."""
-    parser.add_argument(
-        "--processes", type=count, metavar="N", help="default: one per visible device; without a device it must be said"
-    )
-    configuration(parser)
-    parser.examples("mmkv-bench launch --processes 4 experiment=demo")
-
-
 def launch(given: argparse.Namespace) -> int:
     """Generate in N processes, score once at the end."""
     from mmkv_bench.run.launch import launch
@@ -192,15 +158,6 @@ def launch(given: argparse.Namespace) -> int:
         if text.startswith("processes="):
             raise ConfigError(f"{text} is a flag: write --processes {text.partition('=')[2]}")
     return launch(overrides_of(given), given.processes)
-
-
-def score_options(parser: Parser) -> None:
-    """Settings of the run whose answers are scored."""
-    configuration(parser)
-    parser.examples(
-        "mmkv-bench score experiment=demo",
-        "mmkv-bench score dataset=mmvet out=runs/vet judge=openai judge.model=gpt-4o",
-    )
 
 
 def score(given: argparse.Namespace) -> int:
