@@ -23,7 +23,7 @@ from typing import Any
 
 from mmkv_bench.config.files import conf_dir, reference_dir
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.papers import printed, runs
+from mmkv_bench.papers import printed
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.judgement import FilledCell, FilledTable, fill
 from mmkv_bench.papers.layout import PAPERS, load, table_ids
@@ -42,6 +42,7 @@ from mmkv_bench.papers.measurement import COMPUTED, MEASURED, PART, PLANNED, WHO
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS
 from mmkv_bench.tables.formats import aligned
 from mmkv_bench.tables.table import signed
+from tools import papers_plan
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproducibility.md"
 _TEXT = """\
@@ -89,7 +90,7 @@ Ambiguous sentences, which no cell tests:
 
 Weights and data of the hub and a GPU. Hours are of an H100 (3,350 GB/s, 400 TFLOP/s), for exactly the cells of all tables of a
 paper, cells of several tables once: at the roofline, a lower bound, and at shares of it that were measured on a CPU.
-`mmkv-bench papers <id> --plan` has a table's hours by model and data, with the source of its prompt lengths.
+`python -m tools.papers_plan <id>` has a table's hours by model and data, with the source of its prompt lengths.
 
 {costs}
 
@@ -197,9 +198,11 @@ def _reasons() -> str:
 def _costs(groups: dict[str, Sequence[FilledTable]]) -> str:
     lines = []
     for name, tables in groups.items():
-        loads = runs.loads([table.layout for table in tables], runs.PlanDevice())
+        loads = papers_plan.loads([table.layout for table in tables], papers_plan.PlanDevice())
         counts = sum(one.cells for one in loads), sum(one.cells * one.samples for one in loads)
-        lines.append([name, *(f"{count:,}" for count in counts), *(f"{hours or 0:.0f}" for hours in runs.total(loads))])
+        lines.append(
+            [name, *(f"{count:,}" for count in counts), *(f"{hours or 0:.0f}" for hours in papers_plan.total(loads))]
+        )
     return aligned(["paper", "cells of rows", "answers", "roofline h", "expected h"], lines)
 
 

@@ -136,13 +136,10 @@ def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost]) -> list[Table
 def papers(given: argparse.Namespace) -> int:
     """Print tables, or write them and print their files' names."""
     from mmkv_bench.papers.layout import load, stand_in_ids, table_ids
-    from mmkv_bench.papers.runs import PlanDevice, plan_text
     from mmkv_bench.papers.table import SUFFIXES, render
 
     if given.list:
         text = "".join(f"{name:<24}{load(name).caption}\n" for name in (*table_ids(), *stand_in_ids()))
-    elif given.plan:
-        text = plan_text(_layouts(given), PlanDevice(given.bandwidth * 1e9, given.matmul * 1e12))
     elif given.out is None:
         text = render(_filled(given), given.format, notes=given.notes)
     else:
