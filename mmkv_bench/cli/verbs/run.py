@@ -9,53 +9,15 @@ from textwrap import indent, wrap
 from typing import Any
 
 from mmkv_bench import __version__
-from mmkv_bench.cli.grammar import overrides_of
+from mmkv_bench.cli.grammar import VERBS, overrides_of
 from mmkv_bench.cli.single_run import SlurmJob, refuse_keys_of_slurm, run_once
 from mmkv_bench.config.files import groups, options
-from mmkv_bench.config.schema import Data, Gate, Judge, Logger, Model, RunConfig, Slurm, Stream, keys
+from mmkv_bench.config.schema import SCHEMAS, RunConfig, keys
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.secrecy import literal_secret
 
 _HYDRA = ("--cfg", "--info", "--package")
 """Hydra's flags that print and stop, and take a word."""
-
-_GROUPS = {
-    "model": "what is benchmarked; model=hf model.path=<folder or hub id> for any supported one",
-    "dataset": "what is asked; one or several",
-    "method": "what compresses the cache; one or several",
-    "data": "where datasets come from",
-    "judge": "which model scores what needs one",
-    "logger": "where progress is tracked besides the rows",
-    "launcher": "where -m sends its jobs",
-    "experiment": "a prepared set of choices and values",
-}
-_KEYS = {
-    "keys (key=value)": RunConfig,
-    "keys of the model (model.<key>=value)": Model,
-    "keys of the data (data.<key>=value)": Data,
-    "keys of the judge (judge.<key>=value)": Judge,
-    "keys of the gate (gate.<key>=value)": Gate,
-    "keys of protocol=stream (stream.<key>=value)": Stream,
-    "keys of the logger (logger.<key>=value)": Logger,
-    "keys of a sweep's jobs (slurm.<key>=value; hydra.launcher.<key> is what sbatch gets)": Slurm,
-}
-_END = """\
-flags
-  -h, --help        this text; mmkv-bench --help lists the other verbs
-  --json            end stdout with one JSON document
-  -m, --multirun    one run per element of comma lists: -m model=tiny,hf seed=0,1
-  --config-dir DIR  a further folder of config groups (model/, experiment/, ...)
-  -c, --cfg job     print the composed configuration and stop
-
-examples
-  python -m mmkv_bench                                             the embedded model, mmshift, 64 entries per KV head
-  python -m mmkv_bench method=snapkv budget=32
-  python -m mmkv_bench 'method=[full,snapkv,mmshift]' 'budget=[16,32,0.2]' 'dataset=[pages_walk,pages_lookup]'
-  python -m mmkv_bench method=snapkv methods.snapkv.window=16
-  python -m mmkv_bench 'method=[h2o,keydiff]' methods.keydiff.reading=released
-  python -m mmkv_bench method=mmshift 'variants.g3={base: mmshift, gamma: 3}'
-  python -m mmkv_bench model=hf model.path=/models/my-vlm 'protocol=[paper,strict]' limit=100
-  python -m mmkv_bench experiment=demo --json"""
 
 
 def usage() -> str:
@@ -67,17 +29,18 @@ def usage() -> str:
         "",
         "groups (group=choice, 'group=[a,b]' where several are taken)",
     ]
-    for group in dict.fromkeys([*_GROUPS, *groups()]):
+    stated = VERBS["run"]["help"]
+    for group in dict.fromkeys([*stated["groups"], *groups()]):
         lines += [
-            f"  {group:<12}{_GROUPS.get(group, '')}",
+            f"  {group:<12}{stated['groups'].get(group, '')}",
             indent("\n".join(wrap(", ".join(options(group)), 96)), " " * 14),
         ]
-    for title, schema in _KEYS.items():
+    for name, title in stated["keys"].items():
         lines += ["", title]
-        for key, (text, allowed) in keys(schema).items():
+        for key, (text, allowed) in keys(SCHEMAS[name]).items():
             words = allowed if isinstance(allowed, str) else " | ".join(allowed)
             lines.append(f"  {key:<18}{text}" + (f" [{words}]" if words else ""))
-    return "\n".join([*lines, "", _END])
+    return "\n".join([*lines, "", stated["end"]])
 
 
 def run(given: argparse.Namespace) -> int:
