@@ -188,7 +188,7 @@ first-real: $(STAMP)
 	$(RUN) verify $(FIRST_ROWS) --samples 20 --receipt $(FIRST_ROWS)/receipt.json || test $$? -le 2
 	rm -rf $(FIRST_ROWS)_bundle
 	$(RUN) pack $(FIRST_ROWS) --publish $(FIRST_ROWS)_bundle --receipt $(FIRST_ROWS)/receipt.json
-	$(RUN) accept $(FIRST_ROWS)_bundle $(FIRST_SETTINGS) --samples 0
+	$(BIN)/python -m tools.accept $(FIRST_ROWS)_bundle $(FIRST_SETTINGS) --samples 0
 	@echo "the bundle to send: $(FIRST_ROWS)_bundle"
 
 # Documentation continued on the compressed cache; at budget=2 the prompt is its first and last token: perplexity without context.
