@@ -137,10 +137,20 @@ results: $(STAMP)
 	done
 
 # The comparison on a pretrained language model; hours on two cores, continues where it was interrupted.
+# limit: of the rows in git; experiment=reader itself asks 200 documents. A higher limit continues them.
+READER = $(BIN)/python -m mmkv_bench launch --processes 2 experiment=reader
 results-reader: $(STAMP)
 	$(BIN)/python -m mmkv_bench fetch model reader
-	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=reader
-	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=reader model=reader_video dataset=reader_change
+	$(READER) dataset='[reader_value,reader_row]' limit=60
+	$(READER) dataset=reader_second limit=40
+	$(READER) model=reader_video dataset=reader_change limit=40
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=reader_entries
+	$(BIN)/python -m mmkv_bench diagnose sinks model=reader dataset=reader_value --samples 8 out=results/reader
+	$(BIN)/python -m mmkv_bench diagnose vision model=reader dataset=reader_value --samples 8 out=results/reader
+	$(BIN)/python -m mmkv_bench diagnose vision model=reader_video dataset=reader_change --samples 8 out=results/reader
+	$(BIN)/python -m mmkv_bench diagnose vision dataset=pages_lookup_large --samples 8 out=results/reader
+	$(BIN)/python -m mmkv_bench tables results/reader > results/reader/tables.md
+	$(BIN)/python -m mmkv_bench pack $(PACK) results/reader
 
 results-real: $(STAMP)
 	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
@@ -189,6 +199,8 @@ first-real: $(STAMP)
 	rm -rf $(FIRST_ROWS)_bundle
 	$(RUN) pack $(FIRST_ROWS) --publish $(FIRST_ROWS)_bundle --receipt $(FIRST_ROWS)/receipt.json
 	$(BIN)/python -m tools.accept $(FIRST_ROWS)_bundle $(FIRST_SETTINGS) --samples 0
+	$(RUN) sweep experiment=first_pages $(FIRST_REAL) || test $$? -eq 1
+	$(BIN)/python scripts/instrument.py score results/reader/predictions.json runs/first_pages
 	@echo "the bundle to send: $(FIRST_ROWS)_bundle"
 
 # Documentation continued on the compressed cache; at budget=2 the prompt is its first and last token: perplexity without context.

@@ -1,31 +1,38 @@
-"""The README's first picture: one page with its question, and how many heads of three methods keep each of its cells.
+"""The README's first picture: a page that the reader reads, and how many KV heads keep each patch under three methods.
 
-`python tools/kept_picture.py` writes docs/images/kept.png. One glyph of a page is one visual token.
+`python -m tools.kept_picture` writes docs/images/kept.png; `mmkv-bench fetch model reader` comes first. The page is one of
+development.
 """
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
+from textwrap import fill
 
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
+from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmkv_bench import attach
-from mmkv_bench.tiny.pages import make_sample
+from mmkv_bench.config.schema import resolve_path
+from mmkv_bench.reader.trials import pictures, trial
 
-METHODS, BUDGET, PAGE, CELLS = ("snapkv", "keydiff", "mmshift"), 96, 4, 24
+METHODS, BUDGET = ("snapkv", "keydiff", "mmshift"), "20%"
+TASK, SPLIT, PAGE = "value", "dev", 4
 OUT = Path(__file__).parents[1] / "docs" / "images" / "kept.png"
 
 
 def main() -> None:
-    folder = files("mmkv_bench") / "tiny" / "weights"
+    folder = resolve_path("fetched://reader/pages")
     model, processor = AutoModelForImageTextToText.from_pretrained(folder), AutoProcessor.from_pretrained(folder)
-    page = make_sample("walk3", "large", "test", PAGE)
-    content = [{"type": "image", "image": page.images[0]}, {"type": "text", "text": page.question}]
+    model.eval()
+    ((question, answer),) = trial(TASK, SPLIT, PAGE).turns
+    (page,) = [Image.fromarray(one) for one in pictures(TASK, SPLIT, PAGE)]
+    content = [{"type": "image", "image": page}, {"type": "text", "text": question}]
     inputs = processor.apply_chat_template(
         [{"role": "user", "content": content}],
         add_generation_prompt=True,
@@ -34,24 +41,25 @@ def main() -> None:
         return_tensors="pt",
     )
     places = np.flatnonzero(inputs["input_ids"][0].numpy() == model.config.image_token_id)
+    side, length = round(len(places) ** 0.5), inputs["input_ids"].shape[1]
+    assert side**2 == len(places), "one visual token a patch, row by row"
     text = model.config.text_config
     heads = text.num_hidden_layers * text.num_key_value_heads
     colours = ScalarMappable(Normalize(0, heads), "cividis")
-    assert len(places) == CELLS**2, "one visual token a cell, row by row"
     figure, axes = plt.subplots(1, 1 + len(METHODS), figsize=(13, 4), layout="constrained")
-    axes[0].imshow(page.images[0])
-    axes[0].set_title(f"question: {page.question}\nanswer: {page.answer}", fontsize=11)
+    axes[0].imshow(page)
+    axes[0].set_title(f"{fill(question, 32)}\nanswer: {answer}", fontsize=11)
     for panel, method in zip(axes[1:], METHODS, strict=True):
-        with attach(model, method, BUDGET) as session:
+        with attach(model, method, BUDGET) as session, torch.no_grad():
             tokens = model.generate(**inputs, max_new_tokens=24, do_sample=False)
             kept = session.kept()
-        answer = processor.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        counts = np.bincount(np.concatenate([layer[layer >= 0].numpy() for layer in kept]), minlength=places[-1] + 1)
-        panel.imshow(counts[places].reshape(CELLS, CELLS), norm=colours.norm, cmap=colours.cmap)
-        word = "right" if answer == page.answer else "wrong"
-        on_page = counts[places].sum() / heads
-        panel.set_title(f"{method}: {answer} ({word})\n{on_page:.0f} of {BUDGET} entries on the page", fontsize=11)
-    figure.colorbar(colours, ax=axes[1:], label=f"of {heads} KV heads, how many keep the cell", shrink=0.85)
+        given = processor.decode(tokens[0, length:], skip_special_tokens=True).strip()
+        counts = np.bincount(np.concatenate([layer[layer >= 0].numpy() for layer in kept]), minlength=length)
+        panel.imshow(counts[places].reshape(side, side), norm=colours.norm, cmap=colours.cmap)
+        word = "right" if given == answer else "wrong"
+        on_page, in_all = counts[places].sum() / heads, counts.sum() / heads
+        panel.set_title(f"{method}: {given} ({word})\n{on_page:.0f} of {in_all:.0f} entries on the page", fontsize=11)
+    figure.colorbar(colours, ax=axes[1:], label=f"of {heads} KV heads, how many keep the patch", shrink=0.85)
     for panel in axes:
         panel.set_xticks([])
         panel.set_yticks([])

@@ -1,0 +1,291 @@
+"""Tells what the reader's rows can tell apart, and whether other models and the papers agree (docs/findings.md).
+
+    python scripts/instrument.py                # all of it
+    python scripts/instrument.py power          # one part: power, tasks, models, papers
+    python scripts/instrument.py predict FILE   # writes the predictions for SmolVLM-256M
+    python scripts/instrument.py score FILE STORE   # counts how many of them the rows of STORE prove
+
+Scores are exact match under `protocol=paper`. A pair of methods is proven where the tables' paired test separates it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results"
+BUDGET = "0.2"
+"""The primary endpoint's: share of the prompt."""
+DRAWS = 1000
+CONTROLS = ("random", "oracle", "blind")
+NEXT_MODEL = "smolvlm_256m"
+PAIRS_OF_MODELS = {
+    "SmolLM2, english_records at 20 %": ("real", "english_records", "smollm2_135m_q4_1_english", "0.2"),
+    "SmolLM2, english_records at 40 %": ("real", "english_records", "smollm2_135m_q4_1_english", "0.4"),
+    "embedded, pages_lookup_large at 64": ("tiny/methods", "pages_lookup_large", "tiny", "64"),
+    "embedded, pages_walk_large at 128": ("tiny/methods", "pages_walk_large", "tiny", "128"),
+}
+"""Other tables whose decisions stand beside the reader's: store, dataset, model, budget."""
+
+
+def tables(store: Path) -> list[Any]:
+    """Build the tables of exact match under `paper` of a store, one a dataset, model and kind of budget."""
+    from mmkv_bench.tables.build import build
+    from mmkv_bench.tables.rows import load
+
+    built = build(load(store), metrics=["exact_match"])
+    return [table for table in built if table.context["protocol"] == "paper" and table.axis != "none"]
+
+
+def readers(results: Path) -> dict[str, Any]:
+    """Return dataset -> the reader's table."""
+    return {table.dataset: table for table in tables(results / "reader")}
+
+
+def compared(table: Any, budget: str) -> dict[str, Any]:
+    """Return label -> scores [n] of the compared methods at a budget, without controls."""
+    entries = {method.label: table.entries.get((method.label, budget)) for method in table.methods if method.budgeted}
+    return {label: e.scores.values for label, e in entries.items() if e and not label.startswith(CONTROLS)}
+
+
+def proven(table: Any, budget: str) -> dict[tuple[str, str], str | None]:
+    """Return (method, method) in alphabetical order -> the one that is proven better, None where neither is."""
+    from mmkv_bench.tables.compare import every_pair
+
+    pairs = [pair for pair in every_pair(table) if pair.budget == budget and pair.level is not None]
+    controls = (pair for pair in pairs if not {pair.a, pair.b} & {*CONTROLS})
+    return {tuple(sorted((pair.a, pair.b))): pair.better for pair in controls}  # type: ignore[misc]
+
+
+def power(results: Path) -> Iterator[str]:
+    """Share of pairs that are separated, and how reliable the order of methods is, by task and budget."""
+    for dataset, table in readers(results).items():
+        for budget in table.budgets:
+            scores, decided = compared(table, budget), proven(table, budget)
+            n = len(next(iter(scores.values())))
+            separated = sum(better is not None for better in decided.values())
+            yield (
+                f"{dataset} at {budget}, n = {n}: {separated} of {len(decided)} pairs separated "
+                f"({separated / len(decided):.0%}), reliability {reliability(scores):.2f}"
+            )
+
+
+def reliability(scores: Mapping[str, Any]) -> float:
+    """Mean correlation of the methods' means on two random halves of the samples, stepped up to all of them (Spearman-Brown)."""
+    import numpy as np
+
+    matrix, rng = np.stack([*scores.values()]), np.random.default_rng(0)
+    values = []
+    for _ in range(DRAWS):
+        order = rng.permutation(matrix.shape[1])
+        halves = [matrix[:, half].mean(1) for half in np.array_split(order, 2)]
+        r = np.corrcoef(halves)[0, 1]
+        values.append(2 * r / (1 + r))
+    return float(np.mean(values))
+
+
+def tasks(results: Path) -> Iterator[str]:
+    """Agreement of two tasks about the order of methods, with a bootstrap interval over both tasks' documents."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    for (one, first), (other, second) in combinations(readers(results).items(), 2):
+        for budget in first.budgets:
+            sides = [compared(table, budget) for table in (first, second)]
+            labels = [label for label in sides[0] if label in sides[1]]
+            pair = [np.stack([side[label] for label in labels]) for side in sides]
+            drawn = []
+            for _ in range(DRAWS):
+                means = [m[:, rng.integers(m.shape[1], size=m.shape[1])].mean(1) for m in pair]
+                drawn.append(tau_b(*means))
+            low, high = np.nanquantile(drawn, (0.025, 0.975))
+            tau = tau_b(*(m.mean(1) for m in pair))
+            yield f"{one} and {other} at {budget}: tau-b {tau:+.2f} [{low:+.2f}, {high:+.2f}], {len(labels)} methods"
+
+
+def tau_b(one: Any, other: Any) -> float:
+    """Return Kendall's tau-b of two orders."""
+    from scipy.stats import kendalltau
+
+    return float(kendalltau(one, other).statistic)
+
+
+def models(results: Path) -> Iterator[str]:
+    """Decisions of the reader's tasks beside those of SmolLM2 on text and of the embedded model."""
+    others = {}
+    for name, (store, dataset, model, budget) in PAIRS_OF_MODELS.items():
+        (table,) = (
+            t
+            for t in tables(results / store)
+            if (t.dataset, t.context["model"]) == (dataset, model) and budget in t.budgets
+        )
+        others[name] = proven(table, budget)
+    own = {f"reader, {dataset}": proven(table, BUDGET) for dataset, table in readers(results).items()}
+    for (one, first), (other, second) in [
+        *((a, b) for a in own.items() for b in others.items()),
+        *combinations(own.items(), 2),
+    ]:
+        common = [pair for pair in first if pair in second]
+        words = Counter(agreement(first[pair], second[pair]) for pair in common)
+        yield (
+            f"{one} beside {other}: of {len(common)} pairs {words['same']} are proven the same way, {words['opposite']} the "
+            f"other way, {words['one']} by one of them, {words['none']} by none"
+        )
+
+
+def agreement(one: str | None, other: str | None) -> str:
+    """Say how two decisions about a pair stand to each other."""
+    if one is None or other is None:
+        return "none" if one is other else "one"
+    return "same" if one == other else "opposite"
+
+
+def printed() -> Iterator[tuple[str, tuple[str, ...], int, dict[str, float]]]:
+    """Yield paper, setting, samples and method -> score [%] of every printed column of shares whose samples are known."""
+    from mmkv_bench.papers.address import is_group, samples_of
+    from mmkv_bench.papers.layout import table_ids
+    from mmkv_bench.papers.printed import load, of_table
+
+    shares = {id for id, unit in load()[["id", "unit"]].drop_duplicates().itertuples(index=False) if unit == "%"}
+    for name in sorted(shares & {*table_ids()}):
+        settings: dict[tuple[str, ...], dict[str, float]] = {}
+        for (model, dataset, metric, method, minus, kind, budget, *_), value in of_table(name).items():
+            if value.number is None or value.unit != "%" or minus or kind == "none" or " " in method or "{" in method:
+                continue
+            settings.setdefault((name, model, dataset, metric, budget), {})[method] = value.number
+        for setting, scores in settings.items():
+            n = 0 if is_group(setting[2]) or setting[2] == "mean" else samples_of(setting[2])
+            if n and len(scores) > 1:
+                yield name.partition("_")[0], setting, n, scores
+
+
+def clear(scores: Mapping[str, float], n: int) -> Iterator[tuple[str, str, int]]:
+    """Yield pairs of methods whose printed gap is above two of its standard errors: 1 where the first is better, else -1."""
+    for one, other in combinations(sorted(scores), 2):
+        shares = [min(max(scores[method] / 100, 0.0), 1.0) for method in (one, other)]
+        error = 100 * math.sqrt(sum(p * (1 - p) for p in shares) / n)
+        gap = scores[one] - scores[other]
+        if abs(gap) > 2 * error:
+            yield one, other, 1 if gap > 0 else -1
+
+
+def papers(results: Path) -> Iterator[str]:
+    """Tau-b of the reader, two dumb predictors and other papers with each paper's clear pairs, its own method left out."""
+    import numpy as np
+
+    guesses: dict[str, dict[str, float]] = {
+        f"reader, {dataset} at {BUDGET}": {label: float(v.mean()) for label, v in compared(table, BUDGET).items()}
+        for dataset, table in readers(results).items()
+    }
+    guesses["year of the paper"] = years()
+    everything = list(printed())
+    for paper in sorted({paper for paper, *_ in everything}):
+        pairs = [pair for name, _, n, scores in everything if name == paper for pair in clear(scores, n)]
+        others = [pair for pair in pairs if not any(method.startswith(paper) for method in pair[:2])]
+        for name, guess in guesses.items():
+            yield f"{paper}: {name}: {agreement_with(others, guess)}"
+        first = {method: float(method.startswith(paper)) for pair in pairs for method in pair[:2]}
+        yield f"{paper}: its own method first (own method left in): {agreement_with(pairs, first)}"
+        elsewhere: dict[tuple[str, str], list[int]] = {}
+        for name, _, n, scores in everything:
+            for one, other, sign in clear(scores, n) if name != paper else ():
+                elsewhere.setdefault((one, other), []).append(sign)
+        signs = [
+            sign * np.sign(np.mean(elsewhere[one, other])) for one, other, sign in others if (one, other) in elsewhere
+        ]
+        yield f"{paper}: other papers: {tau(signs)}"
+
+
+def years() -> dict[str, float]:
+    """Return method -> year and month of its paper, as arXiv numbers it."""
+    import re
+
+    from mmkv_bench.config.files import content, options
+
+    sources = {name: str((content("method", name).get("about") or {}).get("source")) for name in options("method")}
+    numbers = {name: re.search(r"arXiv (\d{4})\.", source) for name, source in sources.items()}
+    return {name: float(number[1]) for name, number in numbers.items() if number}
+
+
+def agreement_with(pairs: list[tuple[str, str, int]], guess: Mapping[str, float]) -> str:
+    """Say how a guess of scores agrees with printed pairs."""
+    import numpy as np
+
+    known = [pair for pair in pairs if pair[0] in guess and pair[1] in guess]
+    return tau([float(sign * np.sign(guess[one] - guess[other])) for one, other, sign in known])
+
+
+def tau(signs: list[float]) -> str:
+    """Return tau-b of pairs that no paper ties: +1 the same way, -1 the other way, 0 a tie of the guess."""
+    untied = sum(sign != 0 for sign in signs)
+    if not untied:
+        return f"no pair ({len(signs)} ties)"
+    return f"tau-b {sum(signs) / math.sqrt(len(signs) * untied):+.2f} over {len(signs)} pairs"
+
+
+def predict(results: Path, file: Path) -> None:
+    """Write which pairs SmolVLM-256M will prove on the reader's pages: those that the reader proves."""
+    predictions = {
+        "model": NEXT_MODEL,
+        "rows": "make first-real asks them; python scripts/instrument.py score FILE STORE counts what is proven",
+        "rule": "a pair that the reader's rows prove is predicted to be proven the same way",
+        "pairs": [
+            {"dataset": dataset, "budget": budget, "better": better, "worse": one if better == other else other}
+            for dataset, table in readers(results).items()
+            for budget in table.budgets
+            for (one, other), better in sorted(proven(table, budget).items())
+            if better is not None
+        ],
+    }
+    file.write_text(json.dumps(predictions, indent=1) + "\n")
+
+
+def score(file: Path, store: Path) -> Iterator[str]:
+    """Count the predicted pairs by what the rows of a store prove, by dataset and budget."""
+    asked = json.loads(file.read_text())
+    decided = {table.dataset: table for table in tables(store) if table.context["model"] == asked["model"]}
+    words: dict[tuple[str, str], Counter[str]] = {}
+    for pair in asked["pairs"]:
+        table = decided.get(pair["dataset"])
+        better = proven(table, pair["budget"]) if table and pair["budget"] in table.budgets else {}
+        key = tuple(sorted((pair["better"], pair["worse"])))
+        word = agreement(pair["better"], better[key]) if key in better else "no rows"
+        words.setdefault((pair["dataset"], pair["budget"]), Counter())[word] += 1
+    for (dataset, budget), counts in words.items():
+        yield (
+            f"{dataset} at {budget}: of {counts.total()} predicted pairs {counts['same']} proven so, {counts['opposite']} the "
+            f"other way, {counts['one']} not proven, {counts['no rows']} without rows"
+        )
+
+
+PARTS = {"power": power, "tasks": tasks, "models": models, "papers": papers}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "part", nargs="?", choices=[*PARTS, "predict", "score"], help="what is printed; all unless given"
+    )
+    parser.add_argument("file", nargs="?", type=Path, help="the predictions")
+    parser.add_argument("store", nargs="?", type=Path, help="rows that the predictions are compared with")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the stores")
+    asked = parser.parse_args()
+    if asked.part == "predict":
+        predict(asked.results, asked.file)
+        return
+    if asked.part == "score":
+        lines = score(asked.file, asked.store)
+    else:
+        lines = (line for name in ([asked.part] if asked.part else PARTS) for line in PARTS[name](asked.results))
+    for line in lines:
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
