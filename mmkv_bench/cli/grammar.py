@@ -15,15 +15,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from mmkv_bench.cli.rephrase import checked, joined, rephrased, written
 from mmkv_bench.config import field_words
+from mmkv_bench.declared import declared
 from mmkv_bench.errors import SIMILAR, ConfigError, nearest
 
 PROGRAM = "mmkv-bench"
 
-_FILE = yaml.load(Path(__file__).with_name("verbs.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+_FILE = declared(__file__, "verbs.yaml")
 VERBS: dict[str, dict[str, Any]] = {name: verb for name, verb in _FILE.items() if not name.startswith("_")}
 """Verb -> its file of `verbs/`, sentence, arguments and examples, in the order of the help. The file has `<verb>(given)`."""
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
-import yaml
+from mmkv_bench.declared import declared
 
 
 def _synonyms(entries: Mapping[str, str]) -> dict[str, str]:
@@ -18,7 +17,7 @@ def _answers(entries: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {word: entry["answer"] for entry in entries for word in entry["words"].split()}
 
 
-_WORDS = yaml.load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+_WORDS = declared(__file__)
 KEYS = _synonyms(_WORDS["keys"])
 """Word -> the key that it is."""
 VALUES = {key: _synonyms(entries) for key, entries in _WORDS["values"].items()}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from mmkv_bench.declared import declared
 from mmkv_bench.errors import folded
 
 
@@ -33,8 +31,7 @@ def _read(fields: dict[str, Any]) -> Unavailable:
     return Unavailable(**fields | {key: tuple(fields.get(key, ())) for key in ("instead", "aliases")})
 
 
-_FILE = Path(__file__).with_suffix(".yaml")
-UNAVAILABLE = {name: _read(fields) for name, fields in yaml.load(_FILE.read_bytes(), Loader=yaml.CSafeLoader).items()}
+UNAVAILABLE = {name: _read(fields) for name, fields in declared(__file__).items()}
 
 
 def find(name: str) -> Unavailable | None:

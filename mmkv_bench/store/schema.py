@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_type_hints
 
 import pyarrow as pa
-import yaml
 
+from mmkv_bench.declared import declared
 from mmkv_bench.store.response import STATUSES, Response
 
 SCHEMA_VERSION = 1
@@ -33,7 +32,7 @@ IDENTITY = ("model", "dataset", "method", "base", "reading", "protocol", "budget
 RESAMPLING = {"pixels": "shows smaller pictures or fewer frames", "cut_prompt": "leaves out the middle of the text"}
 """`base` of the controls that answer from the full cache of a smaller prompt -> what they do."""
 
-_FILE = yaml.load(Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+_FILE = declared(__file__, "columns.yaml")
 FALLBACKS: dict[str, str] = _FILE["fallbacks"]
 """Names in the column `fallback` that built-in methods give, and what they mean. Parts of a user's may give others."""
 SLIM: dict[str, str] = _FILE["slim"]
