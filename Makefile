@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-continuation results-questions results-questions-real results-reader first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-stream bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-continuation results-questions results-questions-real results-reader first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-stream bench-questions bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -46,6 +46,7 @@ help:
 	@echo "make bench-real        the same on pretrained weights, English documents of 730 tokens"
 	@echo "make bench-decode      how near a decode step is to the memory's bandwidth, beside stock transformers"
 	@echo "make bench-stream      time and memory of a chunk of a stream of 100,000 tokens, at its end beside its beginning"
+	@echo "make bench-questions   what four questions about a document cost beside one: prepared once, and the whole"
 	@echo "make bench-tables      time and memory of tables and scoring: committed rows, 100 methods, 10,000 cells"
 	@echo "make bench-store       time and memory of resuming, status, scoring, tables, packing of 1 and 4 million answers (SCALE=.1)"
 	@echo "make bench-methods     time and extra memory of every method on one layer, beside its attention"
@@ -244,6 +245,9 @@ bench-decode: $(STAMP)
 
 bench-stream: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/stream.py
+
+bench-questions: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/questions.py
 
 # Fifty answers drawn from all committed rows, made again: another draw with SEED=1, more with SAMPLES=200.
 verify: $(STAMP)

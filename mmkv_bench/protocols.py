@@ -61,6 +61,7 @@ class Protocol(ABC):
         from_prefill: number of first answer tokens that come from the full prefill, whatever a method keeps.
         caveat: table note on scores of compressed cells; None: only the share of tokens from the full prefill is noted.
         prefills_again: kept entries come from a second prefill that sees nothing else; only for methods that just evict.
+        converses: a document's questions are asked in turn, in one conversation.
         diagnostic: explains the other protocols; its scores do not rank methods.
         streams: the context arrives in chunks, and no KV head holds more than the budget after any of them.
         knows: questions of the document that scores know: `own`, `none`, or one of `OF_THE_DOCUMENT`, which needs a dataset
@@ -74,6 +75,7 @@ class Protocol(ABC):
     caveat: str | None = None
     prefills_again: bool = False
     streams: bool = False
+    converses: bool = False
     diagnostic: bool = False
     knows: str = "own"
 
@@ -81,6 +83,11 @@ class Protocol(ABC):
     def needs_questions(self) -> bool:
         """Scores know other questions of the document than the one that is answered."""
         return self.knows in OF_THE_DOCUMENT
+
+    @property
+    def apart(self) -> bool:
+        """Each cell has a prefill of its own, because what it evicts changes what later tokens become."""
+        return self.streams or self.converses
 
     @property
     def feeds_once(self) -> bool:
@@ -98,7 +105,7 @@ class Protocol(ABC):
         """Split a prompt of `prompt` tokens; a protocol that cuts does so behind the first `context`."""
 
 
-OF_THE_DOCUMENT = ("first", "joint", "generic", "paraphrase")
+OF_THE_DOCUMENT = ("first", "joint", "generic", "paraphrase", "turns")
 """Values of `Protocol.knows` for which a prompt's document must have several questions."""
 
 
@@ -263,6 +270,22 @@ class QueryParaphrase(QueryAware):
     knows = "paraphrase"
 
 
+class Turns(QueryAware):
+    """Ask the questions of a document in turn, in one conversation with the model's own answers.
+
+    The first turn is that of `query_aware`. After each answer every KV head is cut back to the budget: the document's entries
+    and those of earlier questions and answers compete, scored by the queries of the turn that has ended. The next question is
+    fed on what is left, kept whole and counted apart. Documents take turns in which of their questions comes first.
+    """
+
+    name = "turns"
+    about = "the questions of a document are turns of one conversation, cut back to the budget after each answer"
+    caveat = "a question comes after others of its document and the model's own answers to them."
+    diagnostic = True
+    converses = True
+    knows = "turns"
+
+
 _KINDS = (
     Paper,
     QueryAgnostic,
@@ -274,6 +297,7 @@ _KINDS = (
     QueryGeneric,
     QueryJoint,
     QueryParaphrase,
+    Turns,
 )
 _PROTOCOLS = {kind.name: kind() for kind in _KINDS}
 """In the order of the alphabet, diagnostics last."""

@@ -338,6 +338,11 @@ def _check(compressor: Compressor, family: Any) -> None:
             f"method {compressor.name} reads the full cache's own answer, which is not there while a prompt is prefilled; "
             f"allowed: evaluate(method={compressor.name!r}), or another method"
         )
+    if compressor.needs.replay:
+        raise UnsupportedError(
+            f"method {compressor.name} feeds the prompt again with an instruction, whose tokens attach does not know; allowed: "
+            f"evaluate(method={compressor.name!r}), or another method"
+        )
     if compressor.scorer is not None:
         compressor.scorer.check_layers(family.num_layers)
     if not family.multimodal and (compressor.needs_visual or visual_parts(compressor)):

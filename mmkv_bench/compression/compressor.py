@@ -161,6 +161,16 @@ class Compressor:
                 f"protocol={rule.name} hides evicted tokens from a second prefill, and the sliding or linear layers of {owner} "
                 "would still see them; allowed: every other protocol; use protocol=strict"
             )
+        if rule.converses:
+            raise UnsupportedError(
+                f"protocol={rule.name} feeds a turn again behind what stays, and the sliding or linear layers of {owner} have "
+                "gone on from there; allowed: every other protocol; use protocol=query_aware"
+            )
+        if self.needs.replay:
+            raise UnsupportedError(
+                f"method {self.name} feeds the context again behind itself, and the sliding or linear layers of {owner} have "
+                "gone on from there; choose another method or another model"
+            )
         if self.decoding is not None and self.decoding.moves_queries:
             raise UnsupportedError(
                 f"method {self.name} decodes at the positions of cached entries, and the sliding or linear layers of {owner} "
@@ -182,6 +192,8 @@ class Compressor:
     @property
     def scope(self) -> str:
         """`layer` when a layer can be reduced as soon as it is prefilled, `model` when all layers must be seen."""
+        if self.needs.replay:  # a prompt is fed again when all of its layers are there
+            return "model"
         return "layer" if self.allocator is None else self.allocator.scope
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:

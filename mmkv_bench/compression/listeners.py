@@ -18,6 +18,7 @@ from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import DecodePolicy, Start
 from mmkv_bench.compression.numerics.attention import column_sums
 from mmkv_bench.compression.observation import Observation, PromptBatch
+from mmkv_bench.compression.replay import Replay
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.protocols import Lengths, Protocol
 
@@ -54,6 +55,7 @@ class PrefillListener:
         self.compressor, self.budget, self.protocol, self.seed = compressor, budget, protocol, seed
         self.prompt_tokens, self.context, self.answer = prompt_tokens, context, answer
         self.answer_steps = 0 if answer is None else answer.steps
+        self.replay: Callable[[PromptBatch, Protocol, Lengths], Replay] | None = None  # of a session
         self.needs = compressor.needs
         self.fallbacks: list[tuple[str, ...]] = []
         self._reset()
@@ -110,11 +112,27 @@ class PrefillListener:
             self._reduce(prompt, [layer])
 
     def prompt_done(self, prompt: PromptBatch) -> None:
+        if self.needs.replay and any(score is not None for score in self.scores[0]):
+            self._score_again(prompt)
+        prompt.received = None
         if self.compressor.scope != "layer":
             self._reduce(prompt, sorted(self.scores))
         with self.phases("account"):
             compressed, self.state_nbytes = prompt.cache.compressed, states.nbytes([*prompt.cache.states.values()])
             self.accounts = {layer: self._accounts(prompt, compressed[layer]) for layer in self._kept}
+
+    def _score_again(self, prompt: PromptBatch) -> None:
+        """Replace the scores by those of a replay."""
+        if self.replay is None:
+            raise UnsupportedError(
+                f"method {self.compressor.name} feeds the prompt again with an instruction, whose tokens are not known here; use "
+                "it in a run, or choose another method"
+            )
+        lengths, scorer = self._lengths(prompt, 0), self.compressor.eviction.scorer
+        with self.phases("score"):
+            replay = self.replay(prompt, self.protocol, lengths)
+            self.scores = {layer: [score] for layer, score in enumerate(scorer.from_replay(replay))}
+            self.observed[0] += replay.fallbacks
 
     def _reduce(self, prompt: PromptBatch, layers: list[int]) -> None:
         # Where nothing is evicted, the list of what is kept is ours alone; the full cache is not touched either.

@@ -44,6 +44,7 @@ class Needs:
     column_sums: bool = False  # causal attention column sums [Hkv,T], summed over a KV head's query heads
     queries: bool = False  # all post-RoPE queries [Hq,T,D], until the layer is done
     answer: bool = False  # attention of the full cache's own answer, known after the prefill: `Scorer.with_answer`
+    replay: bool = False  # the prompt fed again behind itself, after the prefill: `Scorer.from_replay`
     states: bool = False  # all inputs of the attention module [T,E] with cos, sin [T,D], until the layer is done
 
     def __or__(self, other: Needs) -> Needs:
@@ -181,6 +182,15 @@ class Observation:
         self._key, self._value, self._dtype = chunk.key, chunk.value, chunk.hidden.dtype
         self._query_heads, self._hidden_size, self._seen = chunk.query.shape[0], chunk.hidden.shape[-1], total
         self._shown += rows
+
+    def go_on(self, held: int, rounds: int) -> None:
+        """Begin behind entries that are stored already: statistics are those of what follows.
+
+        Args:
+            held: slots. rounds: evictions before, for random streams.
+        """
+        self._seen = self._shown = held
+        self._rounds = rounds
 
     # ---- between the chunks of a stream
 
@@ -383,6 +393,22 @@ def text_fallbacks(obs: Observation, frames: Frames, budget: int) -> tuple[str, 
     return ("text_over_budget",) if text > budget else ()
 
 
+@dataclass(frozen=True)
+class Received:
+    """Arguments of the text model's forward over a prompt.
+
+    Attributes:
+        embeds: ``[B, T, E]``, visual features in their places. position_ids: ``[3|4, B, T]``, ``[B, T]`` or None.
+        visual: bool ``[B, T]``, the tokens to whose hidden states features are added in the first layers (Qwen3-VL), None
+            where there are none; deepstack: per such layer ``[tokens, E]``.
+    """
+
+    embeds: Tensor
+    position_ids: Tensor | None
+    visual: Tensor | None = None
+    deepstack: list[Tensor] | None = None
+
+
 @dataclass
 class PromptBatch:
     """One batch of prompts while it is being prefilled.
@@ -390,6 +416,8 @@ class PromptBatch:
     Attributes:
         total: padded prompt length; pads: left padding of each row; cache: where the entries go.
         observations: layer -> one `Observation` per row, dropped as soon as the layer is done with.
+        received: what the text model was given, where a scorer needs a replay.
+        turn: number of a conversation's turn that is fed behind stored entries; 0 for a prompt.
         rotations: cos and sin of places behind each row, which are the same in every layer, while it is prefilled.
     """
 
@@ -401,6 +429,8 @@ class PromptBatch:
     observations: dict[int, list[Observation]] = field(default_factory=dict)
     rotations: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
     complete: bool = False
+    received: Received | None = None
+    turn: int = 0
 
     def length(self, row: int) -> int:
         return self.total - self.pads[row]

@@ -7,6 +7,7 @@ layers of our own, and module hooks. After the context the model is exactly what
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 import torch
@@ -19,7 +20,8 @@ from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, Compr
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.fixed_layer import FixedLayer, fix, pool_of
 from mmkv_bench.compression.listeners import AnswerAttention, Phases, PrefillListener, untimed
-from mmkv_bench.compression.observation import Chunk, Needs, Observation, PromptBatch
+from mmkv_bench.compression.observation import Chunk, Needs, Observation, PromptBatch, Received
+from mmkv_bench.compression.replay import Replay, ReplayText
 from mmkv_bench.compression.streaming import StreamListener
 from mmkv_bench.compression.varlen_layer import VarlenLayer, folds
 from mmkv_bench.errors import ConfigError, UnsupportedError
@@ -171,6 +173,12 @@ class Session:
         """Change what is done with the next prompt; a session may stay open over many samples."""
         self.listener, self.token_types, self.identity, self.prompt = listener, token_types, identity, None
 
+    def go_on(self, listener: Listener, cache: CompressedCache, total: int, identity: str, turn: int) -> None:
+        """Observe what is fed next to a cache of one sequence that holds entries, until it has seen `total` tokens."""
+        self.expect(listener, None, identity)
+        self.cache, self._forgotten = cache, 0
+        self.prompt = PromptBatch(total, [0], cache, len(self.attentions), turn=turn)
+
     # ------------------------------------------------------------------ hooks
     # Of a fixed cache nothing is observed: a compiled step traces these hooks, and finds nothing in them that changes.
     def _before_model(self, model: object, args: Args, kwargs: Kwargs) -> None:
@@ -192,6 +200,8 @@ class Session:
                 cache = self.new_cache()
                 kwargs = dict(kwargs, past_key_values=cache)
             self._start_prompt(cache, args, kwargs)
+            if self.listener.needs.replay:
+                self._receive(args, kwargs)
         elif self.prompt is not None and not self.prompt.complete and cache is self.prompt.cache:
             self._add_types(self._new_tokens(args, kwargs))
             self.prompt.rotations.clear()  # of places behind an earlier chunk
@@ -217,10 +227,12 @@ class Session:
         prompt = self.prompt
         if prompt is None or prompt.complete or prompt.cache.get_seq_length() + self._forgotten < prompt.total:
             return
+        prompt.complete = True  # what is fed from here on is no part of it
+        positions = self.position_ids
         self._listening.prompt_done(prompt)
+        self.position_ids = positions
         prompt.observations.clear()
         prompt.rotations.clear()
-        prompt.complete = True
         if prompt.cache.is_compileable:
             fix(prompt.cache, pool_of(self.model), prompt.pads)
 
@@ -274,6 +286,15 @@ class Session:
         else:
             self._add_types(new)
 
+    def _receive(self, args: Args, kwargs: Kwargs) -> None:
+        """Keep what the text model is given of a prompt that will be fed again."""
+        assert self.prompt is not None, "it has just been started"
+        embeds = kwargs.get("inputs_embeds")
+        if embeds is None:
+            embeds = self.text.get_input_embeddings()(args[0] if args else kwargs["input_ids"])
+        visual = (kwargs.get("visual_pos_masks"), kwargs.get("deepstack_visual_embeds"))
+        self.prompt.received = Received(embeds, kwargs.get("position_ids"), *visual)
+
     def _add_types(self, new: int) -> None:
         """Add token types of the newest chunk, from the ids that the model received."""
         ids, prompt = self._top.get("input_ids"), self.prompt
@@ -303,6 +324,8 @@ class Session:
         hidden, (cos, sin) = self._calls.pop(module.layer_idx)
         if index not in prompt.observations:
             prompt.observations[index] = [self._observation(prompt, module, row) for row in range(len(prompt.pads))]
+            if prompt.turn:
+                prompt.observations[index][0].go_on(layer.stored - query.shape[2], prompt.turn)
         start = layer.seen - query.shape[2]
         for row, (pad, observation) in enumerate(zip(prompt.pads, prompt.observations[index], strict=True)):
             skip = min(max(pad - start, 0), query.shape[2])  # padding inside this chunk
@@ -405,6 +428,7 @@ def attach(
     answer: AnswerAttention | None = None,
     context: int | None = None,
     phases: Phases = untimed,
+    replay: ReplayText | None = None,
     **options: Any,
 ) -> Session:
     """Compress every prompt that `model` prefills inside the returned context, layer by layer where possible.
@@ -422,9 +446,11 @@ def attach(
         answer: of the full cache to this very prompt, for scorers that need it; None leaves them without one.
         context: tokens that C counts, of one prompt of which the model is given more than them.
         phases: a clock's, told when scoring, selecting and reducing begin and end.
+        replay: words around a context that is fed again, for scorers that need it.
 
     Raises:
         ConfigError: a compressor without a budget, an unknown protocol.
+        UnsupportedError: a compressor that does not compress the prompt that the model is given.
     """
     if budget is None and not compressor.unbudgeted:
         raise ConfigError(f"method {compressor.name} needs a budget; allowed: entries >= 1 or a fraction in (0, 1]")
@@ -435,10 +461,11 @@ def attach(
         raise UnsupportedError(
             f"protocol={protocol} feeds a prompt chunk by chunk, and attach feeds none; start a run with it"
         )
-    session = Session(
-        model, PrefillListener(compressor, budget, rule, seed, prompt_tokens, context, answer, phases), **options
-    )
+    listener = PrefillListener(compressor, budget, rule, seed, prompt_tokens, context, answer, phases)
+    session = Session(model, listener, **options)
     session.check_method(compressor, rule)
+    if replay is not None:
+        listener.replay = partial(Replay, session.text, replay)
     return session
 
 

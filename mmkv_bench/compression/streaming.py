@@ -133,6 +133,16 @@ def check_streams(compressor: Compressor, budget: Budget | None) -> None:
         )
 
 
+def check_turns(compressor: Compressor) -> None:
+    """Refuse methods that a conversation cannot be given to. Raises UnsupportedError."""
+    why = _unfit(compressor)
+    if why is not None:
+        raise UnsupportedError(
+            f"protocol=turns cuts every KV head back to the budget after each answer, and {compressor.name} {why}; leave it out, "
+            "or use protocol=query_aware"
+        )
+
+
 def _unfit(compressor: Compressor) -> str | None:
     """Return why a method fits no stream, as the end of a sentence."""
     decoding, needs = compressor.decoding, compressor.needs
@@ -144,9 +154,11 @@ def _unfit(compressor: Compressor) -> str | None:
         return None
     scorer, allocator, selector, reducer = compressor.eviction
     if needs.answer:
-        return "scores by the answer, which comes after the stream"
+        return "scores by the answer, which comes later"
+    if needs.replay:
+        return "scores by feeding the whole context again"
     if needs.queries or needs.states:
-        return "scores by all queries of the prompt, which no stream keeps"
+        return "scores by all queries of the prompt, which are gone by then"
     if reducer.merges:
         return "merges evicted entries into kept ones"
     if not scorer.streams or compressor.needs_visual or not selector.streams:

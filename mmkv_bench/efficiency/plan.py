@@ -292,8 +292,13 @@ def _room(model: Model, given: int | str | None, searches: bool, limit: int | No
 
 
 def _refuse_policy(cell: Cell, way: str) -> None:
-    """A policy that cannot act beside others of its kind."""
+    """A policy that cannot act beside others of its kind, or a replay of several prompts."""
     policy = cell.compressor.decoding
+    if cell.compressor.needs.replay and way == TOGETHER:
+        raise UnsupportedError(
+            f"method {cell.method} feeds one prompt's context again, and batch_prefill=together prefills several; use "
+            "batch_prefill=one_by_one, or leave it out"
+        )
     if policy is None:
         return
     if policy.moves_queries:

@@ -184,15 +184,15 @@ def prefills(plan: Plan, coverage: Coverage) -> int:
 
 def _passes(plan: Plan, part: DatasetShare) -> int:
     """Prefills of a sample: one for all cells of a protocol, one more for each cell that prefills again, and one for each that
-    streams."""
+    streams or converses."""
     if not plan.answering.shares_prefill:
         return len(part.cells)
     rules = {cell.protocol: protocol(cell.protocol) for cell in part.cells}
     again = sum(rules[cell.protocol].prefills_again and cell.budget is not None for cell in part.cells)
     if plan.family is not None and plan.family.states.layers:  # states are those of one place in the prompt
         return len(rules) + again
-    streams = sum(rules[cell.protocol].streams for cell in part.cells)
-    return len({rule.cuts for rule in rules.values() if not rule.streams}) + again + streams
+    apart = sum(rules[cell.protocol].apart for cell in part.cells)
+    return len({rule.cuts for rule in rules.values() if not rule.apart}) + again + apart
 
 
 def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int) -> Workload:

@@ -17,12 +17,13 @@ from torch import Tensor
 from mmkv_bench.compression.batched_layer import join
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.listeners import Phases, PrefillListener
+from mmkv_bench.compression.positions import last_positions
 from mmkv_bench.compression.session import Session
 from mmkv_bench.devices import Mark
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.meter import vision_clock
-from mmkv_bench.generation.prefill import feed, last_positions
+from mmkv_bench.generation.prefill import feed
 
 COMMON = {"use_cache": True, "logits_to_keep": 1, "return_dict": True}
 """Arguments of every forward pass of a measured run."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmkv_bench.compression.replay import NO_WORDS, ReplayText
 from mmkv_bench.errors import DataError, UnsupportedError
 from mmkv_bench.families.facts import ModelFacts, context_length, token_types
 from mmkv_bench.families.registry import family_of_processor
+from mmkv_bench.generation.shared_media import SharedMedia
 from mmkv_bench.generation.video_inputs import frames_of, video_arguments
 from mmkv_bench.models.chat_template import rendered, tokens_of
 from mmkv_bench.models.video import DEFAULT_FRAMES
@@ -32,6 +35,7 @@ class EncodedPrompt:
         rendered: text of the chat template; None for a prompt made from tokens.
         context_tokens: tokens before the cut of a text prompt; None: it is cut behind its visual tokens.
         template_tokens: last tokens, which the chat template writes behind the last message's text; 0 where that is unknown.
+        words: around a context that is fed again.
         document: all questions of the prompt's document, where protocols share or score by them; None: its own alone.
     """
 
@@ -44,6 +48,7 @@ class EncodedPrompt:
     rendered: str | None = None
     context_tokens: int | None = None
     template_tokens: int = 0
+    words: ReplayText = NO_WORDS
     document: DocumentPrompts | None = None
 
     @property
@@ -82,6 +87,8 @@ class DocumentPrompts:
         questions: one prompt per question. first: number of the one that `query_first` compresses for.
         generic: the document with a fixed instruction, None where its dataset has none. paraphrases: each question in other
             words, empty where its dataset has none.
+        turns: where they are turns of a conversation, what the chat template writes between an answer and the next, int64
+            `[1, n]`, for each question of `order` but the first.
     """
 
     identity: str
@@ -90,6 +97,12 @@ class DocumentPrompts:
     first: int
     generic: EncodedPrompt | None
     paraphrases: tuple[EncodedPrompt, ...]
+    turns: tuple[Tensor, ...] = ()
+
+    @property
+    def order(self) -> list[int]:
+        """Numbers of the questions in the order of a conversation's turns."""
+        return [(self.first + place) % len(self.questions) for place in range(len(self.questions))]
 
     @property
     def longest(self) -> int:
@@ -148,6 +161,7 @@ def encode(
     video_max_pixels: int | None = None,
     share: float = 1.0,
     context: str = "",
+    shared: SharedMedia | None = None,
 ) -> EncodedPrompt:
     """Encode messages and their media with the processor and its chat template.
 
@@ -159,6 +173,7 @@ def encode(
         frames: most frames of a video, None = 32. video_max_pixels: most pixels of one frame, for processors whose own limit
             is for the whole video. share: factor of the images' sides or tiles and of the frames, see `Family.smaller_images`.
         context: text behind which protocols that cut split a prompt without media; "" for none.
+        shared: of this processor, with what it made of the same media for an earlier prompt.
 
     Raises:
         UnsupportedError: a prompt longer than `max_prompt_tokens` or the model's context, media that the family does not
@@ -169,22 +184,31 @@ def encode(
     _check_counts(processor, family, messages, images, videos)
     text = rendered(processor, messages)
     _check_markers(processor, text, len(images), len(videos))
-    media: dict[str, Any] = {}
-    if len(images) and share < 1:
-        images, media["images_kwargs"] = family.rules.smaller_images(images, processor, share)
-    if len(images):
-        media["images"] = _images(processor, images)
-    if len(videos):
-        most = max(1, round(share * (frames or DEFAULT_FRAMES)))
-        sampled = [frames_of(video, most) for video in videos]
-        media |= video_arguments(processor, sampled, video_max_pixels)
-    inputs = _tensors(processor, text, media)
+
+    def read() -> dict[str, Any]:
+        media: dict[str, Any] = {}
+        shown = images
+        if len(images) and share < 1:
+            shown, media["images_kwargs"] = family.rules.smaller_images(images, processor, share)
+        if len(images):
+            media["images"] = _images(processor, shown)
+        if len(videos):
+            most = max(1, round(share * (frames or DEFAULT_FRAMES)))
+            sampled = [frames_of(video, most) for video in videos]
+            media |= video_arguments(processor, sampled, video_max_pixels)
+        return media
+
+    if shared is None:
+        inputs = _tensors(processor, text, read())
+    else:
+        inputs = _tensors(shared.processor, text, shared.media(read))
     tensors = {name: value.to(device) for name, value in inputs.items() if isinstance(value, Tensor)}
     prompt = from_tensors(identity, tensors, family, time.perf_counter() - start)
     tokenizer = getattr(processor, "tokenizer", processor)
     prompt.rendered, prompt.controls = text, _controls(messages, tokenizer)
     prompt.question_text_before_cut = _text_before_media(messages, tokenizer)
     prompt.template_tokens = _template_tokens(text, messages, tokenizer, prompt.input_ids)
+    prompt.words = _words(processor, text, messages, prompt)
     if context and not images and not videos:
         prompt.context_tokens = _context_tokens(processor, text, context, prompt.input_ids)
     if max_prompt_tokens is not None and prompt.length > max_prompt_tokens:
@@ -308,6 +332,35 @@ def _template_tokens(text: str, messages: Sequence[dict], tokenizer, input_ids: 
     return len(behind) if behind and input_ids[0, -len(behind) :].tolist() == behind else 0
 
 
+WHOLE = "\n\nRepeat the previous context exactly."
+PART = "\n\nRepeat the part of the previous context exactly, starting with "
+"""Instructions of KVzip (arXiv 2505.23416)."""
+
+
+def _words(processor, text: str, messages: Sequence[dict], prompt: EncodedPrompt) -> ReplayText:
+    """Return the token ids around a replay of the prompt's context."""
+    tokenizer, ids = getattr(processor, "tokenizer", processor), prompt.input_ids[0].tolist()
+    parts = _parts([message for message in messages if message["role"] != "system"])
+    kinds = [part["text"].strip() if part["type"] == "text" else _marker(processor, part["type"]) for part in parts]
+    starts = [place for word in kinds if word and (place := text.find(word)) >= 0]
+    head = tokenizer(text[: min(starts, default=0)], add_special_tokens=False)["input_ids"]
+    begin = 0 if ids[:1] == head[:1] or not head else 1  # a tokenizer that puts a token before every text
+    same = [one == other for one, other in zip(head, ids[begin:], strict=False)]
+    prefix = begin + (same.index(False) if False in same else len(same)) if head else 0
+    whole, part = _instructions(tokenizer)
+    return ReplayText(prefix, whole, part, tuple(ids[len(ids) - prompt.template_tokens :]))
+
+
+@lru_cache(maxsize=1)
+def _instructions(tokenizer) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(tokenizer(words, add_special_tokens=False)["input_ids"]) for words in (WHOLE, PART))
+
+
+def _marker(processor, kind: str) -> str | None:
+    marker: str | None = getattr(processor, f"{kind}_token", None)
+    return marker
+
+
 def _controls(messages: Sequence[dict], tokenizer) -> tuple[str, ...]:
     """Return control tokens that are spelled in the messages' text."""
     controls = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
@@ -354,6 +407,31 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) ->
             "it, or use protocol=paper"
         )
     return lengths
+
+
+def turn_tokens(processor, messages: Sequence[dict], question: str) -> Tensor:
+    """Return token ids, int64 `[1, n]`, that the chat template writes between an answer to a prompt and the next answer.
+
+    Args:
+        messages: the prompt, in Hugging Face's chat format. question: the user's next turn.
+
+    Raises:
+        DataError: the template does not write an answer unchanged right after the prompt.
+    """
+    answer, prompt = "A", rendered(processor, messages)
+    said = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
+    whole = rendered(processor, [*messages, said, {"role": "user", "content": [{"type": "text", "text": question}]}])
+    rest = whole.removeprefix(prompt)
+    lead = len(rest) - len(rest.lstrip())
+    if rest == whole or not rest.startswith(answer, lead):
+        raise DataError(
+            "the chat template writes an earlier answer otherwise than right after its prompt, so that the tokens of a further "
+            f"turn are not known; it gives {whole[-200:]!r} where the prompt ends in {prompt[-100:]!r}; use another protocol"
+        )
+    tokenizer = getattr(processor, "tokenizer", processor)
+    return torch.tensor(
+        [tokenizer(rest[lead + len(answer) :], add_special_tokens=False)["input_ids"]], dtype=torch.int64
+    )
 
 
 def reference_tokens(

@@ -41,6 +41,7 @@ from mmkv_bench.generation.result import (
 )
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.stream import run_stream
+from mmkv_bench.generation.turns import Conversation, Parts, run_turns
 from mmkv_bench.protocols import Lengths, protocol
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class Engine:
         weight = next(model.parameters())
         self.device = weight.device
         self._compressed: dict[str, tuple[Hashable, Prefilled]] = {}  # protocol -> the last document's
+        self._conversations: dict[str, Conversation] = {}  # of the last document
         check_flash(self.session.base, weight.device, weight.dtype, step is not None)
         if step is not None and self.session.has_states:
             raise UnsupportedError(
@@ -89,6 +91,7 @@ class Engine:
 
     def __exit__(self, *exception) -> None:
         self._compressed.clear()
+        self._conversations.clear()
         self.session.__exit__(*exception)
 
     def answer(
@@ -99,11 +102,13 @@ class Engine:
         extras: measures besides the answers, which do not depend on them.
         """
         results = {cell.cell: blank(cell, prompt, fork_batch=self.fork_batch) for cell in cells}
-        every, cells = cells, [cell for cell in cells if not protocol(cell.protocol).streams]
+        every, cells = cells, [cell for cell in cells if not protocol(cell.protocol).apart]
+        parts = self.session, self.family, self.rules, self.tokenizer
         for cell in every:
-            if protocol(cell.protocol).streams:  # its evictions change later entries: nothing is shared
-                parts = self.session, self.family, self.rules, self.tokenizer
+            if protocol(cell.protocol).streams:
                 results[cell.cell] = run_stream(*parts, prompt, cell, self.timeout_s)
+            if protocol(cell.protocol).converses:
+                results[cell.cell] = run_turns(Parts(*parts, self.timeout_s), self._conversations, prompt, cell)
         lengths: dict[str, Lengths] = {}
         for name in dict.fromkeys(cell.protocol for cell in cells):
             rule, same = protocol(name), [cell for cell in cells if cell.protocol == name]
@@ -184,7 +189,7 @@ class Engine:
         for source in sources:
             own = dataclasses.replace(lengths, prefilled=source.length)
             meter.seconds.clear()  # of each prefill apart; they are added up below
-            one = prefill(self.session, source, cells, {name: own}, meter, reserve)
+            one = prefill(self.session, source, cells, {name: own}, meter, reserve, replays=not made)
             made.append(one)
             if len(made) > 1:
                 one.cache = made[0].cache  # only its scores are needed

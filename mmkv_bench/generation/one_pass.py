@@ -23,6 +23,7 @@ from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.fixed_layer import fixed_view, pool_of
 from mmkv_bench.compression.listeners import Phases
+from mmkv_bench.compression.positions import following
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.devices import Bytes, Counters, Mark
 from mmkv_bench.generation.batch import (
@@ -35,7 +36,6 @@ from mmkv_bench.generation.batch import (
     likeliest,
 )
 from mmkv_bench.generation.encode import EncodedPrompt
-from mmkv_bench.generation.prefill import following
 from mmkv_bench.generation.result import CellSpec, NonFiniteLogitsError
 from mmkv_bench.generation.single import stays_eager
 from mmkv_bench.protocols import DEFAULT, Lengths
@@ -118,6 +118,7 @@ class Driver:
             # What is joined gets its slots then; a policy's layer keeps those that it was made with.
             reserve=0 if joins and not acting else reserve,
             phases=phases,
+            replay=prompts[0].words,
             packs=self.packs or acting,
         ) as session:
             filled = fill(

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import stacked
 from mmkv_bench.compression.observation import Needs, Observation, PromptBatch
+from mmkv_bench.compression.positions import following, last_positions
+from mmkv_bench.compression.replay import Replay, ReplayText
 from mmkv_bench.compression.selectors.base import Selector
 from mmkv_bench.compression.session import Session
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.meter import Meter, vision_clock
 from mmkv_bench.generation.result import CellSpec, NonFiniteLogitsError
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.protocols import Lengths
+from mmkv_bench.protocols import Lengths, protocol
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,8 @@ def score_key(cell: CellSpec, lengths: Lengths) -> Key:
     scorer = cell.compressor.eviction.scorer
     seed = cell.seed if scorer.stochastic else None
     key = (type(scorer), scorer.key(cell.entries(lengths.reduced), lengths.prefilled), seed)
-    return (*key, cell.protocol) if scorer.needs.answer else key  # what is fed, and so the answer, differs
+    needs = scorer.needs  # what is fed, and so the answer and the replay, differs
+    return (*key, cell.protocol) if needs.answer or needs.replay else key
 
 
 def summary_key(cell: CellSpec, lengths: Lengths) -> Key | None:
@@ -100,6 +103,17 @@ class Recording:
             self.failures[key] = error.with_traceback(None)  # its frames would keep the layer's tensors alive
             self.scores.pop(key, None)
         self.seconds[key] += self.now() - start
+
+    def replay(self, text: nn.Module, words: ReplayText, prompt: PromptBatch) -> None:
+        """Replace the scores of scorers that need the context fed again; each one's time is its own, with the whole replay."""
+        for key, cell in self._alive(self.scorers):
+            scorer, lengths = cell.compressor.eviction.scorer, self.lengths[cell.protocol]
+            if scorer.needs.replay:
+                with self._own_fault(key, -1):
+                    replay = Replay(text, words, prompt, protocol(cell.protocol), lengths)
+                    self.scores[key] = scorer.from_replay(replay)
+                    self.fallbacks[key] += replay.fallbacks
+        prompt.received = None
 
     def prompt_done(self, prompt: PromptBatch) -> None:
         """Nothing to reduce: forks are made later."""
@@ -172,6 +186,7 @@ def prefill(
     lengths: Mapping[str, Lengths],
     meter: Meter,
     reserve: int,
+    replays: bool = True,
 ) -> Prefilled:
     """Run the model over the prompt once and score each layer for all cells.
 
@@ -179,6 +194,7 @@ def prefill(
         session: open on the model; afterwards it observes nothing.
         prompt: the part of the prompt to prefill. lengths: of the whole prompt under each cell's protocol.
         reserve: slots for the tokens that `full` will append.
+        replays: feed the context again for scorers that need it; otherwise their scores are none.
 
     Raises:
         NonFiniteLogitsError: NaN in the logits of the last prompt token.
@@ -190,13 +206,15 @@ def prefill(
         with vision_clock(model, meter.phase), meter.phase("prefill"):
             output = feed(session, prompt.inputs, cache, next(iter(lengths.values())).candidates)
             positions = session.position_ids
+        logits = output.logits[0, -1].float()
+        if bool(logits.isnan().any()):
+            raise NonFiniteLogitsError("the prefill gave NaN logits")
+        seconds = dict(meter.seconds)
+        seconds["prefill"] = max(seconds["prefill"] - sum(recording.seconds.values()), 0.0)  # vision is part of it
+        if replays and recording.needs.replay and session.prompt is not None:
+            recording.replay(session.text, prompt.words, session.prompt)
     finally:
         session.expect(None, None, prompt.identity)
-    logits = output.logits[0, -1].float()
-    if bool(logits.isnan().any()):
-        raise NonFiniteLogitsError("the prefill gave NaN logits")
-    seconds = dict(meter.seconds)
-    seconds["prefill"] = max(seconds["prefill"] - sum(recording.seconds.values()), 0.0)  # vision is part of it
     return Prefilled(
         prompt=prompt,
         lengths=lengths,
@@ -256,11 +274,13 @@ def merge_scores(made: Sequence[Prefilled], cells: Sequence[CellSpec], protocol:
     Args:
         made: prefills of prompts that begin with the same context. cells: all under `protocol`.
 
-    Columns of scores behind the context are dropped. A score that failed for one prompt has failed.
+    Columns of scores behind the context are dropped. A score that failed for one prompt has failed. Scores of a replay know no
+    question and stay those of the first prefill.
     """
     lengths = [one.lengths[protocol] for one in made]
     evicting = [cell for cell in cells if cell.evicts(lengths[0].reduced)]
-    of_scores = {tuple(score_key(cell, one) for one in lengths) for cell in evicting}
+    asking = [cell for cell in evicting if not cell.compressor.needs.replay]
+    of_scores = {tuple(score_key(cell, one) for one in lengths) for cell in asking}
     of_summaries = {tuple(summary_key(cell, one) for one in lengths) for cell in evicting}
     made[0].seconds.update({phase: sum(one.seconds.get(phase, 0.0) for one in made) for phase in made[0].seconds})
     for keys in [*of_scores, *(keys for keys in of_summaries if keys[0] is not None)]:
@@ -282,26 +302,6 @@ def merge_scores(made: Sequence[Prefilled], cells: Sequence[CellSpec], protocol:
             made[0].summaries[keys[0]] = {
                 layer: torch.stack([part[layer] for part in parts]).mean(0) for layer in parts[0]
             }
-
-
-def following(last: Tensor, offset: int, count: int, rows: int) -> Tensor:
-    """Return position ids `[..., rows, count]` of text tokens, the first of them `offset` places after `last`."""
-    positions = last + torch.arange(offset, offset + count, device=last.device)
-    return positions.expand(*positions.shape[:-2], rows, count)
-
-
-def last_positions(positions: Tensor | None, length: int, device: torch.device) -> Tensor:
-    """Return the position that text after prompts of `length` tokens counts from, `[..., B, 1]` (B = 1 where it is shared).
-
-    positions: position ids that the text model received; None: the default ones.
-    """
-    if positions is None:
-        return torch.full((1, 1), length - 1, device=device)
-    last = positions[..., -1:].clone()
-    if positions.ndim == 3:  # a text token that follows visual ones starts after their largest coordinate
-        axes = slice(1, None) if positions.shape[0] == 4 else slice(None)
-        last[axes] = positions[axes].amax((0, 2))[:, None]
-    return last
 
 
 @dataclass

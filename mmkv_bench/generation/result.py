@@ -52,7 +52,7 @@ class CellSpec:
     def serves_all_questions(self) -> bool:
         """A document with several questions is compressed once, whichever of them is asked."""
         rule = protocol(self.protocol)
-        if rule.streams:
+        if rule.apart:
             return False
         return rule.needs_questions or (rule.knows == "none" and not self.compressor.needs.answer)
 

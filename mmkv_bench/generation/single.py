@@ -20,6 +20,7 @@ from mmkv_bench.compression.cache import DEFAULT_RESERVE
 from mmkv_bench.compression.compressor import Compressor, full
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.listeners import AnswerAttention, PrefillListener
+from mmkv_bench.compression.replay import NO_WORDS, ReplayText
 from mmkv_bench.compression.second_prefill import prefilled_again
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import ConfigError, UnsupportedError
@@ -84,6 +85,7 @@ def generate_alone(
     attention: str | None = None,
     answer: AnswerAttention | None = None,
     compile_config: CompileConfig | None = None,
+    replay: ReplayText = NO_WORDS,
     **generation,
 ) -> SingleRunOutput:
     """Generate with one compressor attached, through stock `generate()`.
@@ -94,6 +96,7 @@ def generate_alone(
         answer: `answer_of_full` of the same arguments; computed here where the compressor needs it and it is None.
         compile_config: of the decode step, on a cache of fixed capacity. None: it stays eager, as it does in any case where a
             decode policy acts (`stays_eager`).
+        replay: see `attach`.
         generation: further arguments of `generate()`, for greedy decoding.
 
     Raises:
@@ -136,6 +139,7 @@ def generate_alone(
         attention=attention,
         answer=answer,
         context=context if rule.cuts else None,
+        replay=replay,
         # What is prefilled and fed again keeps its slots; the last token of an answer is never fed.
         reserve=lengths.prompt - lengths.prefilled + _new_tokens(model, generation) - 1,
         fixed=compiled,
@@ -254,6 +258,7 @@ def run_alone(
                 answer=answer,
                 logits_processor=LogitsProcessorList([watch]),
                 compile_config=compile_config,
+                replay=prompt.words,
                 **common,
             )
         for step, logits in enumerate(output.logits, 1):

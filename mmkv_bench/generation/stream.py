@@ -20,6 +20,7 @@ from mmkv_bench import devices
 from mmkv_bench.compression.account import account
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.observation import Frames
+from mmkv_bench.compression.positions import following, last_positions
 from mmkv_bench.compression.session import Session
 from mmkv_bench.compression.streaming import StreamLayer, StreamListener, check_streams
 from mmkv_bench.errors import ConfigError, UnsupportedError
@@ -28,7 +29,7 @@ from mmkv_bench.families.registry import check_chunks, check_no_states
 from mmkv_bench.generation.decode import decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.meter import Meter, vision_clock
-from mmkv_bench.generation.prefill import Prefilled, PrefillGroup, following, last_positions, slack
+from mmkv_bench.generation.prefill import Prefilled, PrefillGroup, slack
 from mmkv_bench.generation.result import (
     CellSpec,
     ForkResult,

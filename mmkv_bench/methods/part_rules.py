@@ -19,6 +19,7 @@ from mmkv_bench.compression.allocators.positive import PositiveOnly
 from mmkv_bench.compression.allocators.prefix import Prefix
 from mmkv_bench.compression.allocators.safeguard import Safeguard
 from mmkv_bench.compression.allocators.spectral import Spectral
+from mmkv_bench.compression.allocators.threshold import Threshold
 from mmkv_bench.compression.allocators.uniform_model import UniformModel
 from mmkv_bench.compression.decoding.heavy_hitters import HeavyHitters
 from mmkv_bench.compression.decoding.retrieval import ChunkRetrieval
@@ -89,7 +90,7 @@ def _of_parts_without_effect(c: Compressor) -> Iterator[tuple[str, str]]:
 
 def _of_scores(c: Compressor, scorer: Scorer) -> Iterator[tuple[str, str]]:
     allocator, selector, reducer = c.allocator, c.selector, c.reducer
-    if isinstance(allocator, HeadPool | Safeguard) and not scorer.comparable:
+    if isinstance(allocator, HeadPool | Safeguard | Threshold) and not scorer.comparable:
         yield (
             "incomparable_heads",
             f"{_name(allocator)} gives entries to the heads with the larger scores, and those of {_name(scorer)} do not "
@@ -122,7 +123,7 @@ def _of_scores(c: Compressor, scorer: Scorer) -> Iterator[tuple[str, str]]:
         )
     # LOOK-M's released filter counts evicted tokens by their place in a list, one list for all heads.
     misaligned = isinstance(reducer, LookMMerge) and reducer.sources == "misaligned"
-    uneven = isinstance(allocator, HeadPool | HeadScores | Hybrid | PositiveOnly | Safeguard)
+    uneven = isinstance(allocator, HeadPool | HeadScores | Hybrid | PositiveOnly | Safeguard | Threshold)
     if misaligned and uneven and getattr(reducer, "merge", None) in ("average", "weighted"):
         yield (
             "uneven_eviction_merged",

@@ -38,7 +38,7 @@ def make_plan(config: RunConfig) -> Plan:
 
     _refuse_efficiency(config.scenario)
     specs = tasks_of(config.datasets, config.data)
-    validate_questions(config.protocol, specs, config.answering.shares_prefill)
+    validate_questions(config.protocol, specs, config.answering)
     stay_offline(config.model, specs)
     for spec in specs.values():
         preflight(spec)
@@ -72,7 +72,7 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
     """
     _refuse_efficiency(config.scenario)
     specs = tasks_of(config.datasets, config.data)
-    validate_questions(config.protocol, specs, config.answering.shares_prefill)
+    validate_questions(config.protocol, specs, config.answering)
     stay_offline(config.model, specs)
     names = list(config.datasets)
     config = config.labelled(specs)

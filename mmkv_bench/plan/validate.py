@@ -126,7 +126,12 @@ def validate_combinations(
         if family.states.layers:
             for compressor in compressors:
                 compressor.check_beside_states(family.name, protocols.protocol(str(name)))
-        if protocols.protocol(str(name)).needs_questions:
+        if protocols.protocol(str(name)).converses:
+            from mmkv_bench.compression.streaming import check_turns
+
+            for compressor in compressors:
+                check_turns(compressor)
+        elif protocols.protocol(str(name)).needs_questions:
             for compressor in compressors:
                 compressor.check_no_answer(str(name))
     for compressor in compressors:
@@ -153,14 +158,14 @@ def validate_combinations(
         )
 
 
-def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], shares_prefill: bool) -> None:
+def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], answering: AnswerConfig) -> None:
     """Refuse protocols that know other questions of a document where a dataset has one question a document.
 
     Args:
-        names: protocols; specs: dataset -> task; shares_prefill: `sharing` is not off.
+        names: protocols; specs: dataset -> task.
 
     Raises:
-        ConfigError: names a dataset that has several.
+        ConfigError: names a dataset that has several; settings of the answers under which they are not asked so.
     """
     needing = [name for name in names if protocols.protocol(name).needs_questions]
     single = [name for name, spec in specs.items() if not spec.questions_key]
@@ -169,8 +174,13 @@ def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], shar
             f"protocol={needing[0]} knows other questions of a document, and {single[0]} has one question a document; choose "
             f"dataset=questions_records, or protocol={' or '.join(protocols.SINGLE)}"
         )
-    if needing and not shares_prefill:
+    if needing and not answering.shares_prefill:
         raise ConfigError(f"protocol={needing[0]} compresses once for several questions; it needs sharing=on")
+    talking = [name for name in names if protocols.protocol(name).converses]
+    if talking and answering.decode != "eager":
+        raise ConfigError(
+            f"protocol={talking[0]} decodes eagerly and got decode={answering.decode}; write decode=eager"
+        )
 
 
 def validate_stream(

@@ -13,11 +13,19 @@ from mmkv_bench.deadline import time_limit
 from mmkv_bench.devices.requirements import COMPILED
 from mmkv_bench.errors import DataError
 from mmkv_bench.generation.decode import CompiledStep, config_of
-from mmkv_bench.generation.encode import DocumentPrompts, EncodedPrompt, encode, reference_tokens, same_context
+from mmkv_bench.generation.encode import (
+    DocumentPrompts,
+    EncodedPrompt,
+    encode,
+    reference_tokens,
+    same_context,
+    turn_tokens,
+)
 from mmkv_bench.generation.engine import Engine, as_row
 from mmkv_bench.generation.fidelity import ExtraMeasures
 from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
 from mmkv_bench.generation.rules import DecodeRules
+from mmkv_bench.generation.shared_media import SharedMedia
 from mmkv_bench.generation.smaller_prompts import SmallerPrompts, answered, fitted, middle, prompt_limit, resampled
 from mmkv_bench.plan.selection import chosen
 from mmkv_bench.plan.validate import bytes_of
@@ -72,6 +80,7 @@ def encoded(
     device: Any,
     share: float = 1.0,
     tokens: int | None = None,
+    shared: SharedMedia | None = None,
 ) -> EncodedPrompt:
     """The request's prompt as the model reads it, made within `timeout_s`; share: of its pictures, see `encode`; tokens: to
     which the middle of its text is cut, all but `LEAST_TEXT`.
@@ -97,6 +106,7 @@ def encoded(
             video_max_pixels=model.video_max_pixels,
             share=share,
             context=request.context,
+            shared=shared,
         )
 
 
@@ -237,20 +247,29 @@ class Answering:
             return encoded(self.loaded, self.config, request, identity, device)
         document = f"{request.dataset}/{asked.name}"
         if self._document is None or self._document.identity != document:
+            shared = SharedMedia(self.loaded.processor)
 
             def made(text: str, name: str) -> EncodedPrompt:
                 messages = with_question(request.messages, request.context, text)
-                return encoded(self.loaded, self.config, replace(request, messages=messages), name, device)
+                question = replace(request, messages=messages)
+                return encoded(self.loaded, self.config, question, name, device, shared=shared)
 
             names = [f"{request.dataset}/{name}" for name in asked.sample_ids]
+            knows = {protocol(cell.protocol).knows for cell in self.cells}
+            reworded = asked.paraphrases if "paraphrase" in knows else ()
             whole = DocumentPrompts(
                 document,
                 asked.number,
                 tuple(made(text, name) for text, name in zip(asked.texts, names, strict=True)),
                 asked.first,
-                made(asked.generic, f"{document}/generic") if asked.generic else None,
-                tuple(made(text, f"{name}/paraphrase") for text, name in zip(asked.paraphrases, names, strict=False)),
+                made(asked.generic, f"{document}/generic") if asked.generic and "generic" in knows else None,
+                tuple(made(text, f"{name}/paraphrase") for text, name in zip(reworded, names, strict=False)),
             )
+            if "turns" in knows:
+                first = with_question(request.messages, request.context, asked.texts[asked.first])
+                further = [asked.texts[number].strip() for number in whole.order[1:]]
+                turns = tuple(turn_tokens(self.loaded.processor, first, text) for text in further)
+                whole = replace(whole, turns=turns)
             others = (*whole.paraphrases, *([whole.generic] if whole.generic else []))
             same_context((*whole.questions, *others), self.loaded.family)
             self._document = whole  # only what has passed the check: the document's next question asks no more

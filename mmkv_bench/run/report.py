@@ -141,7 +141,7 @@ class Report:
             return None
         wanted: dict[str, dict[str, set[str]]] = {}
         for part in self.parts:
-            measured = [cell for cell in part.cells if not protocol(cell.protocol).streams]
+            measured = [cell for cell in part.cells if not protocol(cell.protocol).apart]
             asked = {"fidelity": FIDELITY_METRICS} if self.plan.answering.fidelity else {}
             asked |= {measure: {MEASURE_METRICS[measure]} for measure in part.spec.measures}
             for measure, metrics in asked.items():

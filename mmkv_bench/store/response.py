@@ -173,7 +173,7 @@ class Response:
     question_known: str | None = _column(
         None,
         "what a compression for several questions knew: numbers of questions of the document, or `none`, `generic`, "
-        "`paraphrase`; null under other protocols",
+        "`paraphrase`; under `turns` those asked so far, in their order; null under other protocols",
     )
     compression_reused: bool | None = _column(
         None,
@@ -182,22 +182,27 @@ class Response:
     )
     entries_max: int | None = _column(
         None,
-        "protocol=stream: most entries of a KV head after a chunk's eviction, over all chunks and layers; null elsewhere",
+        "protocol=stream and turns: most entries of a KV head after an eviction, over chunks, or turns so far, and layers; null "
+        "elsewhere",
         "entries",
         counted=True,
     )
     entries_peak: int | None = _column(
         None,
-        "protocol=stream: most entries of a KV head before an eviction, at most the cap and a chunk; null elsewhere",
+        "protocol=stream and turns: most entries of a KV head before an eviction, at most the cap and a chunk or turn; null "
+        "elsewhere",
         "entries",
         counted=True,
     )
     eviction_rounds: int | None = _column(
-        None, "protocol=stream: chunks after which entries were evicted; null elsewhere", "chunks", counted=True
+        None,
+        "protocol=stream and turns: chunks or turns after which entries were evicted; null elsewhere",
+        "chunks",
+        counted=True,
     )
     entries_evicted: int | None = _column(
         None,
-        "protocol=stream: entries that were evicted, summed over chunks, layers and KV heads; null elsewhere",
+        "protocol=stream and turns: entries that were evicted after them, summed over layers and KV heads; null elsewhere",
         "entries",
         counted=True,
     )

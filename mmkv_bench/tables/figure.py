@@ -66,7 +66,7 @@ _FAMILIES = {
     "blue": ("snapkv", "pyramidkv", "adakv", "sparsemm", "last_query", "snapkv_kvpress", "adakv_official"),
     "green": ("keydiff", "kvpress", "custom"),
     "gold": ("look_m", "meda", "elastic_cache", "madakv"),
-    "violet": ("flashcache", "expected_attention", "hybridkv", "infinipot_v", "generic_query"),
+    "violet": ("flashcache", "expected_attention", "hybridkv", "infinipot_v", "generic_query", "kvzip"),
     "pink": ("h2o", "h2o_decode"),
     "brown": ("streamingllm", "local"),
     "sky": ("prefixkv", "prefixkv_uniform", "prefixkv_pyramid", "kivi_prefixkv", "kivi"),

@@ -6,6 +6,7 @@ A document is compressed once and asked several questions. Beside compressing an
 - unknown: `query_joint` minus compressing for another question (`query_first`), the price of not knowing this one.
 - wording: minus compressing for the same question in other words (`query_paraphrase`).
 - generic, agnostic: minus compressing for a fixed instruction, or for no question.
+- turns: minus asking it in a conversation (`turns`), after other questions and answers under the same budget; also by turn.
 
 Differences are paired by sample. Their unit is the document: intervals are of the means over documents.
 """
@@ -26,7 +27,7 @@ from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
 if TYPE_CHECKING:
     import pandas as pd
 
-KNOWN = ("each", "joint", "other", "paraphrase", "generic", "agnostic")
+KNOWN = ("each", "joint", "other", "paraphrase", "generic", "agnostic", "turns")
 """Columns of scores; `other`: rows of `query_first` whose question is not the one that was known."""
 LOSSES = {
     "room": ("each", "joint"),
@@ -34,6 +35,7 @@ LOSSES = {
     "wording": ("each", "paraphrase"),
     "generic": ("each", "generic"),
     "agnostic": ("each", "agnostic"),
+    "turns": ("each", "turns"),
 }
 _PROTOCOLS = {
     "query_aware": "each",
@@ -42,12 +44,17 @@ _PROTOCOLS = {
     "query_paraphrase": "paraphrase",
     "query_generic": "generic",
     "query_agnostic": "agnostic",
+    "turns": "turns",
 }
 _LINE = ["model", "dataset", "metric", "method", "reading", "budget", "seed"]
 _SAMPLE = [*_LINE, "cluster", "sample_id"]
 
 LEAST = 10
 """Documents that an interval takes."""
+
+_BY_TURN = "by turn of the conversation; in brackets the same questions, each compressed for anew"
+
+_TURNS = "; turns: in a conversation, after other questions of the document"
 
 _NOTHING = (
     "{} has no such scores of several questions a document; run a dataset with questions (dataset=questions_records) with "
@@ -76,9 +83,10 @@ def question_tables(
 
 
 def paired_scores(root: Path) -> pd.DataFrame:
-    """Return scores by sample: a line per cell without its protocol and sample, a column per name of `KNOWN`, and `same`.
+    """Return scores by sample: a line per cell without its protocol and sample, a column per name of `KNOWN`, `same` and `turn`.
 
-    same: of the question that the cache of `query_first` was compressed for. NaN where a score is missing.
+    same: of the question that the cache of `query_first` was compressed for. turn: from 1, the question's place in the
+    conversation of `turns`. NaN where a score is missing.
 
     Raises:
         StoreError: no rows of several questions, or two cells that a line does not tell apart, such as those of two versions.
@@ -113,7 +121,9 @@ def paired_scores(root: Path) -> pd.DataFrame:
             "versions or parameters; name the method's variants (variants.<name>), or use a folder for each version"
         )
     wide = rows.pivot_table(index=_SAMPLE, columns="known", values="value", aggfunc="first", sort=False)
-    return wide.reindex(columns=[*KNOWN, "same"]).reset_index()
+    talks = rows[rows["known"] == "turns"].drop_duplicates(_SAMPLE)
+    turn = talks.set_index(_SAMPLE)["question_known"].str.count(",").astype(float) + 1
+    return wide.reindex(columns=[*KNOWN, "same"]).join(turn.rename("turn")).reset_index()
 
 
 def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[float, Interval, int]]:
@@ -139,22 +149,25 @@ def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[flo
 def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
     model, dataset, metric = names
     held = [name for name in KNOWN if rows[name].notna().any()]
-    grid, split = [], []
+    causes = [name for name in LOSSES if name != "turns" or name in held]
+    turns = sorted(rows["turn"].dropna().unique())
+    grid, split, talk = [], [], []
     for (method, reading, budget, seed), line in sorted(rows.groupby(_LINE[3:]), key=lambda item: _place(*item[0])):
         label = method + (f" ({reading})" if reading == "released" else "") + (f" seed={seed}" if seed else "")
         means = [line[name].mean() for name in held]
         grid.append([label, budget, *(_number(value) for value in means)])
+        talk.append([label, budget, *(_at_turn(line[line["turn"] == turn]) for turn in turns)])
         if not budget:
             continue
         found = losses(line, dataset, metric)
-        split.append([label, budget, *(_loss(found.get(name)) for name in LOSSES)])
+        split.append([label, budget, *(_loss(found.get(name)) for name in causes)])
     documents, questions = rows["cluster"].nunique(), rows["sample_id"].nunique()
     same = rows.dropna(subset=["same", "each"])
     notes = [
         Note(
             "each: compressed anew for every question; joint: once, for all questions of the document; other: once, for "
             "another question of it; paraphrase: for the question in other words; generic: for a fixed instruction; "
-            "agnostic: for none.",
+            f"agnostic: for none{_TURNS if 'turns' in held else ''}.",
             Rank.MARK,
         ),
         Note(
@@ -185,7 +198,12 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
         caption=heading,
         grids=[
             Grid(["method", "budget", *held], grid, labels=2),
-            Grid(["method", "budget", *LOSSES], split, heading="losses", labels=2),
+            Grid(["method", "budget", *causes], split, heading="losses", labels=2),
+            *(
+                [Grid(["method", "budget", *(f"turn {turn:g}" for turn in turns)], talk, heading=_BY_TURN, labels=2)]
+                if turns
+                else []
+            ),
         ],
         notes=notes,
         records=lambda: rows.astype(object).where(rows.notna(), None).to_dict("records"),
@@ -195,6 +213,15 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
 def _place(method: str, reading: str, budget: str, seed: str) -> tuple[object, ...]:
     """Return a line's sort key: `full` first, then by name and size, whatever order a store has."""
     return method != "full", method, reading, float(budget.rstrip("%") or 0), seed
+
+
+def _at_turn(line: pd.DataFrame) -> GridCell:
+    """Return the mean score of one turn's questions, with that of `each` beside it."""
+    both = line[line["turns"].notna() & line["each"].notna()]
+    if both.empty:
+        return _number(line["turns"].mean())
+    mean, beside = float(both["turns"].mean()), float(both["each"].mean())
+    return GridCell(f"{mean:.2f} ({beside:.2f})", mean)
 
 
 def _number(value: float) -> GridCell:

@@ -15,6 +15,7 @@ from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.decoding.late import Late
 from mmkv_bench.compression.observation import Needs, Observation
+from mmkv_bench.compression.replay import ReplayText
 from mmkv_bench.compression.selectors.modality_quota import ModalityQuota
 from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import method_defaults
@@ -265,7 +266,7 @@ def test_a_budget_of_the_whole_prompt_is_the_full_cache(name, combinations):
         made, length = of_model(name, model), inputs["input_ids"].shape[1]
         budget = Budget.parse(more if more == 1.0 else length + more)
         with cover.case(family, budget):
-            with attach(model, made, budget=budget) as session:
+            with attach(model, made, budget=budget, replay=ReplayText()) as session:
                 run, entries = reference.generate(model, inputs, 4), session.kept()
             assert torch.equal(run.logits, untouched.logits)
             for index in entries:
@@ -284,7 +285,7 @@ def _stored_as_planned(name: str, reading: str, family: str) -> None:
     model, inputs = zoo.model(family), zoo.prompt(family)
     length, made = inputs["input_ids"].shape[1], of_model(name, model, reading)
     budget = length // 3
-    with attach(model, made, budget=Budget.parse(budget)) as session:
+    with attach(model, made, budget=Budget.parse(budget), replay=ReplayText()) as session:
         reference.generate(model, inputs, 1)
         planned, layers = session.kept(), session.cache.layers
     heads = planned[0].shape[1]
@@ -347,7 +348,7 @@ def _frees_in_its_scope(name: str, family: str) -> None:
     model, inputs = zoo.model(family), zoo.prompt(family)
     made = of_model(name, model)
     length = inputs["input_ids"].shape[1]
-    with attach(model, made, budget=Budget.parse(max(2, length // 8)), reserve=0) as session:
+    with attach(model, made, budget=Budget.parse(max(2, length // 8)), reserve=0, replay=ReplayText()) as session:
         watch = Watching(model, session)
         reference.generate(model, inputs, 1)
         watch.remove()
@@ -355,7 +356,7 @@ def _frees_in_its_scope(name: str, family: str) -> None:
     config = model.config.get_text_config(decoder=True)
     heads, dim = config.num_key_value_heads, model.get_decoder().layers[0].self_attn.head_dim
     full = 2 * heads * length * dim * 4
-    assert len(watch.after) == LAYERS
+    assert len(watch.after) == LAYERS * (1 + made.needs.replay)
     assert sum(final) <= 0.6 * full * LAYERS, f"{final} bytes are stored where the full cache has {full} per layer"
     for done, held in enumerate(watch.after[:-1], 1):
         if made.scope == "model":

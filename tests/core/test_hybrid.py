@@ -121,7 +121,7 @@ def test_scorers_see_the_full_layers_queries_without_gates_and_their_own_rotatio
 
 def evicting(name: str) -> dict:
     """Methods that only evict, once each; calibrated ones have made-up data of the two compressed layers."""
-    methods = common.for_text(common.registry(model=name))
+    methods = {key: made for key, made in common.for_text(common.registry(model=name)).items() if not made.needs.replay}
     return {key: made for key, made in methods.items() if made.decoding is None and type(made.reducer) is Evict}
 
 
@@ -148,7 +148,7 @@ def test_every_method_forks_as_it_runs_alone(name):
     methods = {
         key: made
         for key, made in common.for_text(common.registry(model=name)).items()
-        if made.decoding is None or not made.decoding.moves_queries
+        if not made.needs.replay and (made.decoding is None or not made.decoding.moves_queries)
     }
     cells = [
         common.cell(made, None if made.unbudgeted else budget, rule)

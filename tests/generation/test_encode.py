@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from mmkv_bench.evaluation.samples import Request
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.families.registry import apply_limits
 from mmkv_bench.generation.encode import EncodedPrompt, encode, lengths_of, rendered
+from mmkv_bench.generation.shared_media import SharedMedia
 from mmkv_bench.models.processor import build_processor
 from mmkv_bench.protocols import protocol
 from tests import cover
@@ -367,3 +369,34 @@ def test_an_image_stays_where_its_message_has_it_whatever_the_template_does():
         "USER: <image>\nb ASSISTANT:",
         "USER: a  ASSISTANT:",
     ]
+
+
+class Counting:
+    """An image or video processor that counts its calls."""
+
+    def __init__(self, inner):
+        self.inner, self.calls = inner, 0
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def __call__(self, *media, **settings):
+        self.calls += 1
+        return self.inner(*media, **settings)
+
+
+@each("name", MULTIMODAL, keep=4)
+def test_prompts_about_the_same_pictures_share_what_was_made_of_them_and_nothing_else(name, clip):
+    for kind in ("image", *(["video"] if name in VIDEO else [])):
+        media = {"images": [picture(), picture(64, 90)]} if kind == "image" else {"videos": [clip], "frames": 4}
+        processor = copy.copy(parts(name)[1])
+        part = "image_processor" if kind == "image" else "video_processor"
+        counting = Counting(getattr(processor, part))
+        setattr(processor, part, counting)
+        shared = SharedMedia(processor)
+        for text in ("What is it?", "  How many are there, and where?", "<2>"):
+            prompt, alone = ask(name, text=text, shared=shared, **media), ask(name, text=text, **media)
+            assert set(prompt.inputs) == set(alone.inputs)
+            for key, value in alone.inputs.items():
+                assert torch.equal(prompt.inputs[key], value), key
+        assert counting.calls == 1

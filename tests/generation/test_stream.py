@@ -13,13 +13,13 @@ from mmkv_bench import attach
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.positions import last_positions
 from mmkv_bench.compression.session import Session
 from mmkv_bench.compression.streaming import StreamListener
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.encode import EncodedPrompt, from_tensors
 from mmkv_bench.generation.meter import Meter
-from mmkv_bench.generation.prefill import last_positions
 from mmkv_bench.generation.result import CellSpec
 from mmkv_bench.generation.stream import Clip, Reader, ranges, read
 from mmkv_bench.methods.build import build_compressor

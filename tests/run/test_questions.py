@@ -65,6 +65,30 @@ def test_a_run_of_documents_prints_their_losses_and_one_question_made_again_has_
     assert "in 4 of 4 pairs" in notes and "missing" not in notes
 
 
+def test_a_conversation_has_a_row_for_each_turn_whichever_question_is_made_again_and_its_table_tells_turns(tmp_path):
+    words = ("dataset=pages_questions", "method=[snapkv,streamingllm]", "budget=64", "protocol=[query_aware,turns]")
+    done(tmp_path / "whole", *words, "limit=8", "fidelity=off")
+    rows = responses(tmp_path / "whole")
+    assert len(rows) == 8 * 3 * 2 and {row["status"] for row in rows.values()} == {"ok"}
+    known = [rows[key]["question_known"] for key in sorted(rows) if rows[key]["question_known"]]
+    assert {text.count(",") for text in known} == {0, 1, 2, 3} and {text[0] for text in known} == {"0", "1"}
+    done(tmp_path / "one", *words, "limit=8", "fidelity=off", "samples=[pages_questions-000006]", "stage=generate")
+    again = responses(tmp_path / "one")
+    assert len(again) == 3 * 2
+    for key, row in again.items():
+        assert [row[name] for name in SAME] == [rows[key][name] for name in SAME]
+    wide = paired_scores(tmp_path / "whole")
+    assert set(wide["turn"]) == {1, 2, 3, 4} and (wide["turns"] == wide["each"])[wide["turn"] == 1].all()
+    (table,) = question_tables(tmp_path / "whole")
+    assert table.grids[-1].header == ["method", "budget", "turn 1", "turn 2", "turn 3", "turn 4"]
+    for words_, why in (
+        (("method=pyramidkv",), "pyramidkv gives some layers or heads more entries"),
+        (("method=snapkv", "decode=compiled"), "protocol=turns decodes eagerly"),
+    ):
+        refused = go(tmp_path / "no", *words[:1], *words_, "budget=64", "protocol=turns", "limit=4")
+        assert refused.code == 2 and re.search(why, refused.err), refused.err
+
+
 def test_missing_scores_are_counted_below_the_table():
     line = pd.DataFrame(
         [
@@ -72,7 +96,7 @@ def test_missing_scores_are_counted_below_the_table():
              "budget": "20%", "seed": "", "cluster": f"d{n // 2}", "sample_id": f"s{n}", "each": 1.0,
              "joint": math.nan if n < 3 else 1.0,
              "other": 0.0 if n % 2 else math.nan, "same": math.nan if n % 2 or n == 4 else 1.0,
-             "paraphrase": math.nan, "generic": math.nan, "agnostic": math.nan}
+             "paraphrase": math.nan, "generic": math.nan, "agnostic": math.nan, "turns": math.nan, "turn": math.nan}
             for n in range(24)
         ]
     )  # fmt: skip
@@ -86,7 +110,7 @@ def test_losses_are_means_over_documents_with_a_sign_that_says_worse():
         for document in range(12)
         for question in range(document % 3 + 1)
     ]
-    line = pd.DataFrame(rows).assign(paraphrase=math.nan, agnostic=0.0)
+    line = pd.DataFrame(rows).assign(paraphrase=math.nan, agnostic=0.0, turns=math.nan)
     found = losses(line, "made", "exact_match")
     assert set(found) == {"room", "unknown", "agnostic"} and set(LOSSES) > set(found)
     assert found["room"][0] == 0.5 and found["agnostic"][0] == 1.0 and found["room"][2] == 12

@@ -85,6 +85,37 @@ def window_mass(tail: Tensor, key: Tensor, scaling: float) -> Tensor:
     return column_sums(tail, key, scaling, key.shape[1] - rows) / (rows * group)
 
 
+def largest_attention(query: Tensor, key: Tensor, scaling: float, sinks: int, first: int, last: int) -> Tensor:
+    """Largest attention that the newest n queries and the g query heads of a KV head pay to each key of a stretch, ``[Hkv,
+    last - first]`` float32.
+
+    The softmax runs over the first ``sinks`` keys, the stretch, and the queries' own keys, causally; over no other key.
+
+    Args:
+        query: ``[Hq, n, D]``; key: ``[Hkv, S, D]``, the queries' own keys last.
+        scaling: factor of the scores.
+        sinks, first, last: ``sinks <= first < last <= S - n``.
+    """
+    heads, total, dim = key.shape
+    rows, stretch = query.shape[1], slice(sinks, sinks + last - first)
+    key = torch.cat([key[:, :sinks], key[:, first:last], key[:, total - rows :]], 1)
+    query = query.view(heads, -1, rows, dim)
+    group, width = query.shape[1], key.shape[1]
+    largest = torch.zeros(heads, last - first, dtype=torch.float32, device=key.device)
+    for head, end in head_blocks(heads, group * width, key.device):
+        keys = key[head:end].float().transpose(1, 2)
+        for start, stop in row_blocks(rows, (end - head) * group * width, key.device):
+            n, seen = stop - start, width - rows + stop
+            block = query[head:end, :, start:stop].reshape(end - head, group * n, dim).float() * scaling
+            scores = torch.bmm(block, keys[:, :, :seen])
+            future = torch.ones(n, n, dtype=torch.bool, device=key.device).triu_(1)
+            scores.view(end - head, group, n, seen)[..., seen - n :].masked_fill_(future, float("-inf"))
+            weight = exponentials(scores, masked=True)
+            paid = (scores[..., stretch] * weight.unsqueeze(-1)).amax(1)
+            torch.maximum(largest[head:end], paid, out=largest[head:end])
+    return largest
+
+
 def is_half(dtype: torch.dtype) -> bool:
     """Return True for bfloat16 and float16, whose numbers have fewer digits than scores."""
     return dtype.is_floating_point and dtype.itemsize == 2

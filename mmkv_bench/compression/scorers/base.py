@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from mmkv_bench.compression.context import Composed
 from mmkv_bench.compression.lazy_torch import Tensor
 from mmkv_bench.compression.observation import Needs, Observation
+
+if TYPE_CHECKING:
+    from mmkv_bench.compression.replay import Replay
 
 
 class Scorer(ABC):
@@ -112,6 +115,15 @@ class Scorer(ABC):
     def answer_fallbacks(self, steps: int) -> tuple[str, ...]:
         """Further fallbacks, known once `steps` tokens were fed after the prefill (``needs.answer``)."""
         return ()
+
+    def from_replay(self, replay: Replay) -> list[Tensor]:
+        """Scores of all layers, ``[Hkv, T]`` each, in place of what ``score`` gave; called after the prefill when
+        ``needs.replay`` is set.
+
+        Args:
+            replay: feeds tokens behind the prompt, against its full cache, and drops them (``compression/replay.py``).
+        """
+        raise NotImplementedError(f"{type(self).__name__} declares needs.replay and makes nothing of it")
 
     def window_effective(self, budget: int, length: int) -> int | None:
         """Rows of the observation window really used; None for methods that have none."""

@@ -1,0 +1,152 @@
+"""Replay: the context of a prefilled prompt is fed again behind itself, against its full cache, and dropped.
+
+Nothing of the cache is written to: each layer reads the stored entries and, for one forward, those of what is fed. Pictures
+are fed as the embeddings that the text model was given, so the vision tower does not run again. What is fed counts on as an
+answer does, with text positions on all axes, pictures too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
+from mmkv_bench.compression.observation import PromptBatch
+from mmkv_bench.compression.positions import following, last_positions
+from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.protocols import Lengths, Protocol
+
+OVERLAP = 8
+"""Tokens before a chunk that its instruction ends with."""
+
+Read: TypeAlias = Callable[[int, int, int, Tensor, Tensor, float], None]
+"""Told (layer, first, last, query `[Hq, n, D]`, key `[Hkv, S + n, D]`, scaling) of tokens `first` to `last` fed again, rotated;
+S are the context's keys."""
+
+
+@dataclass(frozen=True)
+class ReplayText:
+    """Token ids around what is fed again.
+
+    Attributes:
+        prefix: tokens of the chat template before the user's first text or picture; they are not fed again.
+        whole, part: instructions to repeat the context, and the part of it that begins with the tokens fed behind the words.
+            Empty for a prompt made from tokens.
+        tail: what the chat template writes behind the text of a user.
+    """
+
+    prefix: int = 0
+    whole: tuple[int, ...] = ()
+    part: tuple[int, ...] = ()
+    tail: tuple[int, ...] = ()
+
+
+NO_WORDS = ReplayText()
+
+
+class Replay:
+    """A context that can be fed again.
+
+    Args:
+        text: the text model, with a session attached. words: around what is fed again.
+        prompt: prefilled, with its full cache. rule, lengths: its protocol, and its lengths under it.
+
+    Attributes:
+        end: the context's tokens: what can be kept of the prompt, without the tail that the template wrote behind a question.
+
+    Raises:
+        UnsupportedError: several prompts at once.
+    """
+
+    def __init__(self, text: Any, words: ReplayText, prompt: PromptBatch, rule: Protocol, lengths: Lengths):
+        if len(prompt.pads) > 1:
+            raise UnsupportedError(
+                f"a context is fed again for one prompt at a time, and the batch has {len(prompt.pads)}; use one prompt"
+            )
+        self.text, self.words, self.prompt, self.lengths = text, words, prompt, lengths
+        tail = 0 if rule.cuts else len(words.tail)
+        self.end = min(lengths.candidates, lengths.prompt - tail)
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        return () if self.words.whole else ("no_instruction",)
+
+    @property
+    def layers(self) -> list[CompressedLayer]:
+        return self.prompt.cache.compressed
+
+    @torch.no_grad()
+    def feed(self, chunk: int, read: Read) -> None:
+        """Feed the context again, `chunk` tokens at a time: instruction, the template's end of a user's turn, tokens."""
+        start, received = self.words.prefix, self.prompt.received
+        assert received is not None, "the session keeps it where `needs.replay` is set"
+        embed = self.text.get_input_embeddings()
+        last = last_positions(self._until(received.position_ids), self.end, received.embeds.device)
+
+        def embedded(ids: tuple[int, ...]) -> Tensor:
+            made: Tensor = embed(torch.tensor([ids], dtype=torch.int64, device=received.embeds.device))
+            return made
+
+        for first in range(start, self.end, chunk):
+            stop, before = min(first + chunk, self.end), slice(max(start, first - OVERLAP), first)
+            parts = [embedded(self.words.whole)] if first == start else [embedded(self.words.part)]
+            again = [before, slice(first, stop)]
+            parts += [received.embeds[:, before], embedded(self.words.tail), received.embeds[:, first:stop]]
+            fed = torch.cat(parts, 1)
+            layers = [
+                _Beside(layer, self.end, _told(read, number, first, stop)) for number, layer in enumerate(self.layers)
+            ]
+            self.text(
+                inputs_embeds=fed,
+                position_ids=following(last, 1, fed.shape[1], 1),
+                past_key_values=CompressedCache.of(layers),
+                use_cache=True,
+                **self._added(again, [part.shape[1] for part in parts]),
+            )
+
+    def _until(self, positions: Tensor | None) -> Tensor | None:
+        return None if positions is None else positions[..., : self.end]
+
+    def _added(self, again: list[slice], widths: list[int]) -> dict[str, Any]:
+        """Return features that the text model adds to visual tokens in its first layers (Qwen3-VL), of what is fed again."""
+        received = self.prompt.received
+        if received is None or received.visual is None or received.deepstack is None:
+            return {}
+        visual = received.visual[0]
+        number = visual.cumsum(0) - 1
+        places = torch.cat([number[one][visual[one]] for one in again])
+        none = [visual.new_zeros(widths[0]), visual.new_zeros(widths[2])]
+        mask = torch.cat([none[0], visual[again[0]], none[1], visual[again[1]]])[None]
+        return {"visual_pos_masks": mask, "deepstack_visual_embeds": [one[places] for one in received.deepstack]}
+
+
+def _told(read: Read, layer: int, first: int, last: int) -> Callable[[Tensor, Tensor, float], None]:
+    return lambda query, key, scaling: read(layer, first, last, query, key, scaling)
+
+
+class _Beside(CompressedLayer):
+    """Layer that attends to the first entries of another one and to what is fed, and stores neither.
+
+    Args:
+        source: holds all entries of its prompt. length: so many of them are read. read: told queries, keys and their scaling.
+    """
+
+    def __init__(self, source: CompressedLayer, length: int, read: Callable[[Tensor, Tensor, float], None]):
+        super().__init__(reserve=0)
+        self.source, self.read = source, read
+        self.dtype, self.device, self.is_initialized = source.dtype, source.device, True
+        self.stored = self.seen = length
+        self._all: Tensor | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self._all = torch.cat([self.source.keys[:, :, : self.stored], key_states], 2)
+        return self._all, torch.cat([self.source.values[:, :, : self.stored], value_states], 2)
+
+    def attended(self, query: Tensor, scaling: float) -> None:
+        assert self._all is not None, "attention follows the update"
+        self.read(query[0], self._all[0], scaling)
+        self._all = None

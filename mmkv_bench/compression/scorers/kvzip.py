@@ -1,0 +1,82 @@
+"""KVzip: what the model reads when it repeats the context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.numerics.attention import largest_attention
+from mmkv_bench.compression.observation import Needs, Observation
+from mmkv_bench.compression.parameters import check_least
+from mmkv_bench.compression.scorers.base import Scorer
+
+if TYPE_CHECKING:
+    from mmkv_bench.compression.replay import Replay
+
+KEPT = 2.0  # of entries that always stay; no attention is above 1
+
+
+@dataclass(frozen=True)
+class KVzipScorer(Scorer):
+    """KVzip (arXiv 2505.23416): an entry is worth the largest attention that it gets while the model repeats the context.
+
+    After the prefill the context is fed again in chunks of m tokens, each behind an instruction to repeat the context and the
+    chat template's end of a user's turn. From the second chunk on it is an instruction to repeat the part that begins with the
+    8 tokens before the chunk. With f tokens fed, of which Q is the query, a key of the chunk scores::
+
+        max over the f queries and the g query heads of softmax(Q [K_sinks, K_chunk, K_fed]^T) at that key, causal among the fed
+
+    What was fed is dropped: the cache is what the prefill left, bit for bit. No question is known to the scores, under any
+    protocol: under ``query_aware``, ``query_joint`` and their like the context alone is fed again, and what stays is that of
+    ``query_agnostic``. Where the whole prompt is compressed, the question is part of the context; what the template writes
+    behind it is not, and stays. The replay costs two to three prefills, which count as compression.
+
+    Pictures are fed as the embeddings that the vision tower gave, and as text: fed tokens have the positions of an answer that
+    follows the context, one place each on all axes. The paper has no pictures; an answer has no grid to repeat.
+
+    Args:
+        chunk: m [tokens].
+        sinks: first keys that every softmax runs over, at most those before the chunk, and that always stay [tokens].
+
+    Paper, authors' release and kvpress: the paper and the release take chunks of 2,000 tokens, kvpress of 2,048. The release's
+    softmax has the whole system prompt for sinks, kvpress the first 4 tokens, as here. The release never evicts the template's
+    prefix, as here; kvpress protects the first 4 tokens alone. Both release and kvpress compute softmax in the model's dtype,
+    here it is float32. Both mask evicted entries of a full cache by a threshold, whose ties may move a budget by a few; here
+    exactly the budget stays, equal scores by layer, head and token. With several sequences or without a run's prompt (``attach``)
+    the replay is refused.
+    """
+
+    chunk: int = 2048
+    sinks: int = 4
+
+    needs = Needs(replay=True)
+    streams = False
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "tokens", "chunk")
+        check_least(self, 0, "tokens", "sinks")
+
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
+        return (self.chunk, self.sinks)
+
+    def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        """Zeros, which the replay's scores take the place of."""
+        return torch.zeros(obs.key.shape[:2], dtype=torch.float32, device=obs.device)
+
+    def from_replay(self, replay: Replay) -> list[Tensor]:
+        heads = replay.layers[0].keys.shape[1]
+        scores = [torch.full((heads, replay.prompt.total), KEPT, device=layer.device) for layer in replay.layers]
+
+        def read(layer: int, first: int, last: int, query: Tensor, key: Tensor, scaling: float) -> None:
+            sinks = min(self.sinks, first)
+            scores[layer][:, first:last] = largest_attention(query, key, scaling, sinks, first, last)
+
+        replay.feed(self.chunk, read)
+        for score in scores:
+            score[:, : self.sinks] = KEPT
+        return scores
+
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
+        """``protected_reduced``: more sinks than C; the template's prefix counts as well, and is not known here."""
+        return ("protected_reduced",) if self.sinks > budget else ()

@@ -1,0 +1,58 @@
+"""Pictures and videos of a document processed once for the prompts of all its questions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+
+class SharedMedia:
+    """A processor for prompts that differ in their text alone.
+
+    Args:
+        processor: of a model; it is not changed.
+
+    Attributes:
+        processor: a copy whose image and video processors give again what they gave for the same media and settings. Texts
+            are tokenised anew each time.
+    """
+
+    def __init__(self, processor: Any):
+        self.processor = processor
+        parts = [name for name in ("image_processor", "video_processor") if getattr(processor, name, None) is not None]
+        if parts:
+            self.processor = copy.copy(processor)
+            for name in parts:
+                setattr(self.processor, name, _Repeating(getattr(processor, name)))
+        self._read: dict[str, Any] | None = None
+
+    def media(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the processor's arguments for the media, which are read at the first call."""
+        if self._read is None:
+            self._read = read()
+        return self._read
+
+
+class _Repeating:
+    """An image or video processor that remembers its last call."""
+
+    def __init__(self, inner: Any):
+        self._inner = inner
+        self._last: tuple[list[Any], str, Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __call__(self, *media: Any, **settings: Any) -> Any:
+        named = [settings[name] for name in ("images", "videos") if name in settings]
+        plain = repr({name: value for name, value in settings.items() if name not in ("images", "videos")})
+        given, last = _leaves([*media, *named]), self._last
+        if last is None or last[1] != plain or [id(one) for one in last[0]] != [id(one) for one in given]:
+            last = self._last = given, plain, self._inner(*media, **settings)
+        return copy.copy(last[2])  # processors take entries out of what they get
+
+
+def _leaves(media: Any) -> list[Any]:
+    """Return the pictures and frames in nested lists, in their order."""
+    return [leaf for one in media for leaf in _leaves(one)] if isinstance(media, list | tuple) else [media]

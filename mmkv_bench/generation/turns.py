@@ -1,0 +1,257 @@
+"""protocol=turns: the questions of a document are asked in turn, in one conversation with the model's own answers.
+
+The first turn is that of `query_aware`. Before each further question the turn that ended is fed again in one piece, as a
+server prefills it: question and answer then stand behind what the cache holds, every layer is scored by their queries, and no
+KV head keeps more than the budget. So earlier turns compete with the document for the same entries. The next question is fed on
+what is left, kept whole and counted apart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmkv_bench import devices
+from mmkv_bench.compression.account import account
+from mmkv_bench.compression.budget import Budget
+from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.positions import following
+from mmkv_bench.compression.session import Session
+from mmkv_bench.compression.streaming import StreamListener, check_turns
+from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.families.facts import ModelFacts
+from mmkv_bench.generation.decode import Decoded, decode
+from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
+from mmkv_bench.generation.forks import audit, gather, plan
+from mmkv_bench.generation.meter import Meter
+from mmkv_bench.generation.prefill import PrefillGroup, prefill, slack
+from mmkv_bench.generation.result import (
+    CellSpec,
+    ForkResult,
+    blank,
+    describe,
+    fill_answer,
+    fill_asked,
+    fill_stored,
+    status_of,
+)
+from mmkv_bench.generation.rules import DecodeRules
+from mmkv_bench.protocols import Lengths, protocol
+
+
+class Parts(NamedTuple):
+    """What every turn is answered with."""
+
+    session: Session
+    family: ModelFacts
+    rules: DecodeRules
+    tokenizer: Any
+    timeout_s: float | None
+
+
+@dataclass
+class Conversation:
+    """A cell's conversation after some turns.
+
+    Attributes:
+        document: its identity. turns: that were answered.
+        group: of the latest turn. cache: everything that was fed, the latest turn at its end. cap: C of the document, None for
+            the full cache.
+        said: the latest answer, int64 `[1, n]`, without the token that ended it. fed: tokens of the latest turn in the cache.
+        listener: counts what evictions did so far. rows: number of a question -> its result, of turns that were answered on
+            the way to a later one and have not been asked for.
+    """
+
+    document: str
+    turns: int
+    group: PrefillGroup
+    cache: CompressedCache
+    cap: int | None
+    said: Tensor
+    fed: int
+    listener: StreamListener
+    rows: dict[int, ForkResult] = field(default_factory=dict)
+
+
+def run_turns(parts: Parts, held: dict[str, Conversation], prompt: EncodedPrompt, cell: CellSpec) -> ForkResult:
+    """Return one cell's result for one prompt; a fault becomes its status.
+
+    Args:
+        held: cell -> the conversation that it is in. Turns before the prompt's own that it lacks are answered too, so that a row
+            does not depend on which questions a run asks, or in which order.
+    """
+    session, device = parts.session, next(parts.session.model.parameters()).device
+    document = prompt.document
+    order = [0] if document is None else document.order
+    number = 0 if document is None else document.number
+    identity = prompt.identity if document is None else document.identity
+    meter, result = Meter(device), blank(cell, prompt, fork_batch=1, fork_rows=1)
+    try:
+        session.check_method(cell.compressor, protocol(cell.protocol))
+        check_turns(cell.compressor)
+        talk = held.pop(cell.cell, None)
+        if talk is not None and (
+            talk.document != identity or (talk.turns > order.index(number) and number not in talk.rows)
+        ):
+            talk = None
+        for turn in range(0 if talk is None else talk.turns, order.index(number) + 1):
+            meter, asked = Meter(device), prompt if document is None else document.questions[order[turn]]
+            result = blank(cell, asked, fork_batch=1, fork_rows=1)
+            if talk is None:
+                talk = _first(parts, asked, cell, identity, meter, result)
+            else:
+                assert document is not None, "a further turn is a further question"
+                talk = _next(parts, talk, document.turns[turn - 1], asked.identity, cell, meter, result)
+            result.question_known = None if document is None else ",".join(map(str, order[: turn + 1]))
+            result.peak_device_bytes, result.peak_resident_bytes = meter.peak_device(), meter.peak_resident()
+            talk.rows[order[turn]] = result
+        assert talk is not None, "at least one turn was answered"
+        held[cell.cell] = talk
+        return talk.rows.pop(number)
+    except Exception as error:  # noqa: BLE001 - the cell's status says what happened; other cells go on
+        result = blank(cell, prompt, fork_batch=1, fork_rows=1)
+        result.status, result.error = status_of(error), describe(error)
+        devices.at(device).release()
+    result.peak_device_bytes, result.peak_resident_bytes = meter.peak_device(), meter.peak_resident()
+    return result
+
+
+def _first(
+    parts: Parts, prompt: EncodedPrompt, cell: CellSpec, identity: str, meter: Meter, result: ForkResult
+) -> Conversation:
+    """Answer the first question: compress the document for it, as `query_aware` does."""
+    session, rules = parts.session, parts.rules
+    lengths = lengths_of(protocol(cell.protocol), prompt, parts.family)
+    reserve = slack(rules.max_new_tokens, lengths.fed)
+    prefilled = prefill(session, prompt, [cell], {cell.protocol: lengths}, meter, reserve)
+    group = PrefillGroup(
+        session.model, prompt, prefilled, rules, parts.tokenizer, meter, rules.max_new_tokens, parts.timeout_s
+    )
+    fill_asked(result, cell, lengths, group.heads, prompt.types[0])
+    fork = plan(prefilled, cell, result)
+    if fork.index is None:
+        cache = prefilled.cache
+        for layer in cache.compressed:
+            layer.forget(lengths.forgotten)
+    else:
+        cache = gather(prefilled, [fork], group.reserve(cell.protocol))
+    audit([fork], cache.compressed, group)
+    result.vision_s, result.prefill_s = prefilled.seconds.get("vision"), prefilled.seconds["prefill"]
+    result.compress_s, result.question_text_before_cut = fork.compress_s, prompt.question_text_before_cut
+    result.context_tokens = lengths.reduced
+    cap = None if cell.compressor.unbudgeted else cell.entries(lengths.reduced)
+    listener = StreamListener(cell.compressor, cap, cell.seed, room=reserve, phases=meter.phase)
+    listener.entries_max = max(layer.stored for layer in cache.compressed)
+    return _answered(Conversation(identity, 0, group, cache, cap, prompt.input_ids[:, :0], 0, listener), cell, result)
+
+
+def _next(
+    parts: Parts, talk: Conversation, between: Tensor, identity: str, cell: CellSpec, meter: Meter, result: ForkResult
+) -> Conversation:
+    """Cut the conversation back to the budget and answer its next question.
+
+    Args:
+        between: int64 `[1, n]`, what the chat template writes between the latest answer and the next one, question included.
+    """
+    earlier, name = talk.group, cell.protocol
+    context = torch.cat([earlier.prompt.input_ids, talk.said], 1)
+    logits, last = _settled(parts, talk, cell, meter)
+    ids = torch.cat([context, between.to(context.device)], 1)
+    most = parts.family.max_context
+    if most is not None and ids.shape[1] + parts.rules.max_new_tokens - 1 > most:
+        raise UnsupportedError(
+            f"the conversation has {ids.shape[1]} tokens before answer {talk.turns + 1}, which may be "
+            f"{parts.rules.max_new_tokens} more, and the model's context is {most}; lower max_new_tokens"
+        )
+    types = torch.nn.functional.pad(earlier.prompt.types, (0, ids.shape[1] - earlier.prompt.length))
+    prompt = replace(earlier.prompt, identity=identity, inputs={"input_ids": ids}, types=types)
+    seen = context.shape[1]
+    lengths = Lengths(ids.shape[1], prefilled=seen, reduced=seen, candidates=seen)
+    prefilled = replace(
+        earlier.prefilled,
+        prompt=prompt.context(seen),
+        lengths={name: lengths},
+        cache=talk.cache,
+        logits=logits,
+        last_positions=last,
+        scores={},
+    )
+    group = replace(earlier, prompt=prompt, prefilled=prefilled, meter=meter)
+    layers, listener = talk.cache.compressed, talk.listener
+    capped = cell if talk.cap is None else replace(cell, budget=Budget.parse(talk.cap))
+    fill_asked(result, capped, lengths, group.heads, types[0])
+    index = [layer.slot_positions()[0] for layer in layers]
+    counted = [account(layer, lengths.fed) for layer in layers]
+    fill_stored(result, capped, lengths, index, counted, layers[0].slot_nbytes)
+    result.prompt_tokens, result.context_tokens = prompt.length, seen
+    result.fallback = list(dict.fromkeys([*result.fallback, *listener.fallbacks]))
+    result.compress_s = meter.seconds.get("compress", 0.0)
+    result.prefill_s = max(meter.seconds["prefill"] - result.compress_s, 0.0)
+    return _answered(replace(talk, group=group), capped, result)
+
+
+@torch.no_grad()
+def _settled(parts: Parts, talk: Conversation, cell: CellSpec, meter: Meter) -> tuple[Tensor, Tensor]:
+    """Feed the latest turn again in one piece, and evict what is over the budget.
+
+    Returns:
+        The last token's logits `[V]` and its position ids.
+    """
+    session, group, cache = parts.session, talk.group, talk.cache
+    lead, offset = group.lead(cell.protocol)
+    turn = torch.cat([lead, talk.said], 1)
+    for layer in cache.compressed:
+        layer.forget(talk.fed)
+    talk.listener.phases = meter.phase
+    seen = cache.get_seq_length() + turn.shape[1]
+    session.go_on(talk.listener, cache, seen, talk.document, talk.turns)
+    try:
+        with meter.phase("prefill"):
+            positions = group.prefilled.positions(offset, turn.shape[1], 1).contiguous()
+            output = session.model(
+                input_ids=turn,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+                return_dict=True,
+            )
+    finally:
+        session.expect(None, None, talk.document)
+    last = following(group.prefilled.last_positions, offset + turn.shape[1] - 1, 1, 1)
+    return output.logits[0, -1].float(), last
+
+
+def _answered(talk: Conversation, cell: CellSpec, result: ForkResult) -> Conversation:
+    """Decode the answer to the question of the conversation's group, into the result."""
+    group, cache, name = talk.group, talk.cache, cell.protocol
+    deadline = None if group.timeout_s is None else time.monotonic() + group.timeout_s
+    start = group.meter.now()
+    answer: Decoded = decode(group, cache, 1, name, deadline)[0]
+    result.decode_s = group.meter.now() - start
+    if answer.error is not None:
+        raise answer.error
+    lengths, listener = group.prefilled.lengths[name], talk.listener
+    text = group.rules.text(answer.tokens, answer.finish, group.tokenizer)
+    fill_answer(result, cell, lengths, answer.tokens, answer.finish, text)
+    result.entries_end = sum(int(layer.entries().sum()) for layer in cache.compressed)
+    result.tpot_s = result.decode_s / result.n_tokens
+    result.entries_max, result.entries_peak = listener.entries_max, max(listener.entries_peak, listener.entries_max)
+    result.eviction_rounds, result.entries_evicted = listener.rounds, listener.evicted
+    said = _without_end(answer.tokens, answer.finish)
+    return replace(
+        talk,
+        turns=talk.turns + 1,
+        said=torch.tensor([said], dtype=torch.int64, device=group.prompt.input_ids.device).view(1, -1),
+        fed=lengths.fed + len(answer.tokens) - 1,
+    )
+
+
+def _without_end(tokens: Sequence[int], finish: str | None) -> list[int]:
+    """Return an answer without the token that ended it: the chat template writes it again."""
+    return list(tokens[:-1] if finish == "eos" else tokens)
