@@ -199,7 +199,7 @@ first-real: $(STAMP)
 	$(RUN) verify $(FIRST_ROWS) --samples 20 --receipt $(FIRST_ROWS)/receipt.json || test $$? -le 2
 	rm -rf $(FIRST_ROWS)_bundle
 	$(RUN) pack $(FIRST_ROWS) --publish $(FIRST_ROWS)_bundle --receipt $(FIRST_ROWS)/receipt.json
-	$(BIN)/python -m tools.accept $(FIRST_ROWS)_bundle $(FIRST_SETTINGS) --samples 0
+	$(RUN) accept $(FIRST_ROWS)_bundle $(FIRST_SETTINGS) --samples 0
 	$(RUN) sweep experiment=first_pages $(FIRST_REAL) || test $$? -eq 1
 	$(BIN)/python scripts/instrument.py score results/reader/predictions.json runs/first_pages
 	@echo "the bundle to send: $(FIRST_ROWS)_bundle"

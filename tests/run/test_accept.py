@@ -12,13 +12,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from mmkv_bench import tiny
-from mmkv_bench.cli.main import guarded
 from mmkv_bench.store.publish import BESIDE, ENVIRONMENT, MANIFEST, RECEIPT, TABLES
 from mmkv_bench.store.sealed import sealed
 from tests.cli.setting import verb
 from tests.each import each
 from tests.run.setting import done
-from tools.accept import accept
 
 SETTINGS = ("experiment=first_real", "model=tiny", "dataset=pages", "method=[full,snapkv]", "budget=[16]", "limit=4")
 CHECKS = ("files", "code", "model", "cells", "samples", "prompts", "budgets", "scores", "tables", "receipt", "answers")
@@ -42,7 +40,7 @@ def accepted(capsys, bundle, *words, code=0):
     """Outcome and text of each check of a bundle."""
     capsys.readouterr()
     settings = () if any(word.startswith("experiment=") for word in words) else SETTINGS
-    assert guarded([str(bundle), *settings, *words, "--json"], accept) == code, capsys.readouterr()
+    assert verb("accept")([str(bundle), *settings, *words, "--json"]) == code, capsys.readouterr()
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["accepted"] == (code == 0)
     return {one["check"]: (one["outcome"], one["text"]) for one in document["checks"]}
@@ -114,7 +112,7 @@ def test_a_bundle_is_accepted_as_it_was_made_and_its_lines_say_what_was_checked(
     assert {name: outcome for name, (outcome, _) in checks.items()} == dict.fromkeys(CHECKS, "ok")
     assert "8 answers, none missing" in checks["samples"][1] and "4 prompts" in checks["prompts"][1]
     assert checks["answers"][1].startswith("8 made again, 8 equal") and "8 of them equal" in checks["receipt"][1]
-    assert guarded([str(bundle), *SETTINGS, "--samples", "1", "--seed", "3"], accept) == 0
+    assert verb("accept")([str(bundle), *SETTINGS, "--samples", "1", "--seed", "3"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in out[1:-1]] == [*CHECKS] and out[-1] == "accepted: nothing is refused"
     assert "--seed 3 draws the same" in out[-2] and str(bundle) in out[0]
@@ -179,7 +177,7 @@ def test_another_model_and_another_experiment_are_refused(bundle, tmp_path, caps
 
 
 def test_what_is_no_bundle_is_answered_in_a_sentence(bundle, tmp_path, capsys):
-    assert guarded([str(tmp_path / "nowhere")], accept) == 2
+    assert verb("accept")([str(tmp_path / "nowhere")]) == 2
     assert "nowhere is not a folder" in capsys.readouterr().err
     assert verb("pack")([str(bundle.parent / "rows"), "--receipt", str(bundle.parent / "receipt.json")]) == 2
     assert "add --publish <folder>" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Somebody's bundle, checked against the experiment that it was made for: `python -m tools.accept <bundle> [key=value ...]`.
+"""Checks of somebody's bundle against the experiment that it was made for.
 
 The experiment is the acceptor's own configuration, never what the bundle says. A check refuses, passes, or says why it could
 not be made here: weights and data are taken where they are, and nothing is downloaded but the bundle.
@@ -6,21 +6,15 @@ not be made here: weights and data are taken where they are, and nothing is down
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import secrets
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 
-from mmkv_bench.cli.grammar import not_negative, overrides_of
-from mmkv_bench.cli.main import guarded
 from mmkv_bench.config.schema import RunConfig
 from mmkv_bench.datasets.sources import preflight
 from mmkv_bench.diagnostics.bundle import tables_text
@@ -35,15 +29,12 @@ from mmkv_bench.plan.identity import dataset_identity
 from mmkv_bench.plan.plan import DatasetShare, Plan
 from mmkv_bench.plan.planner import outline
 from mmkv_bench.plan.stale_answers import differing_prompts
-from mmkv_bench.run.multirun import checked
 from mmkv_bench.store.provenance import source_files, source_version
-from mmkv_bench.store.publish import ENVIRONMENT, RECEIPT, TABLES, PublishLocation, fetch, place
+from mmkv_bench.store.publish import ENVIRONMENT, RECEIPT, TABLES, PublishLocation, fetch
 from mmkv_bench.store.schema import RESAMPLING
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.tally import tally
 
-FIRST_REAL = ("experiment=first_real", "model=smolvlm_256m,qwen2_5_vl_3b")
-"""Settings of the bundles of `make first-real`."""
 OK, REFUSED, NOT_CHECKED = "ok", "refused", "not checked"
 ROUNDED = 4
 """In half precision one in so many answers may differ when it is made again: other batches and devices round otherwise."""
@@ -410,43 +401,3 @@ def _answers(bundle: Bundle, samples: int, seed: int) -> tuple[str, str]:
             f"{len(again)} made again, {len(again) - len(different)} equal{differ}; not made again: {text}",
         )
     return outcome, f"{text}; --seed {seed} draws the same"
-
-
-def accept(words: Sequence[str]) -> int:
-    """Print a line per check: 0 nothing is refused, 1 something is."""
-    parser = argparse.ArgumentParser(prog="python -m tools.accept", description=__doc__.splitlines()[0])
-    parser.add_argument("bundle", help="a folder, https://..., or hf://datasets/<owner>/<name>[@revision][/folder]")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=f"settings; default: {' '.join(FIRST_REAL)}")
-    parser.add_argument("--config-dir", action="append", metavar="DIR", help="a further folder of config groups")
-    parser.add_argument(
-        "--samples", type=not_negative, default=20, metavar="K", help="answers to make again (default: 20)"
-    )
-    parser.add_argument("--seed", type=not_negative, metavar="S", help="of their draw (default: another each time)")
-    parser.add_argument("--json", action="store_true", help="end stdout with one JSON document")
-    given = parser.parse_intermixed_args(words)
-    source, settings = place(given.bundle), given.overrides or list(FIRST_REAL)
-    given.overrides, as_json, given.json = settings, given.json, False
-    configs = [config for _, config in checked(overrides_of(given))]
-    seed = secrets.randbelow(1 << 32) if given.seed is None else given.seed
-    results = []
-    if not as_json:
-        print(f"{source.shown} as a bundle of {' '.join(settings)}")
-    with tempfile.TemporaryDirectory() as folder:
-        for finding in findings(source, configs, Path(folder) / "rows", given.samples, seed):
-            results.append(finding)
-            if not as_json:
-                print(finding, flush=True)
-    accepted = all(finding.outcome != REFUSED for finding in results)
-    if as_json:
-        checks = [asdict(finding) for finding in results]
-        print(json.dumps({"accepted": accepted, "settings": settings, "seed": seed, "checks": checks}))
-    elif accepted:
-        unchecked = ", ".join(finding.check for finding in results if finding.outcome == NOT_CHECKED)
-        print("accepted: nothing is refused" + f"; not checked: {unchecked}" * bool(unchecked))
-    else:
-        print(f"refused: {', '.join(finding.check for finding in results if finding.outcome == REFUSED)}")
-    return int(not accepted)
-
-
-if __name__ == "__main__":
-    sys.exit(guarded(sys.argv[1:], accept))
