@@ -298,7 +298,7 @@ PAPERS := $(RUN) papers $(if $(ROWS),--rows $(ROWS))
 papers: $(STAMP)
 	mkdir -p runs/papers_pages
 	for form in md csv html; do $(PAPERS) all --format $$form > runs/papers_pages/tables.$$form || exit 1; done
-	$(PAPERS) --summary > docs/reproducibility.md
+	$(BIN)/python -m tools.reproducibility_page $(ROWS)
 	$(RUN) papers standins --out results/tiny/papers
 
 size: $(STAMP)

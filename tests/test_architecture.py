@@ -23,6 +23,7 @@ ARROWS = {
     "compression": {"devices", "protocols"},
     "config": {
         "compression",
+        "declared",
         "file_state",
         "protocols",
     },  # compression by name, a part's module when it is read
@@ -35,7 +36,7 @@ ARROWS = {
     "judging": {"config"},
     "families": {"protocols"},
     "models": {"checksums", "config", "deadline", "devices", "families", "file_state", "reader"},
-    "store": {"checksums", "devices", "file_state"},
+    "store": {"checksums", "declared", "devices", "file_state"},
     "datasets": {"checksums", "file_state", "reader", "tiny"},
     "generation": {"families", "models", "compression", "devices", "protocols", "store"},
     "tables": {"config", "protocols", "statistics", "store"},
@@ -93,6 +94,7 @@ ARROWS = {
         "tiny",
     },
     "columns": set(),
+    "declared": set(),
     "run": {
         "checksums",
         "deadline",
@@ -187,6 +189,7 @@ ARROWS = {
         "store",
         "tables",
         "columns",
+        "declared",
         "forecast",
     },
     "__main__": {"cli"},

@@ -47,8 +47,8 @@ def main() -> int:
         validator = Draft7Validator(schema(scratch))
         folder = Path(sys.argv[1]) if len(sys.argv) > 1 else scratch / "records"
         if len(sys.argv) == 1:
-            words = ["eee", str(ROOT / "results/tiny/large"), "--out", str(folder), "--organization", "mmkv_bench"]
-            subprocess.run([sys.executable, "-m", "mmkv_bench", "export", *words], check=True)
+            words = [str(ROOT / "results/tiny/large"), "--out", str(folder), "--organization", "mmkv_bench"]
+            subprocess.run([sys.executable, "-m", "tools.every_eval_ever", *words], check=True, cwd=ROOT)
         count, wrong = faults(validator, folder)
     print(
         "\n".join(

@@ -1,7 +1,7 @@
 """Page of models, `docs/models.md`: `python -m tools.models_page` writes it, `--check` compares it.
 
 Everything on the page is read from `conf/model/*.yaml`, from the architecture that each file's shape gives (built without
-memory), from the families' rules for visual tokens, and from `config/unavailable.py`.
+memory), from the families' rules for visual tokens, and from `config/unavailable.yaml`.
 """
 
 from __future__ import annotations

@@ -4,42 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from mmkv_bench.cli.grammar import PROGRAM, VERBS, reader
 from mmkv_bench.errors import ConfigError, nearest
 
-_BASH = """\
-_mmkv_bench() {
-    local line="${COMP_LINE:0:COMP_POINT}"
-    local word="${line##*[[:space:]]}"
-    COMPREPLY=()
-    while IFS= read -r found; do
-        [ -n "$found" ] && COMPREPLY+=("$found")
-    done < <(PROGRAM --complete "$line" 2>/dev/null)
-    # What stands before the last '=' or ':' is on the line already where readline breaks words there.
-    local kept="${word%"${COMP_WORDS[COMP_CWORD]}"}"
-    if [ "${COMP_WORDS[COMP_CWORD]}" = "=" ]; then kept="$word"; fi
-    COMPREPLY=("${COMPREPLY[@]#"$kept"}")
-}
-complete -o nospace -o default -F _mmkv_bench PROGRAM"""
-
-_ZSH = """\
-autoload -Uz compinit; (( $+functions[compdef] )) || compinit
-_mmkv_bench() {
-    local -a found
-    found=("${(@f)$(PROGRAM --complete "${LBUFFER}" 2>/dev/null)}")
-    found=(${found:#})
-    if (( ${#found} )); then compadd -S '' -Q -- "${found[@]}"; else _files; fi
-}
-compdef _mmkv_bench PROGRAM"""
-
-_FISH = """\
-function __mmkv_bench
-    PROGRAM --complete (commandline -cp) 2>/dev/null
-end
-complete -c PROGRAM -a '(__mmkv_bench)'"""
-
-_SHELLS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+_SHELLS = {name: Path(__file__).with_suffix(f".{name}") for name in ("bash", "zsh", "fish")}
 
 
 def script(shell: str = "", *more: str) -> str:
@@ -50,7 +20,7 @@ def script(shell: str = "", *more: str) -> str:
     """
     if shell not in _SHELLS or more:
         raise ConfigError(f"--completion {shell}: {nearest(shell, _SHELLS)}")
-    return _SHELLS[shell].replace("PROGRAM", PROGRAM)
+    return _SHELLS[shell].read_text(encoding="utf-8").rstrip("\n").replace("PROGRAM", PROGRAM)
 
 
 def candidates(words: Sequence[str]) -> list[str]:

@@ -13,66 +13,18 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mmkv_bench.cli.rephrase import checked, joined, rephrased, written
 from mmkv_bench.config import field_words
+from mmkv_bench.declared import declared
 from mmkv_bench.errors import SIMILAR, ConfigError, nearest
 
 PROGRAM = "mmkv-bench"
 
-VERBS = {
-    "run": ("run", "answer, score and print tables: what `mmkv-bench method=mmshift budget=64` does"),
-    "plan": ("plan", "what a run would do, take and fit on, and how much of it is done; loads nothing"),
-    "status": (
-        "status",
-        "how far runs are: cells, samples, failures and scores of their rows; works while they are written",
-    ),
-    "sweep": (
-        "run",
-        "one run per element of comma lists (model=tiny,hf seed=0,1), here or as Slurm jobs (launcher=...)",
-    ),
-    "launch": ("run", "one run split over the processes or devices of this machine"),
-    "score": ("run", "score stored answers that are not scored yet, or not by this judge; as `run stage=score`"),
-    "tables": ("tables", "print the tables of a run again, from its rows"),
-    "plot": (
-        "show",
-        "draw rows: accuracy against budget, latency against length, accuracy against costs, diagnostics as papers have them",
-    ),
-    "report": ("show", "make pages of rows that a browser opens offline: overview, table, cells, samples"),
-    "show": ("show", "show rows in the terminal: all cells, one cell, or one sample with every method's answer"),
-    "papers": (
-        "tables",
-        "print the papers' tables, measured beside printed, each cell with its verdict or the command that runs it",
-    ),
-    "verify": ("rows", "make a random draw of stored answers again and compare text, token ids and what was kept"),
-    "accept": (
-        "accept",
-        "check somebody's bundle against its experiment: files, code, model, samples, prompts, budgets, tables, 20 answers",
-    ),
-    "data": ("data", "which datasets there are, and whether the data of one are there; downloads nothing"),
-    "calibrate": ("measure", "measure a model once and write the artefact that a method is built with"),
-    "diagnose": ("measure", "measure what the papers' analyses look at, layer by layer, in prompts of a dataset"),
-    "new": ("method_file", "write a method file to start from, which passes `mmkv-bench check` as it stands"),
-    "check": (
-        "method_file",
-        "test a method file of yours: what every built-in method promises, on made-up layers and whole answers",
-    ),
-    "pack": ("rows", "write the rows of a finished run as few files, each below 10 MB, with checksums; in place"),
-    "fetch": (
-        "rows",
-        "fetch published rows from a folder, a web server or the hub, or a model's weights; checked before they are kept",
-    ),
-    "export": (
-        "rows",
-        "write rows as records of Every Eval Ever: scores, intervals, budgets asked and counted, checksums",
-    ),
-    "tokens": (
-        "data",
-        "how many visual tokens images or a video become in a model, and the bytes of their keys and values",
-    ),
-}
-"""Verb -> (file of `verbs/`, sentence), in the order of the help. The file has `<verb>_options(parser)` and `<verb>(given)`."""
+_FILE = declared(__file__, "verbs.yaml")
+VERBS: dict[str, dict[str, Any]] = {name: verb for name, verb in _FILE.items() if not name.startswith("_")}
+"""Verb -> its file of `verbs/`, sentence, arguments and examples, in the order of the help. The file has `<verb>(given)`."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -140,15 +92,22 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         return self.text() if self.text is not None else super().format_help()
 
-    def lists(self, flags: Mapping[str, str], metavar: str = "NAMES") -> None:
-        """Add flags of several values: `--metric a,b` or `--metric a --metric b`."""
-        for flag, text in flags.items():  # "metric metrics" is one flag of two spellings
-            self.add_argument(*(f"--{name}" for name in flag.split()), action=Listed, metavar=metavar, help=text)
-
-    def examples(self, *lines: str) -> None:
-        """Add the commands that the help ends with."""
-        self.epilog = "\n".join(["examples", *(f"  {line}" for line in lines)])
-        self.example = lines[0]
+    def add(self, name: str, stated: Mapping[str, Any]) -> None:
+        """Add an argument of `verbs.yaml`; name: as it stands there."""
+        options = dict(stated)
+        if kind := options.pop("kind", None):
+            options["action"] = _KINDS[kind]
+        if "type" in options:
+            options["type"] = _TYPES[options["type"]]
+        if (choices := options.get("choices")) is not None:
+            if isinstance(choices, Mapping):
+                options["help"] = "; ".join(f"{choice}: {meaning}" for choice, meaning in choices.items())
+            options["choices"] = [
+                one for choice in choices for one in ([choice] if isinstance(choice, str) else choice)
+            ]
+        if "help" in options:
+            options["help"] = options["help"].replace("%", "%%")
+        self.add_argument(*name.split(), **options)
 
 
 class Listed(argparse.Action):
@@ -208,9 +167,16 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 def reader(name: str) -> tuple[Callable[[argparse.Namespace], int], Parser]:
     """The function of a verb and the parser of its words."""
-    file, summary = VERBS[name]
-    module, parser = import_module(f"mmkv_bench.cli.verbs.{file}"), Parser(name, summary)
-    getattr(module, f"{name}_options")(parser)
+    verb = VERBS[name]
+    module, parser = import_module(f"mmkv_bench.cli.verbs.{verb['file']}"), Parser(name, verb["summary"])
+    for argument, options in verb["arguments"].items():
+        for shown, stated in _CONFIGURATION.items() if argument == "configuration" else [(argument, options)]:
+            parser.add(shown, stated)
+    if examples := verb.get("examples"):
+        parser.epilog = "\n".join(["examples", *(f"  {line}" for line in examples)])
+        parser.example = examples[0]
+    if name == "run":
+        parser.text = module.usage
     return getattr(module, name), parser
 
 
@@ -262,17 +228,21 @@ def rows_folder(path: str | Path) -> Path:
 
 
 # ---------------------------------------------------------------------- the configuration of a run
-def configuration(parser: argparse.ArgumentParser) -> None:
-    """The arguments of verbs that compose a run's configuration."""
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=f"as for `{PROGRAM} run`")
-    parser.add_argument(
-        "--config-dir",
-        "-cd",
-        action="append",
-        metavar="DIR",
-        help="a further folder of config groups (experiment/, ...)",
-    )
-    parser.add_argument("--json", action="store_true", help="end stdout with one JSON document")
+_CONFIGURATION: dict[str, dict[str, Any]] = {
+    "overrides": {"nargs": "*", "metavar": "key=value", "help": f"as for `{PROGRAM} run`"},
+    "--config-dir -cd": {
+        "kind": "append",
+        "metavar": "DIR",
+        "help": "a further folder of config groups (experiment/, ...)",
+    },
+    "--json": {"kind": "flag", "help": "end stdout with one JSON document"},
+}
+"""The arguments of verbs that compose a run's configuration."""
+_KINDS: dict[str, Any] = {"flag": "store_true", "list": Listed, "append": "append"}
+_TYPES: dict[str, Callable[[str], Any]] = {
+    one.__name__.lower(): one for one in (int, float, Path, count, not_negative, amount, rows_folder)
+}
+"""Names in `verbs.yaml` -> what argparse takes."""
 
 
 def overrides_of(given: argparse.Namespace) -> list[str]:

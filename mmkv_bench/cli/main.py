@@ -153,7 +153,7 @@ def _main(arguments: Sequence[str]) -> int:
 def overview() -> str:
     """Text of `mmkv-bench --help`: every verb with its sentence."""
     width = max(map(len, VERBS)) + 3
-    verbs = "\n".join(f"  {name:<{width}}{sentence}" for name, (_, sentence) in VERBS.items())
+    verbs = "\n".join(f"  {name:<{width}}{verb['summary']}" for name, verb in VERBS.items())
     return f"""\
 mmkv_bench {__version__}: what KV-cache compression costs multimodal models, in counted budgets.
 

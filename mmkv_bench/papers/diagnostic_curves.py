@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mmkv_bench.papers.address import FRACTION, STAND_IN, Address, budget_of, canonical
-from mmkv_bench.papers.evidence import AMBIGUOUS, FOUND, NONE, OF_DIAGNOSTICS, Evidence, contradictions
+from mmkv_bench.papers.evidence import OF_DIAGNOSTICS, Evidence, contradictions
+from mmkv_bench.papers.measurement import MEASURED, NOT_RUN, PART, UNCLEAR, Curve, Measurement
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS, Diagnostic
 from mmkv_bench.statistics.intervals import intervals
 from mmkv_bench.tables.rows import FIXTURE
@@ -27,35 +28,6 @@ REAL = ("hub", "folder")
 """Weights whose diagnostics are evidence."""
 _MODEL = ("model_fingerprint", "dtype", "dataset_fingerprint", "versions")
 _EPSILON = 1e-9  # two places on a curve that differ by less are one
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One line of a figure: label, mean over layers with its interval over samples, and the number of each layer."""
-
-    label: str
-    value: float
-    low: float | None
-    high: float | None
-    layers: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class DiagnosticMatch:
-    """Diagnostics at an address.
-
-    state: found, none or ambiguous; why: for the last, the differences; mismatches: conditions that contradict the address;
-    n: samples; made: packages and precision; source: rows folder and measurement; rows: those of its picture.
-    """
-
-    state: str
-    why: str = ""
-    mismatches: tuple[str, ...] = ()
-    n: int = 0
-    curves: tuple[Curve, ...] = ()
-    made: str = ""
-    source: str = ""
-    rows: pd.DataFrame | None = None
 
 
 @dataclass(frozen=True)
@@ -76,11 +48,11 @@ class DiagnosticEvidence:
         real &= table["model"] == STAND_IN if evidence.stand_in else table["model"] != STAND_IN
         return cls(evidence, table[real & ~table["dataset"].str.endswith(FIXTURE)])
 
-    def match(self, address: Address) -> DiagnosticMatch:
-        """Find the diagnostics at an address."""
+    def measured(self, address: Address, whole: int) -> Measurement:
+        """Read the diagnostics at an address: its curves by layer, and the mean over layers. whole: samples of its data set."""
         diagnostic, table = DIAGNOSTICS[address.metric], self.measurements
         if not len(table):
-            return DiagnosticMatch(NONE)
+            return Measurement(NOT_RUN)
         table = table[[_belongs(row, diagnostic, address) for row in table.to_dict("records")]]
         table, mismatches = _under_conditions(table, address)
         if not self.evidence.stand_in:
@@ -89,16 +61,18 @@ class DiagnosticEvidence:
                 facts |= {**settings["processor"], "dtype": dtype, "commit": None}
                 mismatches += contradictions(address, facts, OF_DIAGNOSTICS)
         if len(table) > 1:
-            return DiagnosticMatch(AMBIGUOUS, _differences(table))
+            return Measurement(UNCLEAR, _differences(table))
         rows = self._rows[table.index[0]] if len(table) else self.evidence.diagnostics.iloc[:0]
         curves = tuple(filter(None, (_curve(rows, diagnostic, line, address) for line in diagnostic.lines)))
         if not len(rows) or not curves:
-            return DiagnosticMatch(NONE)
+            return Measurement(NOT_RUN)
         versions = json.loads(table["versions"].iloc[0])
         made = ", ".join([*(f"{name} {version}" for name, version in versions.items()), table["dtype"].iloc[0]])
         source = f"{self.evidence.folder(int(rows['store'].iloc[0]))} {table.index[0]}"
-        n = int(rows["sample_id"].nunique())
-        return DiagnosticMatch(FOUND, "", tuple(dict.fromkeys(mismatches)), n, curves, made, source, rows)
+        n, of, first = int(rows["sample_id"].nunique()), address.samples or whole, curves[0]
+        state, why = (PART, f"{n:,} of {of:,}") if of and n < of else (MEASURED, "")
+        shown = Measurement(state, why, first.value, first.low, first.high, n, of, tuple(dict.fromkeys(mismatches)))
+        return replace(shown, curves=curves, made=made, source=source, drawn=rows)
 
     @cached_property
     def _rows(self) -> Mapping[str, pd.DataFrame]:

@@ -92,7 +92,7 @@ class EvidenceReader:
             why = UNAVAILABLE[address.model].why.partition(" (")[0].partition(", and ")[0]
             return Measurement(CANNOT_RUN, f"{UNAVAILABLE[address.model].title} {why}")
         if address.metric in DIAGNOSTICS:
-            return self._diagnostic(address)
+            return self._diagnostics.measured(address, _whole_size(address))
         match = self.evidence.match(address, like)
         if match.state != FOUND:
             ambiguous = match.state == AMBIGUOUS
@@ -200,16 +200,6 @@ class EvidenceReader:
             return Measurement(NOT_RUN, f"it needs {profile.method} too")
         fixed = _ratios(self._tables.responses[self._hashes(other)[0]]).mean(axis=0)
         return Measurement(state, why, float(np.abs(ratios - fixed).mean()), n=len(ratios), of=of)
-
-    def _diagnostic(self, address: Address) -> Measurement:
-        """Read a diagnostic: its curves by layer, and the mean over layers."""
-        match = self._diagnostics.match(address)
-        if match.state != FOUND:
-            return Measurement(UNCLEAR if match.state == AMBIGUOUS else NOT_RUN, match.why)
-        of, first = address.samples or _whole_size(address), match.curves[0]
-        state, why = (PART, f"{match.n:,} of {of:,}") if of and match.n < of else (MEASURED, "")
-        shown = Measurement(state, why, first.value, first.low, first.high, match.n, of, match.mismatches)
-        return replace(shown, curves=match.curves, made=match.made, source=match.source, drawn=match.rows)
 
     def _passes(self, address: Address, match: Match, cells: Sequence[str]) -> Measurement:
         reduction, table = PASSES[address.metric], self._tables.timings.get(cells[0])

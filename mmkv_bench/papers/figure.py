@@ -6,10 +6,9 @@ Every panel of a stand-in's picture says that it is one, so that no copy of it l
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers.address import FRACTION, NONE, Address
@@ -17,15 +16,14 @@ from mmkv_bench.papers.judgement import FilledCell, FilledTable
 from mmkv_bench.papers.margins import NOT_COMPARABLE, WORDS
 from mmkv_bench.papers.measurement import PLANNED
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS
-from mmkv_bench.tables.figure import Look, looks, save
+from mmkv_bench.tables.figure import Look, band, canvas, legend_below, log2_axis, looks, save, small_print
 from mmkv_bench.tables.table import COLOURS, VERDICTS, signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.projections.polar import PolarAxes
 
-_SMALL, _LETTERS = 9, 15  # points of a title's letters, and how many fit in an inch
+_LETTERS = 15  # of a caption that fit in an inch
 _BAR = "<colorbar>"  # matplotlib's label of the axes of one
 _NO_VERDICT = "no verdict"
 _MARKERS = dict(zip((*WORDS, NOT_COMPARABLE, _NO_VERDICT), "oXDsv.", strict=True))
@@ -60,7 +58,7 @@ def pictures(table: FilledTable) -> dict[str, Figure]:
                     0.5, 0.5, "STAND-IN", transform=axes.transAxes, rotation=30, fontsize=34, color="#B00020",
                     alpha=0.22, ha="center", va="center", weight="bold",
                 )  # fmt: skip
-        _title(table, figure)
+        _caption(table, figure)
     return drawn
 
 
@@ -91,8 +89,8 @@ def against_printed(table: FilledTable) -> Figure:
         axes.set_ylabel("measured, 95% interval", fontsize=10.5)
         axes.set_title(name, fontsize=12)
         axes.spines[["top", "right"]].set_visible(False)
-    _legend(figure)
-    _title(table, figure)
+    legend_below(figure, figure.axes, 10.5)
+    _caption(table, figure)
     return figure
 
 
@@ -132,21 +130,17 @@ def _curves(table: FilledTable) -> dict[str, Figure]:
             points = [one for one in cells if one.cell.row == row and _is_point(one)]
             _line(axes, points, layout.rows[row].label, styles)
         ticks = {place: label for place, label in (_place(one.cell.address) for one in cells) if place is not None}
-        axes.set_xscale("log", base=2)
-        axes.set_xticks([*ticks], [*ticks.values()])
-        axes.set_xticks([], minor=True)
         addresses = [one.cell.address for one in cells]
         share = "fraction of the prompt's entries kept" if any(at.budget_kind == FRACTION for at in addresses) else ""
         label = (
             "prompt tokens" if any(at.length is not None for at in addresses) else share or "entries kept per KV head"
         )
-        axes.set_xlabel(label, fontsize=10.5)
+        log2_axis(axes, [*ticks], [*ticks.values()], label)
         words = (layout.blocks[block].label, layout.columns[column].label if split else cells[0].cell.address.metric)
         axes.set_title(" ".join(filter(None, words)), fontsize=12)
-        axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    return {"": _legend(figure)}
+    legend_below(figure, figure.axes, 10.5)
+    return {"": figure}
 
 
 def _line(axes: Axes, cells: Sequence[FilledCell], label: str, styles: Mapping[str, Look]) -> None:
@@ -160,10 +154,7 @@ def _line(axes: Axes, cells: Sequence[FilledCell], label: str, styles: Mapping[s
     axes.plot(
         [x for x, *_ in line], [y for _, y, *_ in line], color=colour, marker=shape, linewidth=1.8, label=label
     )  # fmt: skip
-    band = [(x, low, high) for x, _, low, high in line if low is not None and high is not None]
-    if band:
-        at, low, high = zip(*band, strict=True)
-        axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
+    band(axes, [(x, low, high) for x, _, low, high in line], colour)
 
 
 def _radar(table: FilledTable) -> dict[str, Figure]:
@@ -174,8 +165,7 @@ def _radar(table: FilledTable) -> dict[str, Figure]:
     if not columns:
         raise ConfigError(f"{layout.id}: full has no number, so there is nothing to be a percent of")
     angles = [2 * math.pi * place / len(columns) for place in range(len(columns))]
-    figure = _empty(1, 1)
-    axes: PolarAxes = figure.add_subplot(projection="polar")
+    figure, (axes,) = _panels(1, subplot_kw={"projection": "polar"})
     styles = _styles(table)
     for row, item in enumerate(layout.rows):
         numbers = {one.cell.column: one.measured.value for one in table.cells if one.cell.row == row}
@@ -190,7 +180,8 @@ def _radar(table: FilledTable) -> dict[str, Figure]:
         sideways = math.cos(angle)
         text.set_horizontalalignment("center" if abs(sideways) < 0.2 else "left" if sideways > 0 else "right")
     axes.set_ylim(0, None)
-    return {"": _legend(figure)}
+    legend_below(figure, figure.axes, 10.5)
+    return {"": figure}
 
 
 PICTURES: Mapping[str, Callable[[FilledTable], dict[str, Figure]]] = {
@@ -201,37 +192,17 @@ PICTURES: Mapping[str, Callable[[FilledTable], dict[str, Figure]]] = {
 """Kind of a figure (`TableLayout.figure`) -> function that draws it."""
 
 
-def _empty(across: int, down: int) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(max(5.2 * across, 7.6), 5.0 * down), dpi=110, layout="constrained")
-
-
-def _panels(count: int, most: int = _ACROSS) -> tuple[Figure, list[Axes]]:
+def _panels(count: int, most: int = _ACROSS, **axes: Any) -> tuple[Figure, list[Axes]]:
     """Return a figure and as many panels."""
     across = min(count, most)
-    figure = _empty(across, math.ceil(count / across))
-    grid = list(figure.subplots(math.ceil(count / across), across, squeeze=False).flat)
-    for axes in grid[count:]:
-        axes.remove()
+    down = math.ceil(count / across)
+    figure, grid = canvas(down, across, (max(5.2 * across, 7.6), 5.0 * down), count, **axes)
     return figure, grid[:count]
 
 
-def _legend(figure: Figure) -> Figure:
-    """Add the lines' names below."""
-    every = (pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True))
-    handles = {label: handle for handle, label in every}
-    columns = min(len(handles), 4)
-    figure.legend(
-        handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=10.5
-    )  # fmt: skip
-    return figure
-
-
-def _title(table: FilledTable, figure: Figure) -> None:
+def _caption(table: FilledTable, figure: Figure) -> None:
     text = f"{table.layout.title} ({table.layout.id}): {table.layout.caption}"
-    wrapped = textwrap.fill(text, int(_LETTERS * figure.get_figwidth()))
-    figure.suptitle(wrapped, fontsize=_SMALL, color="#555555")
+    small_print(figure, [text], int(_LETTERS * figure.get_figwidth()))
 
 
 def _styles(table: FilledTable) -> dict[str, Look]:

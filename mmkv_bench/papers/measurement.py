@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mmkv_bench.papers.address import Address
-from mmkv_bench.papers.diagnostic_curves import Curve
 from mmkv_bench.papers.evidence import OF_MODEL, Shared
 from mmkv_bench.papers.margins import margin
 from mmkv_bench.tables.compare import against
@@ -32,6 +31,17 @@ class Questions(NamedTuple):
     scorer: tuple[str, ...] = ()
     n: int = 0
     prompts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a figure: label, mean over layers with its interval over samples, and the number of each layer."""
+
+    label: str
+    value: float
+    low: float | None
+    high: float | None
+    layers: tuple[float, ...]
 
 
 @dataclass(frozen=True)

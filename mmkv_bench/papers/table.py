@@ -12,11 +12,20 @@ from math import floor, log10
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.papers.address import STAND_IN
-from mmkv_bench.papers.diagnostic_curves import Curve
 from mmkv_bench.papers.evidence import requirements
 from mmkv_bench.papers.judgement import FilledCell, FilledTable
 from mmkv_bench.papers.margins import CONFIRMED, CONTRADICTED, UNDECIDED, WORDS, Verdict, versions
-from mmkv_bench.papers.measurement import COMPUTED, MEASURED, NOT_RUN, PART, PLANNED, STATES, UNCLEAR, Measurement
+from mmkv_bench.papers.measurement import (
+    COMPUTED,
+    MEASURED,
+    NOT_RUN,
+    PART,
+    PLANNED,
+    STATES,
+    UNCLEAR,
+    Curve,
+    Measurement,
+)
 from mmkv_bench.papers.non_score_metrics import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed
 from mmkv_bench.papers.runs import PROGRAM, command, commands, experiment

@@ -4,12 +4,9 @@
 `mode=online` checks first that the server answers and that a key is configured.
 
 Nobody waits for a tracker: wandb lives in a process of its own, because it retries for minutes what it cannot send and keeps a
-process that imported it from ending. A run appends its numbers to a file in `<root>/wandb/.kept`, which that process follows.
-The end of a run waits `PATIENCE_S` for it, and then it is killed.
-
-wandb writes an offline run's file when 32 KiB are full or the run ends (0.25, which lmms-eval pins), so a kill leaves an empty
-one. The file of messages stays until its run is closed, and the next process in the folder writes a killed run again. A run and
-its process hold a lock of it, so that a file without one is of a killed run.
+process that imported it from ending. A thread hands that process the numbers through a pipe. The end of a run waits
+`PATIENCE_S` for it, and then it is killed. Where the run itself is killed, the pipe ends, and the process closes what it shows
+as failed.
 
 Runs of one result folder are one group. A live run's id is the group, its shard and how many attempts came before, so that
 a job that is queued again makes no second run of the same id (an offline run cannot be resumed) and the attempts of one job
@@ -27,21 +24,18 @@ import os
 import re
 import shutil
 import signal
-import ssl
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from http.client import HTTPException
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, Any
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.store.files import checksum, lock_held, locked, new_locked
+from mmkv_bench.store.files import checksum, lock_held
 from mmkv_bench.store.rows import redact
 
 log = logging.getLogger(__name__)
@@ -129,7 +123,7 @@ class WandbTracker(Tracker):
         self._settings = {"mode": mode, "project": project, "entity": entity, "group": self.group}
         self._name, self._shard = run, shard
         self.patience_s = PATIENCE_S
-        self._messages: IO[str] | None = None
+        self._messages: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, config: Mapping[str, Any]) -> None:
@@ -150,61 +144,53 @@ class WandbTracker(Tracker):
         kind: wandb's job type; shown: its name, None for the id.
         """
         if self._process is None:
-            path = self.folder / ".kept" / f"{os.getpid()}-{time.time_ns()}"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._messages = os.fdopen(new_locked(path), "a", encoding="utf-8")
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mmkv_bench.store.tracking", str(path), str(self.patience_s)],
+                [sys.executable, "-m", "mmkv_bench.store.tracking", str(self.folder), str(self.patience_s)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
                 start_new_session=True,  # Ctrl-C is for the run, which tells it of its end
-                pass_fds=[self._messages.fileno()],  # and with it the lock
             )
+            self._messages = SimpleQueue()
+            threading.Thread(target=_feed, args=(self._process.stdin, self._messages), daemon=True).start()
         settings = self._settings | {"id": name, "name": shown or name, "job_type": kind}
         self.send({"open": settings, "config": redact(config)})
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Append a message; where the disk refuses, tracking ends."""
-        if self._messages is not None:
-            try:
-                self._messages.write(json.dumps(message, default=str) + "\n")
-                self._messages.flush()
-            except OSError as problem:
-                log.warning("numbers cannot be written for wandb (%s); tracking stops here", problem)
-                self._drop_messages()
-
-    def _drop_messages(self) -> None:
-        with contextlib.suppress(OSError):  # of what the disk refused before
-            if self._messages is not None:
-                self._messages.close()
-        self._messages = None
+        """Hand over a message; nobody waits for it."""
+        if self._process is not None:
+            self._messages.put(message)
 
     def end(self, failed: bool = False) -> bool:
         """End the open run, and wandb; warn of what went wrong, and return True where nothing did."""
         process = self._process
         if process is None:
             return False
-        if process.poll() is None:  # else its runs end as those that were killed
-            self.send({"close": int(failed)})
-        sent = self._messages is not None
-        self._drop_messages()
-        fault = ""
+        self._messages.put({"close": int(failed)})
+        self._messages.put(None)
+        code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            fault, _ = process.communicate(timeout=self.patience_s)
-        code = process.poll()
+            code = process.wait(self.patience_s)
         with contextlib.suppress(ProcessLookupError):  # and what wandb started
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        fault = process.stdout.read() if process.stdout is not None else ""
         self._process = None
         if code is None:
             log.warning(
-                "wandb was too slow and was ended. The store has all results; the next run of this folder writes an "
-                "offline run again, and the same command a summary"
+                "wandb was too slow and was ended. The store has all results; the same command writes a summary"
             )
         elif code or fault:
             log.warning("wandb failed (%s); tracking stopped there, the store has all results", fault or f"code {code}")
-        return sent and code == 0 and not fault
+        return code == 0 and not fault
+
+
+def _feed(stream: IO[str], messages: SimpleQueue[Mapping[str, Any] | None]) -> None:
+    """Write messages into a pipe, a line each, until None; a reader that is gone has its reason."""
+    with contextlib.suppress(OSError), stream:
+        for message in iter(messages.get, None):
+            stream.write(json.dumps(message, default=str) + "\n")
+            stream.flush()
 
 
 def group_of(root: Path) -> str:
@@ -297,9 +283,10 @@ def show_summary(
 def check_online(timeout_s: float = 3.0) -> None:
     """Raises ConfigError, after at most about `timeout_s`, when the server does not answer or no API key is configured.
 
-    The server is WANDB_BASE_URL or api.wandb.ai. Behind a proxy (HTTPS_PROXY, or HTTP_PROXY for a plain http server)
-    only the proxy could tell, so only the key is checked.
+    The server is WANDB_BASE_URL or api.wandb.ai. Behind a proxy only that could tell, so only the key is checked.
     """
+    import requests
+
     url = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ConfigError(f"WANDB_BASE_URL is {url.geturl()!r}; it must look like https://api.wandb.ai")
@@ -307,31 +294,15 @@ def check_online(timeout_s: float = 3.0) -> None:
         raise ConfigError(
             f"logger.mode=online needs an API key for {url.hostname}: run `wandb login` or set WANDB_API_KEY. {_OFFLINE}"
         )
-    proxy = f"{url.scheme}_proxy"
-    if os.environ.get(proxy) or os.environ.get(proxy.upper()):
+    if requests.utils.get_environ_proxies(url.geturl()):
         return
-    problems: list[Exception] = []
-    # In a thread, because no socket timeout bounds name resolution; a daemon, so that it never holds the process.
-    thread = threading.Thread(target=_ask, args=(url.geturl(), timeout_s, problems), daemon=True)
-    thread.start()
-    thread.join(timeout_s + 0.5)
-    problem = problems[0] if problems else f"no answer in {timeout_s:g} s" if thread.is_alive() else None
-    if problem is not None:
-        raise ConfigError(f"logger.mode=online but {url.hostname} cannot be reached ({problem}). {_OFFLINE}")
-
-
-def _ask(url: str, timeout_s: float, problems: list[Exception]) -> None:
-    """Send a request and keep what went wrong. Any HTTP answer will do; a server that accepts connections and stays silent makes
-    wandb hang just as well."""
-    try:
-        urlopen(Request(url, method="HEAD"), timeout=timeout_s).close()  # noqa: S310 - check_online lets http and https through
-    except HTTPError:
-        pass
-    except (OSError, HTTPException) as problem:
-        if not isinstance(
-            getattr(problem, "reason", None), ssl.SSLError
-        ):  # certificates wandb checks by rules of its own
-            problems.append(problem)
+    try:  # any answer will do; a server that accepts connections and stays silent makes wandb hang just as well
+        requests.head(url.geturl(), timeout=timeout_s)
+    except requests.exceptions.SSLError:
+        pass  # certificates wandb checks by rules of its own
+    except requests.RequestException as problem:
+        why = type(problem).__name__
+        raise ConfigError(f"logger.mode=online but {url.hostname} cannot be reached ({why}). {_OFFLINE}") from None
 
 
 def _has_key(netloc: str) -> bool:
@@ -376,41 +347,8 @@ def _show(messages: Iterable[dict[str, Any]], folder: Path) -> None:
         run.finish(exit_code=1)
 
 
-def _followed(path: Path, ended: threading.Event) -> Iterator[dict[str, Any]]:
-    """The messages of a file to which others are added until `ended`."""
-    with open(path, encoding="utf-8") as stream:
-        line = ""
-        while True:
-            last = ended.is_set()  # before the file is read
-            line += stream.readline()
-            if line.endswith("\n"):
-                yield json.loads(line)
-                line = ""
-            elif last:
-                return
-            else:
-                ended.wait(0.05)
-
-
-def _show_killed(folder: Path) -> None:
-    """Show live offline runs that were killed; the files of others are removed: a summary is made of rows again."""
-    over = threading.Event()
-    over.set()
-    for path in sorted((folder / ".kept").glob("*")):
-        with contextlib.suppress(OSError, ValueError), open(path, "rb") as stream:
-            if not locked(stream.fileno()) or not os.fstat(stream.fileno()).st_nlink:
-                continue
-            try:  # also where wandb does not take them: a further run would fail at them again
-                messages = list(_followed(path, over))
-                run = messages[0]["open"] if messages else {}
-                if run.get("mode") == "offline" and run["job_type"] == "live":
-                    _show(messages, folder)
-            finally:
-                path.unlink()
-
-
-def main(kept: str, patience_s: str) -> None:
-    """Show killed runs again, then the messages of a file until stdin is closed; print what went wrong.
+def main(folder: str, patience_s: str) -> None:
+    """Do the messages that come through stdin until it is closed; print what went wrong.
 
     It cannot hold up the run that started it: it ignores the signals that stop jobs, since the run tells it of its end, and some
     seconds after stdin was closed it ends whatever wandb is still doing. It leaves by `os._exit`: wandb would wait for its own
@@ -418,27 +356,26 @@ def main(kept: str, patience_s: str) -> None:
     """
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    folder = Path(kept).parents[1]
     # wandb takes these three folders from the environment only; a user's own choice stands.
     for variable, name in (("DATA", ".data"), ("CACHE", ".cache"), ("CONFIG", ".config")):
-        os.environ.setdefault(f"WANDB_{variable}_DIR", str(folder / name))
+        os.environ.setdefault(f"WANDB_{variable}_DIR", str(Path(folder) / name))
     stdin, stdout, null = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):  # not inherited: what wandb starts would keep the pipes open
         os.dup2(null, stream)
-    ended = threading.Event()
+    messages: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
 
-    def watch() -> None:
-        os.read(stdin, 1)
-        ended.set()
+    def read() -> None:
+        with os.fdopen(stdin, encoding="utf-8") as lines, contextlib.suppress(ValueError):  # a run killed within a line
+            for line in lines:
+                messages.put(json.loads(line))
+        messages.put(None)
         time.sleep(float(patience_s))
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=read, daemon=True).start()
     code = 0
     try:
-        _show_killed(folder)
-        _show(_followed(Path(kept), ended), folder)
-        Path(kept).unlink()
+        _show(iter(messages.get, None), Path(folder))
         import wandb
 
         wandb.teardown()

@@ -10,105 +10,29 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from mmkv_bench.tables.latex import latex
 from mmkv_bench.tables.table import COLOURS, Grid, GridCell, Table
 
 HASHES = "Small below a number: the cells behind it; `mmkv-bench show <rows> <hash>` prints one of them."
-_STYLE = """:root{color-scheme:light dark;--line:#c8c8c8;--quiet:#595959;--raised:#f3f4f6}
-@media(prefers-color-scheme:dark){:root{--line:#4a4d52;--quiet:#b4b4b4;--raised:#23262b}td span{filter:brightness(1.9)}}
-body{margin:0 auto;padding:0 1.2rem 2rem;max-width:100rem;font:15px/1.5 system-ui,sans-serif}
-h1{font-size:1.5rem}h2{font-size:1.15rem;margin:2rem 0 .2rem}h3{font-size:1rem;margin:1rem 0 .2rem}
-p,ul{margin:.3rem 0;max-width:75rem}.quiet,li,small,summary{color:var(--quiet)}nav li{color:inherit}td summary{color:inherit}
-.wide{overflow-x:auto}summary{cursor:pointer}td details p{max-width:45ch;font-size:13px;overflow-wrap:anywhere}
-table{border-collapse:collapse;margin:.5rem 0;font-size:14px}
-th,td{border:1px solid var(--line);padding:.2rem .55rem;text-align:left;vertical-align:top;font-variant-numeric:tabular-nums}
-thead th{background:var(--raised)}tbody th{font-weight:400}small{display:block;font:11px/1.3 ui-monospace,monospace}
-@media print{section{break-inside:avoid}body{font-size:11px}}
-""" + "".join(f".{name}{{color:#{colour}}}" for name, colour in COLOURS.items())
 
 
 def html(tables: Sequence[Table], title: str, *, notes: str = "short") -> str:
     """A whole document: contents with links, then every table. notes: those that are open, one of `NOTES`."""
-    names = [table.name or f"table-{number}" for number, table in enumerate(tables, 1)]
-    links = [
-        f'<li><a href="#{escape(name)}">{_inline(table.entry)}</a></li>'
-        for name, table in zip(names, tables, strict=True)
-    ]
-    contents = ['<nav aria-label="Contents">', "<ol>", *links, "</ol>", "</nav>"] if len(tables) > 1 else []
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    templates = Environment(  # noqa: S701 - every text goes through a filter that escapes it
+        loader=FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    templates.filters |= {"inline": _inline, "e": escape}
     hashes = any(cell.hashes for table in tables for grid in table.grids for row in grid.cells for cell in row)
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title>",
-            f"<style>{_STYLE}</style>",
-            "</head>",
-            "<body>",
-            f"<h1>{escape(title)}</h1>",
-            *contents,
-            *(_html_section(name, table, notes) for name, table in zip(names, tables, strict=True)),
-            *([f'<p class="quiet">{_inline(HASHES)}</p>'] if hashes else []),
-            "</body>",
-            "</html>",
-            "",
-        ]
-    )
-
-
-def _html_section(name: str, table: Table, notes: str) -> str:
-    shown, hidden = table.split_notes(notes)
-    more = [f"<details><summary>{len(hidden)} more notes</summary>", _html_list(hidden), "</details>"] if hidden else []
-    return "\n".join(
-        [
-            f'<section id="{escape(name)}">',
-            f"<h2>{_inline(table.title)}</h2>",
-            *([f"<p>{_inline(table.caption)}</p>"] if table.caption else []),
-            *map(_html_grid, table.grids),
-            *([_html_list(shown)] if shown else []),
-            *more,
-            "</section>",
-        ]
-    )
-
-
-def _html_list(notes: Sequence[str]) -> str:
-    return "\n".join(["<ul>", *(f"<li>{_inline(note)}</li>" for note in notes), "</ul>"])
-
-
-def _html_grid(grid: Grid) -> str:
-    heading = [f"<h3>{_inline(grid.heading)}</h3>"] if grid.heading else []
-    head = "".join(f'<th scope="col">{_inline(word)}</th>' for word in grid.header)
-    groups = f'<th colspan="{grid.labels}"></th>' if grid.groups else ""
-    for group, columns in groupby(grid.groups):
-        groups += f'<th scope="colgroup" colspan="{len(list(columns))}">{_inline(group)}</th>'
-    above = [f"<tr>{groups}</tr>"] if groups else []
-    rows = [_html_row(row, grid.labels) for row in grid.cells]
-    table = ['<div class="wide"><table>', "<thead>", *above, f"<tr>{head}</tr>", "</thead>", "<tbody>", *rows]
-    return "\n".join([*heading, *table, "</tbody>", "</table></div>"])
-
-
-def _html_row(row: Sequence[GridCell], labels: int) -> str:
-    names = "".join(f'<th scope="row">{_html_cell(cell)}</th>' for cell in row[:labels])
-    return f"<tr>{names}" + "".join(f"<td>{_html_cell(cell)}</td>" for cell in row[labels:]) + "</tr>"
-
-
-def _html_cell(cell: GridCell) -> str:
-    number = _inline(cell.text)
-    number = f"<b>{number}</b>" if cell.bold else number
-    verdict = _inline(cell.verdict)
-    if cell.look is not None:
-        verdict = f'<span class="{cell.look.colour}">{cell.look.sign} {verdict}</span>'
-    words = " ".join(filter(None, (number, escape(cell.interval), verdict, escape("".join(cell.marks)))))
-    shown = words + (f"<small>{escape(' '.join(cell.hashes))}</small>" if cell.hashes else "")
-    details = "".join(f"<p>{_inline(line)}</p>" for line in cell.details)
-    text = f"<details><summary>{shown}</summary>{details}</details>" if details else shown
-    return "; ".join([text, *map(_html_cell, cell.further)])
+    page = templates.get_template("page.html")
+    return page.render(tables=tables, title=title, notes=notes, colours=COLOURS, hashes=HASHES if hashes else "")
 
 
 def _inline(text: str) -> str:

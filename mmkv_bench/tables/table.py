@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import groupby
 from typing import Any
 
 from mmkv_bench.errors import ConfigError, nearest
@@ -128,6 +129,11 @@ class Grid:
     heading: str = ""
     labels: int = 1
     groups: Sequence[str] = ()
+
+    @property
+    def spans(self) -> list[tuple[str, int]]:
+        """The groups with their number of columns, one after the other."""
+        return [(name, len(list(columns))) for name, columns in groupby(self.groups)]
 
     @property
     def cells(self) -> list[list[GridCell]]:

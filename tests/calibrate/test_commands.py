@@ -16,8 +16,8 @@ from mmkv_bench.calibrate import measurements
 from mmkv_bench.calibrate.artefact import METHODS, load
 from mmkv_bench.calibrate.command import measured
 from mmkv_bench.calibrate.measurements import MEASUREMENTS
-from mmkv_bench.cli.grammar import reader
-from mmkv_bench.cli.verbs.measure import CALIBRATED, with_defaults
+from mmkv_bench.cli.grammar import VERBS, reader
+from mmkv_bench.cli.verbs.measure import SAMPLES, with_defaults
 from mmkv_bench.models.files import folder_fingerprint
 from mmkv_bench.tiny import WEIGHTS
 from tests import cover
@@ -32,10 +32,12 @@ def options(*words: str):
 
 
 def test_the_help_names_every_method_and_what_is_measured(capsys):
-    assert set(CALIBRATED) == set(METHODS)
+    measured = VERBS["calibrate"]["arguments"]["method"]["choices"]
+    assert set(measured) == set(SAMPLES) == set(METHODS)
     assert main(["--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert all(f"{name}: {text}" in told for name, (text, _) in CALIBRATED.items())
+    assert all(f"{name}: {text}" in told for name, text in measured.items())
+    assert ", ".join(f"{number} for {name}" for name, number in SAMPLES.items()) in told
 
 
 def test_a_flag_of_another_method_is_refused(capsys):

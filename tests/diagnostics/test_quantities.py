@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from mmkv_bench.calibrate.layers import read_layers, with_answer
-from mmkv_bench.cli.grammar import reader
-from mmkv_bench.cli.verbs.measure import ANALYSES
+from mmkv_bench.cli.grammar import VERBS, reader
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.diagnostics.quantities import BANDS, DELTAS, QUANTITIES, PromptFacts, Value, sink_heads
 from mmkv_bench.errors import DataError, StoreError
@@ -427,7 +426,7 @@ def outputs_masked(model, inputs, keep, cut) -> list[torch.Tensor]:
 
 
 def test_the_help_names_every_analysis():
-    assert set(ANALYSES) == set(QUANTITIES)
+    assert set(VERBS["diagnose"]["arguments"]["name"]["choices"]) == set(QUANTITIES)
     assert all(quantity.figures and quantity.read.__doc__ for quantity in QUANTITIES.values())
     assert reader("diagnose")[1].read(["entropy", "dataset=docvqa"]).overrides == ["dataset=docvqa"]
 

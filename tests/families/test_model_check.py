@@ -1,4 +1,4 @@
-"""Promise: `mmkv-bench check model=<name>` finds nothing wrong with shipped families, and names what is wrong with others."""
+"""Promise: `tools.check_model` finds nothing wrong with shipped families, and names what is wrong with others."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from functools import cached_property
 
 import pytest
 
-from mmkv_bench.cli.main import main
-from mmkv_bench.diagnostics import model_check
-from mmkv_bench.diagnostics.model_check import CHECKS, NEEDED, Checked, pictures_are_counted, visual_tokens_have_places
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.families.base import Box
 from tests import cover
 from tests.families.shapes import FAMILIES, small
+from tools import check_model as model_check
+from tools.check_model import CHECKS, NEEDED, Checked, pictures_are_counted, visual_tokens_have_places
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def test_wrong_counts_and_places_are_named(capsys):
     checked.loaded.processor.image_processor.do_resize = False
     with pytest.raises(UnsupportedError, match="the places of visual tokens are unknown"):
         visual_tokens_have_places(checked)
-    assert main(["check", "model=paligemma"]) == 2 and "unknown model 'paligemma'" in capsys.readouterr().err
+    assert model_check.main(["paligemma"]) == 2 and "name one model of conf/model" in capsys.readouterr().err
 
 
 def test_places_that_are_not_those_of_the_pixels_are_named(monkeypatch):

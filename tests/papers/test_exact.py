@@ -9,13 +9,14 @@ from functools import cache
 
 import pytest
 
-from mmkv_bench.papers import judgement, summary
+from mmkv_bench.papers import judgement
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.layout import load, table_ids
 from mmkv_bench.papers.margins import AGREES, NOT_COMPARABLE, UNINFORMATIVE
 from mmkv_bench.papers.measurement import MEASURED, NOT_RUN, Measurement
 from mmkv_bench.papers.non_score_metrics import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, of_table
+from tools import reproducibility_page as summary
 
 
 class Exact:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mmkv_bench.papers import margins, summary
+from mmkv_bench.papers import margins
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.figure import save_pictures
 from mmkv_bench.papers.judgement import fill
@@ -13,6 +13,7 @@ from mmkv_bench.papers.measurement import COMPUTED, MEASURED, PART, PLANNED, STA
 from mmkv_bench.papers.table import SAME, Reasons, render
 from mmkv_bench.tables.table import VERDICTS
 from tests.papers.forgeries import scored
+from tools import reproducibility_page as summary
 
 
 def test_every_word_has_a_sign_and_a_colour():

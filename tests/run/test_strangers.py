@@ -75,7 +75,6 @@ def test_no_verb_runs_what_rows_name(rows, tmp_path, capsys):
         ["diagnose", "entropy", "dataset=pages_walk", "--samples", "1", "--tokens", "2", f"out={copy}"],
         ["report", copy, "--out", out],
         ["plot", "front", copy, "--out", f"{out}.png"],
-        ["export", "eee", copy, "--out", f"{out}2", "--organization", "Us"],
         ["papers", "mmshift_table01", "--rows", copy],
         ["pack", copy],
     ]

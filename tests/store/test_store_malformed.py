@@ -41,7 +41,6 @@ def test_configurations_that_no_run_writes_are_one_sentence(tmp_path, capsys):
         words = [
             ["tables", root],
             ["verify", root],
-            ["export", "eee", root, "--out", f"{root}-eee", "--organization", "Us"],
             ["report", root, "--out", f"{root}-report"],
             ["plot", "budget", root, "--out", f"{root}-p"],
         ]

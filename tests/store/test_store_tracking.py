@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -218,49 +217,6 @@ def test_the_end_of_a_run_that_was_killed_ends_its_wandb(tmp_path, double):
     while ("teardown", None) not in double() and time.monotonic() < end:
         time.sleep(0.02)
     assert double() == [("init", "g-0of1-1"), ("finish", 1), ("teardown", None)]
-
-
-def killed(root: Path, reached) -> None:
-    """A live run of three steps whose wandb is killed, with all that it started, once `reached`."""
-    tracked = tracker({"name": "wandb", "group": "g"}, root)
-    tracked.start({"a": 1})
-    for step in range(3):
-        tracked.log({"x": step})
-    end = time.monotonic() + 60
-    while not reached() and time.monotonic() < end:
-        time.sleep(0.02)
-    os.killpg(tracked._process.pid, signal.SIGKILL)
-    tracked._process.wait()
-    tracked.finish()
-
-
-def test_a_killed_live_run_is_written_again_by_the_next_in_its_folder(tmp_path, double):
-    killed(tmp_path, lambda: (tmp_path / "met").exists() and ("log", {"x": 2}) in double())
-    left = tmp_path / "wandb" / "offline-run-20261122_000000-g-0of1-1"
-    left.mkdir()
-    before = len(double())
-    again = tracker({"name": "wandb", "group": "g"}, tmp_path)
-    again.start({})
-    again.finish()
-    steps = [("log", {"x": step}) for step in range(3)]
-    ended = [("finish", 1), ("init", "g-0of1-2"), ("finish", 0), ("teardown", None)]
-    assert double()[before:] == [("init", "g-0of1-1"), *steps, *ended]
-    assert not left.exists() and not list((tmp_path / "wandb" / ".kept").iterdir())
-
-
-@pytest.mark.full
-def test_a_killed_live_run_keeps_what_it_had_sent(tmp_path):
-    """wandb's own file of it holds 7 bytes."""
-    folder = tmp_path / "wandb"
-    killed(tmp_path, lambda: (folder / "latest-run").exists() and time.sleep(5) is None)
-    (file,) = folder.glob("offline-run-*/run-g-0of1-1.wandb")
-    assert file.stat().st_size < 100
-    again = tracker({"name": "wandb", "group": "g"}, tmp_path)
-    again.start({})
-    again.finish()
-    run = read_run(tmp_path, "g-0of1-1")
-    assert [step["x"] for step in run["history"]] == [0, 1, 2] and run["exit"] == 1 and run["summary"]["x"] == 2
-    assert read_run(tmp_path, "g-0of1-2")["exit"] == 0
 
 
 def summary(root: Path, score: float) -> bool:

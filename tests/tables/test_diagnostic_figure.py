@@ -7,7 +7,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from mmkv_bench.cli.verbs.measure import ANALYSES
+from mmkv_bench.cli.grammar import VERBS
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.files import canonical_json, checksum
 from mmkv_bench.store.store import Store
@@ -61,7 +61,7 @@ def lines(figure, panel: int = 0):
 
 
 def test_every_analysis_is_drawn_and_every_panel_says_of_what(tmp_path):
-    assert set(DRAWINGS) == set(ANALYSES)
+    assert set(DRAWINGS) == set(VERBS["diagnose"]["arguments"]["name"]["choices"])
     for name in DRAWINGS:
         told = {"budget_kind": "entries", "budget": "64"} if name in ("coverage", "feature_error") else {}
         found = panels(stored(tmp_path / name, name, "snapkv@64" if told else "", **told), name)

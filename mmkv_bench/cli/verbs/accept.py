@@ -9,28 +9,10 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from mmkv_bench.cli.grammar import Parser, configuration, not_negative, overrides_of
+from mmkv_bench.cli.grammar import overrides_of
 
 FIRST_REAL = ("experiment=first_real", "model=smolvlm_256m,qwen2_5_vl_3b")
 """Settings of the bundles of `make first-real`."""
-
-
-def accept_options(parser: Parser) -> None:
-    """Bundle, settings of the experiment, answers that are made again."""
-    parser.add_argument("bundle", help="a folder, https://..., or hf://datasets/<owner>/<name>[@revision][/folder]")
-    configuration(parser)
-    parser.add_argument(
-        "--samples",
-        type=not_negative,
-        default=20,
-        metavar="K",
-        help="answers to make again where weights and data are here (default: 20)",
-    )
-    parser.add_argument("--seed", type=not_negative, metavar="S", help="of their draw (default: another each time)")
-    parser.examples(
-        "mmkv-bench accept runs/first_real_bundle",
-        "mmkv-bench accept bundle experiment=demo limit=10",
-    )
 
 
 def accept(given: argparse.Namespace) -> int:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.cli.grammar import Parser
 from mmkv_bench.config.files import MODEL, content, options
 from mmkv_bench.config.names import canonical, chosen
 from mmkv_bench.config.schema import Model
@@ -22,30 +21,6 @@ if TYPE_CHECKING:
     from mmkv_bench.families.base import PixelLimits
 
 _KEYS = ("model", "model.frames", "model.min_pixels", "model.max_pixels", "model.video_max_pixels")
-
-
-def data_options(parser: Parser) -> None:
-    """Action and datasets."""
-    parser.add_argument(
-        "what",
-        choices=("list", "check"),
-        help="list: every dataset with samples, size, judge, and whether small data of our own making stand in; "
-        "check: where a run would take the data from, what is there and what is missing, licence and size; exit code 0 "
-        "when a run can start without a connection, 2 when something is missing or damaged (of parquet files the first "
-        "and the last rows are read)",
-    )
-    parser.add_argument(
-        "names",
-        nargs="*",
-        metavar="dataset | key=value",
-        help="datasets to check, and their settings: data.root=<folder> for <folder>/<dataset>/ in the upstream schema "
-        "instead of the hub, data=fixture for data of our own making, dataset.split=<name>, every other key of a dataset",
-    )
-    parser.add_argument(
-        "--online", action="store_true", help="ask the hub for commit, licence and size; else no connection is made"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.examples("mmkv-bench data list", "mmkv-bench data check docvqa textvqa data.root=/data/mmkv")
 
 
 def data(given: argparse.Namespace) -> int:
@@ -169,21 +144,6 @@ def _bytes(count: int) -> str:
 
 
 # ---------------------------------------------------------------------- tokens
-def tokens_options(parser: Parser) -> None:
-    """The model and the sizes."""
-    parser.add_argument(
-        "words",
-        nargs="+",
-        metavar="WIDTHxHEIGHT | key=value",
-        help="sizes in pixels, and settings as of a run: model=<name>, model.frames=<n> (the sizes are then those of videos, "
-        "of which n frames are taken), for Qwen-VL models model.min_pixels, model.max_pixels, model.video_max_pixels",
-    )
-    parser.examples(
-        "mmkv-bench tokens model=qwen2_5_vl_7b 1344x896",
-        "mmkv-bench tokens model=llava_onevision_7b 640x480 model.frames=32",
-    )
-
-
 def tokens(given: argparse.Namespace) -> int:
     """Print visual tokens and the bytes of their cache per size, and their sum.
 

@@ -1,5 +1,4 @@
-"""`mmkv-bench new mine.py` writes a method file to start from; `mmkv-bench check mine.py` tests one, and
-`mmkv-bench check model=<name>` a model of conf/model with its family.
+"""`mmkv-bench new mine.py` writes a method file to start from; `mmkv-bench check mine.py` tests one.
 
 A check is what every built-in method promises: first of its parts on random layers (with and without grouped query heads,
 prompts of 1 to 130 tokens, every kind of budget), then of whole answers of the embedded model, shared forks against runs by
@@ -12,24 +11,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from mmkv_bench.cli.grammar import Parser
-
-PARTS = {
-    "scorer": "which entries matter",
-    "allocator": "how much each layer and KV head gets",
-    "selector": "what stays whatever its score",
-    "reducer": "what evicted entries leave behind",
-    "decoding": "what goes while the answer grows",
-}
-
-
-def new_options(parser: Parser) -> None:
-    """Target file and part of a method."""
-    parser.add_argument("file", help="a .py file that does not exist yet; the method is called as it is")
-    parser.add_argument(
-        "--part", choices=PARTS, default="scorer", help="; ".join(f"{name}: {text}" for name, text in PARTS.items())
-    )
-    parser.examples("mmkv-bench new mine.py", "mmkv-bench new sharp_heads.py --part allocator")
+from mmkv_bench.errors import ConfigError
 
 
 def new(given: argparse.Namespace) -> int:
@@ -44,23 +26,13 @@ def new(given: argparse.Namespace) -> int:
     return 0
 
 
-def check_options(parser: Parser) -> None:
-    """The file, and arguments of its class; or a model."""
-    parser.add_argument("file", help="Python file with the method, or model=<name of a file in conf/model>")
-    parser.add_argument(
-        "settings", nargs="*", metavar="key=value", help="name=<class> and arguments of its constructor"
-    )
-    parser.examples(
-        "mmkv-bench check examples/value_norm.py",
-        "mmkv-bench check my_method.py name=Mine window=16",
-        "mmkv-bench check model=smolvlm_256m",
-    )
-
-
 def check(given: argparse.Namespace) -> int:
     """Check all promises: 0 when they are kept, 1 when one is broken; a file that cannot be used at all is refused."""
     if given.file.startswith("model="):
-        return _check_model(given.file.removeprefix("model="))
+        name = given.file.removeprefix("model=")
+        raise ConfigError(
+            f"models are checked by `python -m tools.check_model {name}` in a checkout, where families are added"
+        )
     from mmkv_bench.methods import method_text
 
     method_text.check(given.file)  # before the seconds that torch takes
@@ -86,33 +58,4 @@ def check(given: argparse.Namespace) -> int:
     print(
         f"{kept} of {len(invariants.CHECKS)} promises are kept" + f"; {waiting} wait for the line above" * bool(waiting)
     )
-    return 1 if broken else 0
-
-
-def _check_model(name: str) -> int:
-    from mmkv_bench.config.files import MODEL, options
-    from mmkv_bench.config.names import canonical
-    from mmkv_bench.errors import ConfigError, first_line, nearest
-
-    known = canonical(MODEL, name)
-    if known not in options(MODEL):
-        raise ConfigError(f"unknown model {name!r}; {nearest(name, options(MODEL))}")
-    from mmkv_bench.diagnostics.model_check import CHECKS, LAYERS, NEEDED, Checked
-
-    checked = Checked(known)
-    media = " and ".join(f"{kind}s" for kind in checked.media) or "text"
-    print(
-        f"{known}: {checked.loaded.family.name}, {LAYERS} layers of random weights, float32, takes {media}", flush=True
-    )
-    broken = 0
-    checks = [check for check in CHECKS if NEEDED.get(check) in (None, *checked.media)]
-    for check in checks:
-        promise = (check.__doc__ or check.__name__).splitlines()[0]
-        try:
-            fault = check(checked)
-        except Exception as error:  # noqa: BLE001 - whatever the family's code raises is the finding
-            fault = first_line(error)
-        broken += fault is not None
-        print(f"ok      {promise}" if fault is None else f"BROKEN  {promise}: {fault}", flush=True)
-    print(f"{len(checks) - broken} of {len(checks)} promises are kept")
     return 1 if broken else 0

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.cli.grammar import Parser, amount, configuration, count, overrides_of, reader
+from mmkv_bench.cli.grammar import count, overrides_of, reader
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,49 +21,6 @@ if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
 
 _UNITS = {"device_memory": 2**30, "bandwidth": 1e9, "matmul": 1e12}
-
-
-def plan_options(parser: Parser) -> None:
-    """Settings of the run, and what is known of its prompts and of the device."""
-    configuration(parser)
-    lengths = "lengths of prompts to plan for; default: of stored answers, else of the data's known shape, else an assumed one"
-    parser.lists({"prompt-tokens": lengths}, metavar="N")
-    parser.add_argument("--visual-tokens", type=count, metavar="N", help="of each prompt; four of five by default")
-    images = "images of a prompt, in pixels, in place of its length; --memory then runs the vision tower too"
-    parser.lists({"image": images}, metavar="WxH")
-    parser.add_argument("--device-memory", type=amount, metavar="GIB", help="memory of the device, in GiB")
-    parser.add_argument(
-        "--bandwidth", type=amount, metavar="GB/S", help="memory bandwidth for reading, in 10^9 bytes/s"
-    )
-    parser.add_argument(
-        "--matmul", type=amount, metavar="TFLOP/S", help="rate of large products in the model's precision"
-    )
-    parser.add_argument(
-        "--device",
-        metavar="NAME",
-        help="a device that `--measure` measured, for what these three leave open; where none of them is given, the one of the "
-        "kind that computes (a GPU for a sweep's jobs that ask for one) if one alone was measured",
-    )
-    parser.add_argument(
-        "--measure",
-        choices=("auto", "cpu", "cuda"),
-        help="measure first what this machine's device reaches, keep it, and plan for it (loads torch; seconds)",
-    )
-    scores = "rows of answers of the same model, for the score that each budget loses (scenario=efficiency)"
-    parser.lists({"scores": scores}, metavar="ROWS")
-    parser.add_argument("--devices", action="store_true", help="list the devices that were measured, and stop")
-    parser.add_argument(
-        "--memory",
-        action="store_true",
-        help="count each cell's peak memory by phase in a dry run without numbers (loads torch, no weights; minutes)",
-    )
-    parser.examples(
-        "mmkv-bench plan experiment=demo",
-        "mmkv-bench plan model=qwen2_5_vl_7b 'dataset=[docvqa,chartqa]' 'method=[snapkv,mmshift]' 'budget=[64,20%]'",
-        "mmkv-bench plan model=qwen2_5_vl_7b budget=10% --prompt-tokens 8192,32768 --device-memory 80 --bandwidth 3350",
-        "mmkv-bench plan model=qwen2_5_vl_7b 'method=[snapkv,meda]' --memory --prompt-tokens 32768 --device-memory 24",
-        "mmkv-bench plan model=internvl3_8b method=snapkv budget=10% --memory --image 1344x896,1344x896",
-    )
 
 
 def plan(given: argparse.Namespace) -> int:

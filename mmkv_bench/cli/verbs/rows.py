@@ -1,54 +1,21 @@
-"""`mmkv-bench pack`, `fetch`, `export` and `verify`: rows as few files, from elsewhere, for others, and made again."""
+"""`mmkv-bench pack`, `fetch` and `verify`: rows as few files, from elsewhere, and made again."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmkv_bench.cli.grammar import Parser, count, not_negative, rows_folder
-from mmkv_bench.consent import RUN_CODE
+from mmkv_bench.cli.grammar import rows_folder
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
-RELATIONSHIPS = ("first_party", "third_party", "collaborative", "other")
 RESULTS = Path("results/tiny")
-
-
-def pack_options(parser: Parser) -> None:
-    """Flags for the rows, and for packing for git."""
-    parser.add_argument("rows", type=rows_folder, nargs="+", help="rows folder that a run printed")
-    parser.add_argument(
-        "--slim",
-        action="store_true",
-        help="leave out of the answers' rows, for good, what no table reads: times and peaks of runs that shared a machine, "
-        "nine of ten digests of kept entries, lists that measures were made of (docs/rows.md, Slim rows). For rows in git",
-    )
-    parser.add_argument(
-        "--publish",
-        type=Path,
-        metavar="FOLDER",
-        help="copy the packed files, flat and with a manifest of their checksums, into this new folder: upload it as it is, and "
-        "`mmkv-bench fetch` reads it from there",
-    )
-    parser.add_argument(
-        "--receipt",
-        type=Path,
-        metavar="FILE",
-        help="with --publish: make it a bundle, which `mmkv-bench accept` checks; FILE is what `verify --receipt` wrote about "
-        "these rows. Tables, versions, devices and checksums of the package's code go beside it",
-    )
-    parser.examples(
-        "mmkv-bench pack runs/demo",
-        "mmkv-bench pack runs/demo --publish demo-rows",
-        "mmkv-bench pack runs/demo --publish demo-bundle --receipt receipt.json",
-    )
 
 
 def pack(given: argparse.Namespace) -> int:
@@ -90,31 +57,6 @@ def _mib(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**20
 
 
-def fetch_options(parser: Parser) -> None:
-    """Source and target of the rows, or a model."""
-    parser.add_argument(
-        "source",
-        help="what `mmkv-bench pack --publish` made: a folder, https://..., or hf://datasets/<owner>/<name>[@revision][/folder]; "
-        "or the word model",
-    )
-    parser.add_argument("model", nargs="?", help="behind the word model: a model whose weights are fetched")
-    parser.add_argument("--out", type=Path, help="folder for the rows; what is there and right stays")
-    parser.add_argument(
-        "--sha256",
-        help="checksum of the manifest, as `pack --publish` printed it: then every byte of the rows is known by it",
-    )
-    parser.add_argument(
-        "--accept-terms",
-        action="store_true",
-        help="of a model whose weights have terms: you have read them and accept them",
-    )
-    parser.examples(
-        "mmkv-bench fetch hf://datasets/<owner>/<name>@v1 --out runs/published",
-        "mmkv-bench tables runs/published",
-        "mmkv-bench fetch model smollm2_135m_q4_1",
-    )
-
-
 def fetch(given: argparse.Namespace) -> int:
     """Fetch published rows, check and open them, and print their size; or fetch the weights of a model."""
     if given.model is not None:
@@ -140,64 +82,6 @@ def _fetch_model(given: argparse.Namespace) -> int:
         raise ConfigError(f"weights are fetched by `mmkv-bench fetch model {given.model}`, without other words")
     print(f"{fetch_model(given.model, given.accept_terms)}: the weights of model={given.model}")
     return 0
-
-
-def export_options(parser: Parser) -> None:
-    """Format, rows, folder and organisation."""
-    parser.add_argument("format", choices=("eee",), help="eee: Every Eval Ever, schema 0.3.0, a file per cell")
-    parser.add_argument("rows", type=rows_folder, nargs="+", help="rows folders that runs printed")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the folder data/ is made")
-    parser.add_argument("--organization", required=True, metavar="NAME", help="who ran the evaluation")
-    parser.add_argument(
-        "--relationship",
-        choices=RELATIONSHIPS,
-        default="third_party",
-        help="of who ran it to who made the model (default: third_party)",
-    )
-    parser.examples("mmkv-bench export eee results/tiny/large --out records --organization 'My lab'")
-
-
-def export(given: argparse.Namespace) -> int:
-    """Write the records; list the cells that have none."""
-    from mmkv_bench.report.every_eval_ever import By, write
-    from mmkv_bench.store.store import Store
-
-    by = By(given.organization, given.relationship, int(time.time()))
-    for folder in dict.fromkeys(given.rows):
-        files, without = write(Store(folder), by, given.out)
-        print(f"{folder}: {len(files)} records in {given.out / 'data'}")
-        if without:
-            named = ", ".join(without[:3]) + (", ..." if len(without) > 3 else "")
-            print(f"{len(without)} cells have no record, because none of their metrics has a value: {named}")
-    return 0
-
-
-def verify_options(parser: Parser) -> None:
-    """Rows, the words that choose cells, number of answers and seed of the draw, receipt."""
-    parser.add_argument(
-        "what",
-        nargs="*",
-        metavar="rows or words",
-        help=f"folders of rows (default: all below {RESULTS}); behind one folder, words that choose cells, as for show",
-    )
-    parser.add_argument(
-        "--samples", type=count, default=50, metavar="K", help="answers to draw, evenly from the folders (default: 50)"
-    )
-    parser.add_argument("--all", action="store_true", help="every answer of the cells, in place of a draw")
-    parser.add_argument("--seed", type=not_negative, default=0, metavar="S", help="of the draw (default: 0)")
-    parser.add_argument(
-        "--receipt", type=Path, metavar="FILE", help="write a receipt (JSON): what was compared in which answers"
-    )
-    parser.add_argument(
-        "--other-versions", action="store_true", help="also rows of other torch or transformers than the installed ones"
-    )
-    parser.add_argument(
-        RUN_CODE, action="store_true", help="run the method files that the rows name, if their content is the rows'"
-    )
-    parser.examples(
-        "mmkv-bench verify results/tiny/large --samples 20 --seed 3",
-        "mmkv-bench verify results/tiny/large mmshift@64 pages_walk_large --all --receipt receipt.json",
-    )
 
 
 def verify(given: argparse.Namespace) -> int:

@@ -9,68 +9,15 @@ from textwrap import indent, wrap
 from typing import Any
 
 from mmkv_bench import __version__
-from mmkv_bench.cli.grammar import Parser, configuration, count, overrides_of
+from mmkv_bench.cli.grammar import VERBS, overrides_of
 from mmkv_bench.cli.single_run import SlurmJob, refuse_keys_of_slurm, run_once
 from mmkv_bench.config.files import groups, options
-from mmkv_bench.config.schema import Data, Gate, Judge, Logger, Model, RunConfig, Slurm, Stream, keys
+from mmkv_bench.config.schema import SCHEMAS, RunConfig, keys
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.secrecy import literal_secret
 
-_HYDRA = {
-    "--cfg": ("-c", ("job", "hydra", "all")),
-    "--info": ("-i", ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")),
-    "--package": ("-p", None),
-}
-"""Hydra's flags that print and stop, and take a word: short form and allowed words."""
-
-_GROUPS = {
-    "model": "what is benchmarked; model=hf model.path=<folder or hub id> for any supported one",
-    "dataset": "what is asked; one or several",
-    "method": "what compresses the cache; one or several",
-    "data": "where datasets come from",
-    "judge": "which model scores what needs one",
-    "logger": "where progress is tracked besides the rows",
-    "launcher": "where -m sends its jobs",
-    "experiment": "a prepared set of choices and values",
-}
-_KEYS = {
-    "keys (key=value)": RunConfig,
-    "keys of the model (model.<key>=value)": Model,
-    "keys of the data (data.<key>=value)": Data,
-    "keys of the judge (judge.<key>=value)": Judge,
-    "keys of the gate (gate.<key>=value)": Gate,
-    "keys of protocol=stream (stream.<key>=value)": Stream,
-    "keys of the logger (logger.<key>=value)": Logger,
-    "keys of a sweep's jobs (slurm.<key>=value; hydra.launcher.<key> is what sbatch gets)": Slurm,
-}
-_END = """\
-flags
-  -h, --help        this text; mmkv-bench --help lists the other verbs
-  --json            end stdout with one JSON document
-  -m, --multirun    one run per element of comma lists: -m model=tiny,hf seed=0,1
-  --config-dir DIR  a further folder of config groups (model/, experiment/, ...)
-  -c, --cfg job     print the composed configuration and stop
-
-examples
-  python -m mmkv_bench                                             the embedded model, mmshift, 64 entries per KV head
-  python -m mmkv_bench method=snapkv budget=32
-  python -m mmkv_bench 'method=[full,snapkv,mmshift]' 'budget=[16,32,0.2]' 'dataset=[pages_walk,pages_lookup]'
-  python -m mmkv_bench method=snapkv methods.snapkv.window=16
-  python -m mmkv_bench 'method=[h2o,keydiff]' methods.keydiff.reading=released
-  python -m mmkv_bench method=mmshift 'variants.g3={base: mmshift, gamma: 3}'
-  python -m mmkv_bench model=hf model.path=/models/my-vlm 'protocol=[paper,strict]' limit=100
-  python -m mmkv_bench experiment=demo --json"""
-
-
-def run_options(parser: Parser) -> None:
-    """Settings of a run, and Hydra's flags that print it instead."""
-    parser.text = usage
-    configuration(parser)
-    parser.add_argument("-m", "--multirun", action="store_true")
-    for flag, (short, choices) in _HYDRA.items():
-        parser.add_argument(flag, short, choices=choices)
-    for flag in ("--resolve", "--hydra-help"):
-        parser.add_argument(flag, action="store_true")
+_HYDRA = ("--cfg", "--info", "--package")
+"""Hydra's flags that print and stop, and take a word."""
 
 
 def usage() -> str:
@@ -82,17 +29,18 @@ def usage() -> str:
         "",
         "groups (group=choice, 'group=[a,b]' where several are taken)",
     ]
-    for group in dict.fromkeys([*_GROUPS, *groups()]):
+    stated = VERBS["run"]["help"]
+    for group in dict.fromkeys([*stated["groups"], *groups()]):
         lines += [
-            f"  {group:<12}{_GROUPS.get(group, '')}",
+            f"  {group:<12}{stated['groups'].get(group, '')}",
             indent("\n".join(wrap(", ".join(options(group)), 96)), " " * 14),
         ]
-    for title, schema in _KEYS.items():
+    for name, title in stated["keys"].items():
         lines += ["", title]
-        for key, (text, allowed) in keys(schema).items():
+        for key, (text, allowed) in keys(SCHEMAS[name]).items():
             words = allowed if isinstance(allowed, str) else " | ".join(allowed)
             lines.append(f"  {key:<18}{text}" + (f" [{words}]" if words else ""))
-    return "\n".join([*lines, "", _END])
+    return "\n".join([*lines, "", stated["end"]])
 
 
 def run(given: argparse.Namespace) -> int:
@@ -108,16 +56,6 @@ def run(given: argparse.Namespace) -> int:
 
 
 # ---------------------------------------------------------------------- sweep
-def sweep_options(parser: Parser) -> None:
-    """Settings of the runs."""
-    configuration(parser)
-    parser.examples(
-        "mmkv-bench sweep method=mmshift seed=0,1,2",
-        "mmkv-bench sweep 'method=[full,snapkv]' page_size=small,large out=runs/pages",
-        "mmkv-bench sweep launcher=slurm experiment=demo shards=4 hydra.launcher.partition=gpu dry=true",
-    )
-
-
 def sweep(given: argparse.Namespace) -> int:
     """Check every job, then run them all; the highest exit code of any."""
     return run_sweep(overrides_of(given))
@@ -175,15 +113,6 @@ def _print_sweep(
 
 
 # ---------------------------------------------------------------------- launch, score
-def launch_options(parser: Parser) -> None:
-    """Number of processes, and the settings of the run."""
-    parser.add_argument(
-        "--processes", type=count, metavar="N", help="default: one per visible device; without a device it must be said"
-    )
-    configuration(parser)
-    parser.examples("mmkv-bench launch --processes 4 experiment=demo")
-
-
 def launch(given: argparse.Namespace) -> int:
     """Generate in N processes, score once at the end."""
     from mmkv_bench.run.launch import launch
@@ -192,15 +121,6 @@ def launch(given: argparse.Namespace) -> int:
         if text.startswith("processes="):
             raise ConfigError(f"{text} is a flag: write --processes {text.partition('=')[2]}")
     return launch(overrides_of(given), given.processes)
-
-
-def score_options(parser: Parser) -> None:
-    """Settings of the run whose answers are scored."""
-    configuration(parser)
-    parser.examples(
-        "mmkv-bench score experiment=demo",
-        "mmkv-bench score dataset=mmvet out=runs/vet judge=openai judge.model=gpt-4o",
-    )
 
 
 def score(given: argparse.Namespace) -> int:

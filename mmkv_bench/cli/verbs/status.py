@@ -14,7 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.cli.grammar import Parser, rows_folder
 from mmkv_bench.cli.main import clear_screen
 from mmkv_bench.columns import aligned
 from mmkv_bench.errors import ConfigError
@@ -34,22 +33,6 @@ UNFINISHED = (
     *("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"),
 )
 """States in which a job ended before its work did; one that is queued again later counts by its newest."""
-
-
-def status_options(parser: Parser) -> None:
-    """Rows folders, failures, watching and the form."""
-    parser.add_argument("rows", type=rows_folder, nargs="*", help=f"rows folders; all below {RUNS} by default")
-    parser.add_argument("--failed", action="store_true", help="list the samples that failed, with the reason of each")
-    parser.add_argument(
-        "--watch",
-        type=float,
-        nargs="?",
-        const=10.0,
-        metavar="SECONDS",
-        help="say it again every so often (10 s) until all answers are there or Ctrl-C",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.examples("mmkv-bench status", "mmkv-bench status runs/demo --failed", "mmkv-bench status runs/demo --watch")
 
 
 def status(given: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmkv_bench.cli.grammar import Parser, amount, rows_folder
+from mmkv_bench.cli.grammar import rows_folder
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,66 +22,6 @@ _NOT_CSV = ("groups", "ranks", "join", "against", "caption")
 _ONE_THING = ("groups", "ranks", "join", "questions")
 _NOT_QUESTIONS = (*_OF_SCORES, "no_interval", "name", "caption", "protocol", "reading")
 STAND_INS = "standins"
-
-
-def tables_options(parser: Parser) -> None:
-    """Rows, filters and forms."""
-    parser.add_argument("rows", type=Path, help="rows folder that a run printed")
-    parser.add_argument("--format", choices=("md", "csv", "latex", "html"), default="md", help="default: md")
-    parser.lists(
-        {
-            "dataset": "only these datasets",
-            "protocol": "only these protocols",
-            "reading": "only these readings (paper, released)",
-            "metric metrics": "only these metrics; fidelity: KL, agreement and divergence from full in one table; costs, with "
-            "the ratio to full: tpot_s,ttft_s,peak,bytes, and each column of responses and phase of timings (docs/rows.md)",
-            "methods": "only these lines, each two of them compared (not csv)",
-        }
-    )
-    parser.lists({"budgets": "only these budgets"}, metavar="NUMBERS")
-    parser.add_argument(
-        "--against",
-        metavar="NAME",
-        help="compare the lines with this one only; bold, ranks and verdicts stay those of all lines of the rows",
-    )
-    for flag, text in {
-        "groups": "means over the groups of a benchmark's datasets (not csv)",
-        "ranks": "ranks over all tasks, in place of the tables (not csv)",
-        "join": "tables of several tasks as one: tasks are groups of columns (not csv)",
-        "no-interval": "scores without their intervals (not csv)",
-        "questions": "what a cache knew when it was compressed, in place of the tables: losses of several questions a document",
-        "pairs": "also the separated pairs (csv: all pairs, instead)",
-    }.items():
-        parser.add_argument(f"--{flag}", action="store_true", help=text)
-    _notes_option(parser)
-    parser.add_argument(
-        "--name",
-        action="append",
-        metavar="LINE=NAME",
-        help="print another name for a line: --name mine=Ours (not in csv, whose records keep the ids)",
-    )
-    parser.add_argument("--caption", metavar="TEXT", help="caption of the one table that is printed (not csv)")
-    parser.examples(
-        "mmkv-bench tables results/tiny/large",
-        "mmkv-bench tables runs/demo --protocol strict --format latex",
-        "mmkv-bench tables results/tiny/large --methods snapkv,keydiff --budgets 64,128 --against mmshift",
-        "mmkv-bench tables results/tiny/methods --ranks",
-        "mmkv-bench tables results/tiny/large --join --no-interval --notes none --name mmshift=Ours --format latex",
-        "mmkv-bench tables results/tiny/methods --format html > tables.html",
-        "mmkv-bench tables results/tiny/ablations --metric fidelity",
-        "mmkv-bench tables runs/speed --metric tpot_s,ttft_s,peak,bytes",
-    )
-
-
-def _notes_option(parser: Parser) -> None:
-    parser.add_argument(
-        "--notes",
-        nargs="?",
-        const="all",
-        default="short",
-        choices=("none", "short", "all"),
-        help="notes below a table (not csv); short, the default: the five most important, more where they explain marks",
-    )
 
 
 def tables(given: argparse.Namespace) -> int:
@@ -193,49 +133,13 @@ def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost]) -> list[Table
 
 
 # ---------------------------------------------------------------------- papers
-def papers_options(parser: Parser) -> None:
-    """Tables, rows and format."""
-    parser.add_argument(
-        "tables",
-        nargs="*",
-        metavar="id",
-        help="as mmshift_table01 or meda_fig04, or in words; a paper; all; standins: every layout, filled by the embedded model",
-    )
-    rows = "rows folders that runs printed, or folders that hold such; default: results/papers if it exists"
-    parser.lists({"rows": rows}, metavar="DIRS")
-    parser.add_argument("--format", choices=("md", "latex", "csv", "html"), default="md", help="default: md")
-    _notes_option(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write a file for each table there, and its pictures")
-    parser.add_argument("--list", action="store_true", help="list the ids with their captions")
-    parser.add_argument("--plan", action="store_true", help="print what the cells take to run, in hours; run nothing")
-    parser.add_argument(
-        "--bandwidth", type=amount, default=3350, metavar="GB/S", help="with --plan: default 3350, an H100"
-    )
-    parser.add_argument("--matmul", type=amount, default=400, metavar="TFLOP/S", help="with --plan: default 400")
-    parser.add_argument("--summary", action="store_true", help="print all papers as one page (md)")
-    parser.examples(
-        "mmkv-bench papers mmshift_table01",
-        "mmkv-bench papers mmshift_table06 flashcache_table05 --rows runs/qwen,runs/other_machine",
-        "mmkv-bench papers all --rows results/papers --format csv",
-        "mmkv-bench papers mmshift_table01 --plan",
-        "mmkv-bench papers --summary",
-        "mmkv-bench papers standins --out results/tiny/papers",
-    )
-
-
 def papers(given: argparse.Namespace) -> int:
     """Print tables, or write them and print their files' names."""
     from mmkv_bench.papers.layout import load, stand_in_ids, table_ids
-    from mmkv_bench.papers.runs import PlanDevice, plan_text
-    from mmkv_bench.papers.summary import summary
     from mmkv_bench.papers.table import SUFFIXES, render
 
     if given.list:
         text = "".join(f"{name:<24}{load(name).caption}\n" for name in (*table_ids(), *stand_in_ids()))
-    elif given.plan:
-        text = plan_text(_layouts(given), PlanDevice(given.bandwidth * 1e9, given.matmul * 1e12))
-    elif given.summary:
-        text = summary(_filled(given))
     elif given.out is None:
         text = render(_filled(given), given.format, notes=given.notes)
     else:
@@ -255,12 +159,11 @@ def _layouts(given: argparse.Namespace) -> list[TableLayout]:
     from mmkv_bench.config.names import tables as meant
     from mmkv_bench.papers.layout import load, stand_in_ids, table_ids
 
-    if not given.tables and not given.summary:
+    if not given.tables:
         raise ConfigError("papers needs the id of a table, all, or standins; --list names them")
     groups = {"all": table_ids(), STAND_INS: stand_in_ids()}
     together = meant(" ".join(given.tables))  # MM-ShiftKV table 1
-    each = together or [one for name in given.tables for one in groups.get(name) or meant(name) or [name]]
-    names = groups["all"] if given.summary else each
+    names = together or [one for name in given.tables for one in groups.get(name) or meant(name) or [name]]
     return [load(name) for name in dict.fromkeys(names)]
 
 

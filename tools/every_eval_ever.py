@@ -1,14 +1,19 @@
 """Cells as records of Every Eval Ever (schema 0.3.0): scores with their intervals, the budget asked and counted, checksums.
 
+    python -m tools.every_eval_ever results/tiny/large --out records --organization 'My lab'
+
 One record is one cell: a model under one method at one budget on one dataset. What a compressor changes has no place of its own
 in that schema and stands in the model's and the generation's `additional_details`, whose values are strings.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import re
+import sys
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench import __version__
+from mmkv_bench.cli.grammar import rows_folder
+from mmkv_bench.errors import MMKVError
 from mmkv_bench.report.answers import COUNTED, AnswerTable, counted, parsed
 from mmkv_bench.report.command import Commands
 from mmkv_bench.statistics.metric_kinds import is_share, lower_is_better
@@ -229,3 +236,30 @@ def _strings(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
 
 def _file_name(text: str) -> str:
     return re.sub(r"[^\w.-]", "_", text).strip(".") or "unknown"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Write the records of rows folders, and list the cells that have none."""
+    parser = argparse.ArgumentParser(prog="python -m tools.every_eval_ever")
+    parser.add_argument("rows", nargs="+", help="rows folders that runs printed")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the folder data/ is made")
+    parser.add_argument("--organization", required=True, metavar="NAME", help="who ran the evaluation")
+    relationship = "of who ran it to who made the model (default: third_party)"
+    parser.add_argument("--relationship", choices=RELATIONSHIPS, default="third_party", help=relationship)
+    given = parser.parse_args(words)
+    by = By(given.organization, given.relationship, int(time.time()))
+    try:
+        for folder in map(rows_folder, dict.fromkeys(given.rows)):
+            files, without = write(Store(folder), by, given.out)
+            print(f"{folder}: {len(files)} records in {given.out / 'data'}")
+            if without:
+                named = ", ".join(without[:3]) + (", ..." if len(without) > 3 else "")
+                print(f"{len(without)} cells have no record, because none of their metrics has a value: {named}")
+    except MMKVError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

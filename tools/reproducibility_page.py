@@ -1,4 +1,6 @@
-"""docs/reproducibility.md: results of the papers' tables, claims, obstacles, and the cost of the next rows. Zeros are shown.
+"""What of the papers was reproduced: `python -m tools.reproducibility_page [ROWS,...]` writes docs/reproducibility.md.
+
+It has results of the papers' tables, claims, obstacles, and the cost of the next rows. Zeros are shown.
 
 Claims: sentences of the papers that state a number. Each holds, fails, is undecided or was not tested.
 
@@ -10,18 +12,21 @@ The spread over seeds counts as in a cell's verdict. A claim that leaves its cel
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from mmkv_bench.config.files import conf_dir, reference_dir
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.papers import printed, runs
-from mmkv_bench.papers.judgement import FilledCell, FilledTable
-from mmkv_bench.papers.layout import PAPERS
+from mmkv_bench.papers import printed
+from mmkv_bench.papers.evidence import Evidence
+from mmkv_bench.papers.judgement import FilledCell, FilledTable, fill
+from mmkv_bench.papers.layout import PAPERS, load, table_ids
 from mmkv_bench.papers.margins import (
     AGREES,
     CONFIRMED,
@@ -37,11 +42,13 @@ from mmkv_bench.papers.measurement import COMPUTED, MEASURED, PART, PLANNED, WHO
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS
 from mmkv_bench.tables.formats import aligned
 from mmkv_bench.tables.table import signed
+from tools import papers_plan
 
-_PAGE = """\
+PAGE = Path(__file__).parents[1] / "docs" / "reproducibility.md"
+_TEXT = """\
 # What of the papers was reproduced here
 
-Made by `make papers` (`mmkv-bench papers --summary`); do not edit. `conf/table` lays out every table and figure of the five
+Made by `make papers`; do not edit. `conf/table` lays out every table and figure of the five
 papers, `results/reference` has every number that they print, and `mmkv-bench papers <id>` prints a table beside result rows. A
 number agrees, differs or is undecided by rules and margins that were fixed beforehand (`results/reference/margins.yaml`,
 `mmkv_bench/papers/margins.py`). Nothing here is stamped reproduced.
@@ -83,7 +90,7 @@ Ambiguous sentences, which no cell tests:
 
 Weights and data of the hub and a GPU. Hours are of an H100 (3,350 GB/s, 400 TFLOP/s), for exactly the cells of all tables of a
 paper, cells of several tables once: at the roofline, a lower bound, and at shares of it that were measured on a CPU.
-`mmkv-bench papers <id> --plan` has a table's hours by model and data, with the source of its prompt lengths.
+`python -m tools.papers_plan <id>` has a table's hours by model and data, with the source of its prompt lengths.
 
 {costs}
 
@@ -114,7 +121,7 @@ def summary(tables: Sequence[FilledTable]) -> str:
     )
     if states[PLANNED]:
         status.append(f"{states[PLANNED]} hold a peak that a dry run counted (planned): shown, and not judged.")
-    return _PAGE.format(
+    return _TEXT.format(
         versions="\n".join(days),
         version=versions()[-1].version,
         status=" ".join(status),
@@ -191,9 +198,11 @@ def _reasons() -> str:
 def _costs(groups: dict[str, Sequence[FilledTable]]) -> str:
     lines = []
     for name, tables in groups.items():
-        loads = runs.loads([table.layout for table in tables], runs.PlanDevice())
+        loads = papers_plan.loads([table.layout for table in tables], papers_plan.PlanDevice())
         counts = sum(one.cells for one in loads), sum(one.cells * one.samples for one in loads)
-        lines.append([name, *(f"{count:,}" for count in counts), *(f"{hours or 0:.0f}" for hours in runs.total(loads))])
+        lines.append(
+            [name, *(f"{count:,}" for count in counts), *(f"{hours or 0:.0f}" for hours in papers_plan.total(loads))]
+        )
     return aligned(["paper", "cells of rows", "answers", "roofline h", "expected h"], lines)
 
 
@@ -328,3 +337,15 @@ def _allowed(claim: Claim, cells: Sequence[FilledCell]) -> tuple[float, float]:
             effect = abs(number - cells[1].printed_number)
     room = claim.half + min(room, effect / 2)
     return claim.number - room, claim.number + room
+
+
+def main(folders: Sequence[str] = ()) -> None:
+    """Write the page, with numbers of the rows in these folders; without any, of `results/papers` where that is there."""
+    papers = reference_dir().parent / "papers"
+    roots = [Path(folder) for folder in folders] or ([papers] if papers.is_dir() else [])
+    evidence = Evidence.of(roots)
+    PAGE.write_text(summary([fill(load(name), evidence) for name in table_ids()]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main([folder for word in sys.argv[1:] for folder in word.split(",")])

@@ -1,4 +1,4 @@
-"""`mmkv-bench export eee`: records hold what rows say, and are valid where the schema is (`make check-export` fetches it)."""
+"""Promise: records of Every Eval Ever hold what rows say, and are valid where the schema is (`make check-export` fetches it)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mmkv_bench.cli.verbs.rows import RELATIONSHIPS
-from mmkv_bench.report import every_eval_ever
-from mmkv_bench.report.every_eval_ever import By, write
 from mmkv_bench.store.store import Store
-from tests.cli.setting import verb
-from tests.each import each
 from tests.tables.examples import Example, zeros_and_ones
+from tools.every_eval_ever import By, main, write
 
-main = verb("export")
 BY = By("Lab", "third_party", 1_800_000_000)
 VALUES = {"value": 0.75, "value_failures_zero": 0.75, "low": 0.5, "high": 0.9, "interval": "wilson"}
 
@@ -73,22 +68,10 @@ def test_records_are_what_rows_say(tmp_path):
     assert again == files, "a further export replaces the files of the same cells"
 
 
-@each(
-    ("words", "sentence"),
-    [
-        (["eee", "rows", "--out", "o"], "the following arguments are required: --organization"),
-        (["xml", "rows", "--out", "o", "--organization", "x"], "invalid choice: 'xml'"),
-        (["eee", "nowhere", "--out", "o", "--organization", "x"], "nowhere is not a folder of result rows"),
-    ],
-)
-def test_a_mistake_is_one_sentence(words, sentence, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(words) == 2 and sentence in capsys.readouterr().err
+def test_a_folder_without_rows_is_one_sentence(tmp_path, capsys):
+    assert main([str(tmp_path / "no"), "--out", str(tmp_path / "o"), "--organization", "x"]) == 2
+    assert "no is not a folder of result rows" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
-
-
-def test_the_verb_offers_the_relationships_of_the_schema():
-    assert RELATIONSHIPS == every_eval_ever.RELATIONSHIPS
 
 
 @pytest.mark.skipif(

@@ -1,22 +1,21 @@
-"""Promise: docs/reproducibility.md is what the command makes; every sentence is tested by cells that exist."""
+"""Promise: docs/reproducibility.md is what `make papers` makes; every sentence is tested by cells that exist."""
 
 from __future__ import annotations
 
 import pytest
 
-from mmkv_bench.config.files import conf_dir
-from mmkv_bench.papers import summary
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.judgement import fill
 from mmkv_bench.papers.layout import load, table_ids
 from tests.each import each
+from tools import reproducibility_page as summary
 
 
 @pytest.mark.full
-def test_the_committed_page_is_what_the_command_makes():
+def test_the_committed_page_is_what_its_tool_makes():
     evidence = Evidence.of([])
     made = summary.summary([fill(load(name), evidence) for name in table_ids()])
-    assert (conf_dir().parent / "docs" / "reproducibility.md").read_text(encoding="utf-8") == made
+    assert summary.PAGE.read_text(encoding="utf-8") == made
 
 
 def test_every_claim_is_of_cells_that_exist_and_states_a_printed_number():

@@ -1,4 +1,4 @@
-"""Promises of a model of conf/model and its family, checked with random weights: `mmkv-bench check model=<name>`.
+"""Promises of a model of conf/model and its family, checked with random weights: `python -m tools.check_model <name>`.
 
 The model has its true widths, two layers, and computes in float32 on the CPU. A check returns what is broken, or None; the first
 line of its docstring is the promise.
@@ -6,6 +6,7 @@ line of its docstring is the promise.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,8 +17,10 @@ from PIL import Image
 
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import full
-from mmkv_bench.config.files import MODEL, content
+from mmkv_bench.config.files import MODEL, content, options
+from mmkv_bench.config.names import canonical
 from mmkv_bench.config.schema import Model
+from mmkv_bench.errors import MMKVError, first_line, nearest
 from mmkv_bench.families.base import Box
 from mmkv_bench.families.facts import text_model
 from mmkv_bench.families.registry import family, image_tokens, token_boxes, video_tokens
@@ -226,3 +229,36 @@ NEEDED: dict[Callable[[Checked], str | None], str] = {
     videos_are_counted: "video",
 }
 """Check -> the medium that a model has to take for it."""
+
+
+def main(words: Sequence[str]) -> int:
+    """Check all promises of a model: 0 when they are kept, 1 when one is broken, 2 for a model that cannot be had."""
+    known = canonical(MODEL, words[0]) if len(words) == 1 else ""
+    if known not in options(MODEL):
+        print(f"name one model of conf/model; {nearest(known, options(MODEL))}", file=sys.stderr)
+        return 2
+    checked, broken = Checked(known), 0
+    try:
+        media = " and ".join(f"{kind}s" for kind in checked.media) or "text"
+        print(
+            f"{known}: {checked.loaded.family.name}, {LAYERS} layers of random weights, float32, takes {media}",
+            flush=True,
+        )
+    except MMKVError as error:
+        print(error, file=sys.stderr)
+        return 2
+    checks = [check for check in CHECKS if NEEDED.get(check) in (None, *checked.media)]
+    for check in checks:
+        promise = (check.__doc__ or check.__name__).splitlines()[0]
+        try:
+            fault = check(checked)
+        except Exception as error:  # noqa: BLE001 - whatever the family's code raises is the finding
+            fault = first_line(error)
+        broken += fault is not None
+        print(f"ok      {promise}" if fault is None else f"BROKEN  {promise}: {fault}", flush=True)
+    print(f"{len(checks) - broken} of {len(checks)} promises are kept")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

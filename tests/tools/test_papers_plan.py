@@ -9,8 +9,8 @@ import pytest
 from mmkv_bench.config.compose import compose
 from mmkv_bench.config.files import conf_dir
 from mmkv_bench.papers.layout import load
-from mmkv_bench.papers.runs import SHARES, PlanDevice, loads, plan_text, total
 from mmkv_bench.plan.planner import outline
+from tools.papers_plan import SHARES, PlanDevice, loads, plan_text, total
 
 H100 = PlanDevice()
 
