@@ -51,7 +51,7 @@ class Checked:
         """The model's file, for two layers of random weights."""
         return Model(
             **content(MODEL, self.name)
-            | {"weights": "random", "layers": LAYERS, "dtype": "float32", "attention": "sdpa", "device": "cpu"}
+            | {"weights": "random", "layers": LAYERS, "dtype": "float32", "device": "cpu"}
         )
 
     @cached_property

@@ -36,6 +36,7 @@ class ModelFacts:
         num_layers: layers of the text model that are compressed, all but those of `states`; num_query_heads, num_kv_heads,
             head_dim: of each; states: layers that keep a window or a recurrent state.
         max_context: tokens that the text model was made for, None where its config does not say.
+        sinks: see `base.TextModel`.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ModelFacts:
     head_dim: int
     max_context: int | None = None
     states: States = NO_STATES
+    sinks: bool = False
 
     @property
     def all_layers(self) -> int:
@@ -113,6 +115,7 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // query_heads,
         max_context=getattr(text, "max_position_embeddings", None),
         states=backbone.states(text, kinds),
+        sinks=backbone.sinks,
     )
 
 

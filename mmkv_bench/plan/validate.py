@@ -97,7 +97,12 @@ def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes
 
 
 def validate_decoding(family: ModelFacts, answering: AnswerConfig) -> None:
-    """Refuse kernels that layers with a window or a recurrent state do not have. Raises UnsupportedError."""
+    """Refuse kernels that layers with a window or a recurrent state, or learned sinks, do not have. Raises UnsupportedError."""
+    if family.sinks and answering.model.attention != "eager":
+        raise UnsupportedError(
+            f"model.attention={answering.model.attention}: {family.name} has learned sinks, for which only eager attention has a "
+            "place; allowed for it: model.attention=eager"
+        )
     given = {"decode": answering.decode, "model.attention": answering.model.attention}
     for key, value in given.items():
         if family.states.layers and value in (COMPILED, FLASH):

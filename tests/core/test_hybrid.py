@@ -37,7 +37,11 @@ from tests.generation import common
 
 TOLERANCE, CUT = 2e-6, 41
 PROTOCOLS = tuple(name for name in SINGLE if not (protocol(name).prefills_again or protocol(name).streams))
-BESIDE = {"qwen3_5": "LinearAttentionLayer", "gemma3": "DynamicSlidingWindowLayer"}
+LINEAR, SINKS = "qwen3_5", "gpt_oss"
+
+
+def beside(name: str) -> str:
+    return "LinearAttentionLayer" if name == LINEAR else "DynamicSlidingWindowLayer"
 
 
 def context(name: str) -> int | None:
@@ -57,8 +61,7 @@ def document(name: str) -> EncodedPrompt:
 # ------------------------------------------------------------------------------------------------- nothing is evicted
 
 
-@each("attention", ["sdpa", "eager"])
-@each("name", zoo.HYBRID)
+@each(("name", "attention"), [(name, base) for name in zoo.HYBRID for base in ("sdpa", "eager") if (name, base) != (SINKS, "sdpa")])
 def test_full_is_bit_identical_to_the_untouched_model_alone_and_in_a_padded_batch(name, attention):
     model = zoo.model(name, attention)
     for inputs in (zoo.prompt(name), zoo.batch([zoo.prompt(name), zoo.prompt(name, 1, before=2)])):
@@ -68,7 +71,7 @@ def test_full_is_bit_identical_to_the_untouched_model_alone_and_in_a_padded_batc
                 run = reference.generate(model, inputs, 6)
             assert torch.equal(run.logits, stock.logits) and torch.equal(run.tokens, stock.tokens)
             kinds = [type(layer).__name__ for layer in session.filled.layers[::2]]
-            assert kinds == [BESIDE[name]] * 2 and len(session.filled.compressed) == 2
+            assert kinds == [beside(name)] * 2 and len(session.filled.compressed) == 2
 
 
 def test_a_session_registers_no_layer_for_every_cache():
@@ -81,7 +84,8 @@ def test_a_session_registers_no_layer_for_every_cache():
 
 @each("name", zoo.HYBRID)
 def test_scorers_see_the_full_layers_queries_without_gates_and_their_own_rotation(name):
-    """Gates stand between the queries of Qwen3.5's projection; its cos has 4 of 16 dimensions; Gemma rotates by kind of layer."""
+    """Gates stand between the queries of Qwen3.5's projection; its cos has 4 of 16 dimensions; Gemma rotates by kind of layer;
+    gpt-oss hands one cos to both halves, scaled by YaRN."""
     model, inputs, spy, called = zoo.model(name), zoo.prompt(name), Spy(), {}
     modules, length = zoo.full_attention(model), inputs["input_ids"].shape[1]
 
@@ -99,10 +103,13 @@ def test_scorers_see_the_full_layers_queries_without_gates_and_their_own_rotatio
     assert [seen[0] for seen in spy.seen] == [0, 1], "compressed layers are counted among themselves"
     for (_, tail, key, _, _, future, probe, projected), module in zip(spy.seen, modules, strict=True):
         hidden, cos, sin = called[module.layer_idx]
+        if name == SINKS:
+            assert cos.shape[-1] == zoo.HEAD_DIM / 2 and float(cos[0, 0].max()) > 1.3
+            cos, sin = torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)
 
         def queries(of, module=module):
             made = module.q_proj(of).view(len(of), zoo.HEADS, -1)[:, :, : zoo.HEAD_DIM]
-            return module.q_norm(made).transpose(0, 1)
+            return getattr(module, "q_norm", torch.nn.Identity())(made).transpose(0, 1)
 
         window = slice(length - WINDOW, length)
         torch.testing.assert_close(projected, queries(probe))
@@ -262,7 +269,7 @@ def test_bytes_of_states_are_those_of_the_stock_cache_and_foretold(name, length)
         tensor.numel() * tensor.element_size()
         for layer in cache.layers[::2]
         for tensor in (
-            [layer.keys, layer.values] if name == "gemma3" else [layer.conv_states[0], layer.recurrent_states[0]]
+            [layer.conv_states[0], layer.recurrent_states[0]] if name == LINEAR else [layer.keys, layer.values]
         )
     )
     prompt = common.encoded(name, inputs)
@@ -295,7 +302,12 @@ def test_what_states_cannot_follow_is_refused_and_the_model_left_as_it_was(name)
             Session(model, **options)
     with pytest.raises(UnsupportedError, match="decode=eager"):
         Engine(model, common.family(name), common.rules(model), common.tokenizer(), step=lambda **inputs: None)
-    assert model.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == ("eager" if name == SINKS else "sdpa")
+
+
+def test_learned_sinks_have_a_place_in_eager_attention_alone():
+    with pytest.raises(UnsupportedError, match="learned sinks and got attention=sdpa.*attention=eager"):
+        Session(zoo.model(SINKS), attention="sdpa")
 
 
 def test_every_protocol_is_either_driven_or_refused_here():
@@ -313,9 +325,9 @@ def test_a_copied_layer_shares_no_tensor():
             before = copy.deepcopy(kept)
             zoo.model(name)(input_ids=torch.tensor([[5]]), past_key_values=cache, use_cache=True)
         for place, layer in kept.items():
-            for attribute in ("keys", "values") if name == "gemma3" else ("conv_states", "recurrent_states"):
+            for attribute in ("conv_states", "recurrent_states") if name == LINEAR else ("keys", "values"):
                 one, other = getattr(layer, attribute), getattr(before[place], attribute)
-                assert torch.equal(one, other) if name == "gemma3" else torch.equal(one[0], other[0])
+                assert torch.equal(one[0], other[0]) if name == LINEAR else torch.equal(one, other)
 
 
 def _tiny(config_class, **more):
@@ -328,7 +340,6 @@ def _tiny(config_class, **more):
 @each(
     ("made", "by_attach", "by_session"),
     [
-        (lambda: _tiny(tf.GptOssConfig, num_local_experts=2, num_experts_per_tok=1), "learned sinks", "learned sinks"),
         (lambda: _tiny(tf.Lfm2Config, layer_types=["conv", "full_attention"]), "short convolutions", "conv layers"),
         (
             lambda: _tiny(
