@@ -179,6 +179,11 @@ def state_bytes(facts: ModelFacts, tokens: int, dtype: str) -> int:
     return facts.states.nbytes(tokens, 2 * facts.num_kv_heads * facts.head_dim, _BYTES[dtype])
 
 
+def full_state_bytes(facts: ModelFacts, dtype: str) -> int:
+    """Bytes of windows and recurrent states, of a prompt that fills the windows."""
+    return state_bytes(facts, facts.states.window, dtype)
+
+
 def _ids(config: Any, attribute: str | None) -> tuple[int, ...]:
     value = getattr(config, attribute, None) if attribute else None
     return () if value is None else (int(value),)

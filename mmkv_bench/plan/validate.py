@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 Nodes = Mapping[str, Mapping[str, Any]]
 
-_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*")
 
@@ -44,7 +43,7 @@ def validate(config: RunConfig) -> None:
     Raises:
         ConfigError: the first thing that is wrong, exit code 2.
     """
-    from mmkv_bench.compression.budget import Budget
+    from mmkv_bench.compression.budget import Budget, StateCost
     from mmkv_bench.store.study import PrimaryEndpoint
 
     if config.stream.positions == "compact":
@@ -55,7 +54,7 @@ def validate(config: RunConfig) -> None:
     _check_values(config)
     parse_shard(config.shard)
     for value in _values("budget", config.budget):
-        Budget.parse(value)
+        Budget.parse(value, StateCost(entry=1))  # how many entries bytes are, the plan says
     for key in ("fork_memory", "memory_limit"):
         bytes_of(getattr(config, key), key)
     if not config.datasets:
@@ -208,8 +207,10 @@ def bytes_of(value: Any, key: str = "fork_memory") -> int | None:
     """An amount of memory as bytes: a whole number, text with a unit (`512MiB`, `2GB`), or None for no cap."""
     if value is None:
         return None
+    from mmkv_bench.compression.budget import UNITS
+
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(value))
-    size = int(float(match[1]) * _UNITS.get(match[2].lower(), 0)) if match else 0
+    size = int(float(match[1]) * {"": 1, **UNITS}.get(match[2].lower(), 0)) if match else 0
     if size < 1:
         raise ConfigError(f"{key}={value} is not an amount of memory; allowed: {allowed(key)}; give one")
     return size

@@ -140,7 +140,7 @@ def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
         entries = budget.entries_for(length)
         kept = min(entries, length)
         lines.append(
-            f"budget     {budget}: {kept} of {length} entries per KV head ({100 * kept / length:.1f}%), "
+            f"budget     {budget}{f' ({budget.in_bytes} of all state)' if budget.in_bytes else ''}: {kept} of {length} entries per KV head ({100 * kept / length:.1f}%), "
             f"{kept * family.num_layers * family.num_kv_heads} in all, {size(kept * per_token)}"
             + _of_all_state(family, plan.cells[0].dtype, length, kept)
             + ("; the first prompt is kept whole" if entries >= length else "")

@@ -21,7 +21,7 @@ from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.numerics.moments import rotate, unrotate
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.session import Session, attach
-from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.facts import state_bytes
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.engine import Engine
@@ -61,7 +61,10 @@ def document(name: str) -> EncodedPrompt:
 # ------------------------------------------------------------------------------------------------- nothing is evicted
 
 
-@each(("name", "attention"), [(name, base) for name in zoo.HYBRID for base in ("sdpa", "eager") if (name, base) != (SINKS, "sdpa")])
+@each(
+    ("name", "attention"),
+    [(name, base) for name in zoo.HYBRID for base in ("sdpa", "eager") if (name, base) != (SINKS, "sdpa")],
+)
 def test_full_is_bit_identical_to_the_untouched_model_alone_and_in_a_padded_batch(name, attention):
     model = zoo.model(name, attention)
     for inputs in (zoo.prompt(name), zoo.batch([zoo.prompt(name), zoo.prompt(name, 1, before=2)])):
@@ -278,6 +281,22 @@ def test_bytes_of_states_are_those_of_the_stock_cache_and_foretold(name, length)
     assert {row.bytes_state for row in rows} == {held} == {state_bytes(common.family(name), length, "float32")}
     assert rows[0].bytes_full == 2 * length * common.family(name).num_kv_heads * zoo.HEAD_DIM * 2 * 4
     assert [len(row.kept) for row in rows] == [2, 2, 2]
+
+
+@each("name", zoo.HYBRID)
+def test_an_amount_of_bytes_is_never_exceeded_and_no_entry_more_would_fit(name):
+    """Windows are full here; `generate` is given one token, so that the report is of the reduced prompt."""
+    model, inputs = zoo.model(name), zoo.prompt(name)
+    family = common.family(name)
+    entry = 2 * 2 * family.num_kv_heads * zoo.HEAD_DIM * 4
+    asked = state_bytes(family, 54, "float32") + 9 * entry + entry - 1
+    with mmkv_bench.attach(model, "snapkv", f"{asked}B", pool=1) as session, torch.no_grad():
+        model.generate(**inputs, max_new_tokens=1, do_sample=False)
+    report = session.report()
+    assert report.budget_entries == 9 and report.fallback == ("window_reduced",)
+    assert asked - entry < report.bytes_device + report.bytes_state <= asked
+    with pytest.raises(ConfigError, match="leaves no entry"):
+        mmkv_bench.attach(model, "snapkv", "10B")
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals

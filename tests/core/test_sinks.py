@@ -107,41 +107,44 @@ def dense(query, key, scaling, sinks, causal):
     return torch.cat([scores, column], -1).softmax(-1)[..., :-1].unflatten(0, (-1, GROUP))
 
 
+def statistics(query, key, scaling, sinks):
+    """Every statistic of attention, float64."""
+    square, grouped = (query, key[:, -24:], scaling), (query, key, scaling, 6)
+    made = {
+        "column_sums": attention.column_sums(query, key, scaling, 16, sinks),
+        "half_window": attention.half_window(query, key, scaling, sinks),
+        "group_mass": torch.cat([*proxies.group_mass(*grouped, sinks=sinks)], 2),
+        "apart": torch.cat([*proxies.group_mass(*grouped, per_query_head=True, sinks=sinks)], 2),
+        "total_mass": proxies.total_mass(*grouped, sinks=sinks),
+        "group_votes": proxies.group_votes(*grouped, 0.8, sinks=sinks),
+        "top_mass": entropy.top_mass(*square, range(24), 3, sinks),
+        "causal_entropy": torch.tensor(entropy.causal_entropy(*square, sinks)),
+    }
+    return {name: one.double() for name, one in made.items()}
+
+
 def test_every_statistic_equals_a_dense_softmax_with_one_more_column(monkeypatch):
-    """In tiles of all sizes; without the column each of them is another number."""
+    """In tiles of two sizes; without the column each of them is another number."""
+    query, key, scaling, sinks = tensors(rows=24, length=40)
+    causal, all_seen = (dense(query, key, scaling, sinks, causal=way) for way in (True, False))
+    grouped = all_seen.unflatten(2, (6, 4)).sum(3)
+    square = dense(query, key[:, -24:], scaling, sinks, causal=True)
+    wanted = {
+        "column_sums": causal.sum((1, 2)),
+        "half_window": causal.mean(2).flatten(0, 1),
+        "group_mass": grouped.mean(1, keepdim=True),
+        "apart": grouped,
+        "total_mass": grouped.mean(1).sum(1),
+        "group_votes": nucleus(grouped.mean(1, keepdim=True).float(), 0.8, "left").sum((1, 2)).double(),
+        "top_mass": square.topk(3).values.sum(-1).mean((1, 2)),
+        "causal_entropy": torch.special.entr(square).sum(-1).mean(),
+    }
     for tile in (64, 1 << 20):
         monkeypatch.setattr(Device, "tile", tile)
-        query, key, scaling, sinks = tensors(rows=24, length=40)
-        causal, all_seen = (dense(query, key, scaling, sinks, causal=way) for way in (True, False))
-        grouped = all_seen.unflatten(2, (6, 4)).sum(3)
-        square = dense(query, key[:, -24:], scaling, sinks, causal=True)
-        made = {
-            "column_sums": lambda sinks: attention.column_sums(query, key, scaling, 16, sinks),
-            "half_window": lambda sinks: attention.half_window(query, key, scaling, sinks),
-            "group_mass": lambda sinks: torch.cat([*proxies.group_mass(query, key, scaling, 6, sinks=sinks)], 2),
-            "apart": lambda sinks: torch.cat(
-                [*proxies.group_mass(query, key, scaling, 6, per_query_head=True, sinks=sinks)], 2
-            ),
-            "total_mass": lambda sinks: proxies.total_mass(query, key, scaling, 6, sinks=sinks),
-            "group_votes": lambda sinks: proxies.group_votes(query, key, scaling, 6, 0.8, sinks=sinks),
-            "top_mass": lambda sinks: entropy.top_mass(query, key[:, -24:], scaling, range(24), 3, sinks),
-            "causal_entropy": lambda sinks: torch.tensor(
-                entropy.causal_entropy(query, key[:, -24:], scaling, sinks), dtype=torch.float64
-            ),
-        }
-        wanted = {
-            "column_sums": causal.sum((1, 2)),
-            "half_window": causal.mean(2).flatten(0, 1),
-            "group_mass": grouped.mean(1, keepdim=True),
-            "apart": grouped,
-            "total_mass": grouped.mean(1).sum(1),
-            "group_votes": nucleus(grouped.mean(1, keepdim=True).float(), 0.8, "left").sum((1, 2)).double(),
-            "top_mass": square.topk(3).values.sum(-1).mean((1, 2)),
-            "causal_entropy": torch.special.entr(square).sum(-1).mean(),
-        }
-        for name, of in made.items():
-            torch.testing.assert_close(of(sinks).double(), wanted[name], atol=2e-5, rtol=2e-5, msg=name)
-            assert not torch.allclose(of(None).double(), wanted[name], atol=1e-2, rtol=1e-2), name
+        counted, dropped = statistics(query, key, scaling, sinks), statistics(query, key, scaling, None)
+        for name, one in wanted.items():
+            torch.testing.assert_close(counted[name], one, atol=2e-5, rtol=2e-5, msg=name)
+            assert not torch.allclose(dropped[name], one, atol=1e-2, rtol=1e-2), name
 
 
 def test_expected_attention_counts_them_beside_expected_scores():

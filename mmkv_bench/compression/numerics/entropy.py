@@ -119,9 +119,7 @@ def top_mass(
         scores = torch.bmm(states, keys[:, :, :seen])
         future = torch.arange(first, seen, device=key.device) > position[:, None]
         scores.view(heads, group, n, seen)[..., first:].masked_fill_(future, float("-inf"))
-        weight = exponentials(
-            scores, masked=True, sinks=by_row(None if sinks is None else sinks.view(heads, group), n)
-        )
+        weight = exponentials(scores, masked=True, sinks=by_row(None if sinks is None else sinks.view(heads, group), n))
         best = scores.topk(min(top, seen), sorted=False).values
         mass = (best.sum(-1) * weight).double().view(heads, group, n)
         if sinks is None:

@@ -71,9 +71,7 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int, sinks: 
 @_operation(
     "group_mass(Tensor query, Tensor key, float scaling, int groups, bool apart, Tensor? sinks) -> Tensor", _mass_like
 )
-def group_mass(
-    query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool, sinks: Tensor | None
-) -> Tensor:
+def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool, sinks: Tensor | None) -> Tensor:
     """Mass of all groups, ``[Hkv, m, G, T]``; see ``proxies.group_mass``. apart: m is g, else 1."""
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
