@@ -54,8 +54,8 @@ class StateCost:
         """Entries per KV head that an amount leaves. Raises ConfigError where that is none."""
         if (entries := (nbytes - self.beside) // self.entry) < 1:
             raise ConfigError(
-                f"budget={text} leaves no entry: windows and recurrent states of this model hold {self.beside:,} bytes and one entry "
-                f"per KV head {self.entry:,}; allowed: {self.beside + self.entry:,} bytes or more"
+                f"budget={text} leaves no entry: windows and recurrent states of this model hold {self.beside:,} bytes and one "
+                f"entry per KV head {self.entry:,}; allowed: {self.beside + self.entry:,} bytes or more"
             )
         return entries
 

@@ -179,6 +179,12 @@ def state_bytes(facts: ModelFacts, tokens: int, dtype: str) -> int:
     return facts.states.nbytes(tokens, 2 * facts.num_kv_heads * facts.head_dim, _BYTES[dtype])
 
 
+def share_of_all_state(facts: ModelFacts, tokens: int, kept: int, dtype: str) -> float:
+    """Share of the bytes of all state after a prompt of `tokens` that `kept` entries per KV head leave, windows and states counted."""
+    entry, beside = kv_bytes_per_token(facts, dtype), state_bytes(facts, tokens, dtype)
+    return (kept * entry + beside) / (tokens * entry + beside)
+
+
 def full_state_bytes(facts: ModelFacts, dtype: str) -> int:
     """Bytes of windows and recurrent states, of a prompt that fills the windows."""
     return state_bytes(facts, facts.states.window, dtype)

@@ -105,8 +105,8 @@ class Cell:
         return {key: value for key, value in self.__dict__.items() if key not in apart}
 
     def told(self) -> dict[str, Any]:
-        """Additions to a row's configuration: the data that the method's calibrations were made of, and the bytes that its entries
-        were asked as."""
+        """Additions to a row's configuration: the data that the method's calibrations were made of, and the bytes that its
+        entries were asked as."""
         made = {"calibrations": dict(self.calibrations)} if self.calibrations else {}
         asked = None if self.budget is None else self.budget.in_bytes
         return made if asked is None else {**made, "budget_in_bytes": asked}

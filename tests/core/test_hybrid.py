@@ -33,7 +33,7 @@ from tests import reference, zoo
 from tests.core import parts
 from tests.core.test_observing import WINDOW, Spy
 from tests.each import each
-from tests.generation import common
+from tests.generation import common, test_questions
 
 TOLERANCE, CUT = 2e-6, 41
 PROTOCOLS = tuple(name for name in SINGLE if not (protocol(name).prefills_again or protocol(name).streams))
@@ -222,6 +222,31 @@ def test_sequences_that_are_joined_answer_as_alone(name, rule):
     for together in (False, True):
         made = Driver(model, 6, together=together).run(prompts, cell, lengths, _Host(), _untimed)
         assert made.answers[:2].tolist() == [row.token_ids for row in alone]
+
+
+@each("name", zoo.HYBRID)
+def test_questions_of_one_document_are_answered_as_each_with_a_cache_of_its_own(name):
+    """Whatever was asked before on the states of the document; the reference is stock attention over masked keys, prompt by
+    prompt."""
+    model, prompts = zoo.model(name), test_questions.document(name)
+    cut = prompts[0].context_tokens
+    methods = {key: common.registry(model=name)[key] for key in ("snapkv", "keydiff", "adakv", "streamingllm")}
+    rules = ("query_agnostic", *test_questions.NEW)
+    cells = [common.cell(made, 12, rule) for made in methods.values() for rule in rules]
+    answers = test_questions.asked(name, prompts, [*cells, *common.full_cells(rules)], order=(2, 0, 3, 1))
+    assert {answers[number, cells[1].cell].compression_reused for number in range(4)} == {False, True}
+    lost = 0
+    for number, prompt in enumerate(prompts):
+        stock = reference.generate(model, prompt.inputs, 6).tokens[0].tolist()
+        for cell in common.full_cells(rules):
+            assert answers[number, cell.cell].token_ids == stock
+        for cell in cells:
+            found = answers[number, cell.cell]
+            keep = reference.keep_of([index[None] for index in found.selected], cut)
+            masked = reference.masked_generate(model, prompt.inputs, keep, cut, 6).tokens[0].tolist()
+            assert found.token_ids == masked, (cell.cell, number)
+            lost += masked != stock
+    assert lost > 10, "evictions must matter"
 
 
 class _Host:
