@@ -180,7 +180,8 @@ def state_bytes(facts: ModelFacts, tokens: int, dtype: str) -> int:
 
 
 def share_of_all_state(facts: ModelFacts, tokens: int, kept: int, dtype: str) -> float:
-    """Share of the bytes of all state after a prompt of `tokens` that `kept` entries per KV head leave, windows and states counted."""
+    """Share of the bytes of all state after a prompt of `tokens` that stays with `kept` entries per KV head, windows and
+    recurrent states counted."""
     entry, beside = kv_bytes_per_token(facts, dtype), state_bytes(facts, tokens, dtype)
     return (kept * entry + beside) / (tokens * entry + beside)
 

@@ -20,10 +20,11 @@ from mmkv_bench.compression.numerics.moments import average_rotation, expected_l
 from mmkv_bench.compression.numerics.ordering import nucleus
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.scorers.expected_attention import ExpectedAttentionScorer
-from mmkv_bench.compression.session import attach
+from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.devices import Device
 from tests import reference, zoo
 from tests.core import parts
+from tests.generation import common
 
 NAME, WINDOW, GROUP = "gpt_oss", 7, 4
 
@@ -167,3 +168,51 @@ def test_expected_attention_counts_them_beside_expected_scores():
     assert len(scores) == 2
     for made, wanted in scores:
         torch.testing.assert_close(made.double(), wanted, atol=1e-4, rtol=1e-3)
+
+
+def layer_scores(compressors, budget: int) -> dict[str, torch.Tensor]:
+    """Score and summary of the first compressed layer under each method, in one prefill."""
+    made: dict[str, torch.Tensor] = {}
+
+    class Scoring:
+        needs = Needs()
+        for one in compressors.values():
+            needs = needs | one.needs
+
+        def layer_done(self, prompt, layer, observations):
+            for name, one in compressors.items() if layer == 0 else ():
+                summary = one.summary(observations[0], budget, 0)
+                made[name] = torch.cat([one.score(observations[0], budget, 0).double().flatten(), torch.zeros(0)])
+                made[name] = made[name] if summary is None else torch.cat([made[name], summary.double().flatten()])
+
+        def prompt_done(self, prompt):
+            """Nothing is evicted."""
+
+        def kept(self):
+            return []
+
+    model, inputs = zoo.model(NAME), zoo.prompt(NAME)
+    with Session(model, Scoring()), torch.no_grad():
+        model(**inputs, use_cache=True)
+    return made
+
+
+WITHOUT_ATTENTION = {"random", "reservoir", "streamingllm", "local", "keydiff", "flashcache", "infinipot_v", "blind", "even_frames"}
+"""Methods whose scores and budgets are of keys, values or places."""
+
+
+def test_every_method_that_reads_attention_is_moved_by_the_sinks_of_its_layer_and_no_other_is():
+    """The layer's input is the same: sinks act behind its queries and keys."""
+    methods = {key: one for key, one in common.for_text(common.registry(model=NAME)).items() if not one.unbudgeted}
+    sinks = zoo.full_attention(zoo.model(NAME))[0].sinks
+    before = sinks.detach().clone()
+    counted = layer_scores(methods, 12)
+    try:
+        with torch.no_grad():
+            sinks.fill_(-1e4)
+        without = layer_scores(methods, 12)
+    finally:
+        with torch.no_grad():
+            sinks.copy_(before)
+    unmoved = {name for name in methods if torch.equal(counted[name], without[name])}
+    assert len(methods) > 15 and unmoved == WITHOUT_ATTENTION & set(methods)

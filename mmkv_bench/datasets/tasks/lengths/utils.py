@@ -1,7 +1,7 @@
 """What the YAML files of this folder call: English at three lengths, made of what the package has.
 
-`lengths_documentation_<length>` is a stretch of release notes behind stretches of other projects, `lengths_needles_<length>` prose with
-two codes that are asked for and two that are not.
+`lengths_documentation_<length>` is a stretch of release notes behind stretches of other projects. `lengths_needles_<length>` is
+prose with two codes that are asked for and two that are not.
 """
 
 from __future__ import annotations
