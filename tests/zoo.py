@@ -231,8 +231,19 @@ _ENTRIES |= {
         ),
         "Gemma3ForCausalLM",
     ),
+    "gpt_oss": Entry(
+        lambda: tf.GptOssConfig(
+            **_GQA | {"num_hidden_layers": 4, "intermediate_size": 64},
+            head_dim=HEAD_DIM,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=16,
+            layer_types=[kind.format("sliding") for kind in _KINDS],
+        ),
+        "GptOssForCausalLM",
+    ),
 }
-HYBRID = ("qwen3_5", "gemma3")
+HYBRID = ("qwen3_5", "gemma3", "gpt_oss")
 """Text models whose first and third layer keep a state (recurrent, a window of 16) and are not compressed."""
 TEXT_ONLY = tuple(name for name in ALL if _ENTRIES[name].visual is None)
 MULTIMODAL = tuple(name for name in ALL if name not in TEXT_ONLY)
@@ -252,6 +263,9 @@ def build(name: str, seed: int = 0) -> tf.PreTrainedModel:
                 continue
             for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
                 projection.weight.mul_(8.0)
+            if name == "gpt_oss":  # from -4 to 12: some heads give most to no key, some nearly all to keys
+                layer.self_attn.sinks.copy_(torch.linspace(-4.0, 12.0, HEADS))
+                layer.self_attn.q_proj.bias.normal_()
         text.embed_tokens.weight.mul_(25.0 / float(getattr(text.embed_tokens, "embed_scale", 1.0)))  # Gemma scales them
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = PAD
@@ -267,9 +281,11 @@ def config(name: str) -> Any:
 
 
 def model(name: str, attention: str = "sdpa", eos: int | None = None) -> tf.PreTrainedModel:
-    """The session's shared model of this name, set to one attention implementation of its text model and one EOS id."""
+    """The session's shared model of this name, set to one attention implementation of its text model and one EOS id.
+
+    gpt-oss has eager attention alone."""
     shared = _shared(name)
-    set_attention(shared, attention)
+    set_attention(shared, "eager" if name == "gpt_oss" else attention)
     shared.generation_config.eos_token_id = eos
     return shared
 

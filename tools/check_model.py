@@ -53,8 +53,7 @@ class Checked:
     def node(self) -> Model:
         """The model's file, for two layers of random weights."""
         return Model(
-            **content(MODEL, self.name)
-            | {"weights": "random", "layers": LAYERS, "dtype": "float32", "attention": "sdpa", "device": "cpu"}
+            **content(MODEL, self.name) | {"weights": "random", "layers": LAYERS, "dtype": "float32", "device": "cpu"}
         )
 
     @cached_property

@@ -28,6 +28,7 @@ from mmkv_bench.generation.result import CellSpec, ForkResult
 from mmkv_bench.generation.single import fill_account
 from mmkv_bench.methods.build import method as method_named
 from mmkv_bench.methods.part_rules import refuse, visual_parts
+from mmkv_bench.plan.identity import state_cost
 from mmkv_bench.protocols import DEFAULT, FED_ONCE
 from mmkv_bench.protocols import protocol as protocol_named
 
@@ -89,7 +90,9 @@ def attach(
         raise UnsupportedError(f"{type(model).__name__} is no transformers model; give what from_pretrained returns")
     family = model_facts(model.config)
     compressor = _compressor(model, method, reading, parameters)
-    parsed_budget = None if budget is None else Budget.parse(budget)
+    parsed_budget = (
+        None if budget is None else Budget.parse(budget, state_cost(family, str(model.dtype).removeprefix("torch.")))
+    )
     if compressor.unbudgeted and parsed_budget is not None:
         raise ConfigError(
             f"method {compressor.name} evicts nothing and takes no budget, got {parsed_budget}; leave it out"

@@ -49,6 +49,12 @@ LAYER = "compressed_layer"  # the argument by which a session's hook hands the l
 SESSIONS: WeakKeyDictionary[Attention, Serving] = WeakKeyDictionary()
 
 
+def sinks_of(module: object) -> Tensor | None:
+    """Learned sinks of an attention module, float32 `[Hq]`; None where it has none."""
+    sinks: Tensor | None = getattr(module, "sinks", None)
+    return None if sinks is None else sinks.detach().float()
+
+
 def _eager(
     module: Attention,
     query: Tensor,
@@ -57,9 +63,14 @@ def _eager(
     mask: Tensor | None,
     scaling: float,
     dropout: float = 0.0,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """softmax(Q K^T * scaling + mask) V with the softmax in float32; transformers keeps its own out of the registry."""
+    """softmax(Q K^T * scaling + mask) V with the softmax in float32; transformers keeps its own out of the registry.
+
+    s_aux: `[Hq]`, learned sinks, one more column of scores without a value (gpt-oss); the softmax is then one in the dtype of
+    scores, of differences to the row's maximum, as that model's own.
+    """
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     weights = torch.matmul(query, key.transpose(2, 3)) * scaling
@@ -69,7 +80,12 @@ def _eager(
         weights = weights.masked_fill(~mask, torch.finfo(weights.dtype).min)
     elif mask is not None:
         weights = weights + mask
-    weights = torch.softmax(weights, dim=-1, dtype=torch.float32).to(query.dtype)
+    if s_aux is None:
+        weights = torch.softmax(weights, dim=-1, dtype=torch.float32).to(query.dtype)
+    else:
+        column = s_aux.view(1, -1, 1, 1).expand(*weights.shape[:3], 1)
+        weights = torch.cat([weights, column], -1)
+        weights = (weights - weights.amax(-1, keepdim=True)).softmax(-1)[..., :-1].to(value.dtype)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 

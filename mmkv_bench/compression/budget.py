@@ -1,9 +1,13 @@
-"""Budget of a cache: entries per KV head, or a fraction of the prompt, never both."""
+"""Budget of a cache: entries per KV head, or a fraction of the prompt, never both.
+
+An amount of bytes of all state is a number of entries of a known model: what is left of it when windows and recurrent states are
+full, over the bytes of one entry per KV head.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from typing import Literal
@@ -12,32 +16,72 @@ from mmkv_bench.errors import ConfigError
 
 _ALLOWED = (
     "a whole number of entries per KV head >= 1 (budget=64), or a fraction kept in (0, 1] "
-    "written with a point or a percent sign (budget=0.2, budget=1.0, budget=20%)"
+    "written with a point or a percent sign (budget=0.2, budget=1.0, budget=20%), or bytes of all state of a known model, with a "
+    "unit (budget=64MiB, budget=48MB)"
 )
+UNITS = {
+    "b": 1,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+"""Bytes of a unit, in small letters."""
 LARGEST = 2**63 - 1
 """What a column of whole numbers can hold."""
 # What int() and Decimal() read beyond this (other scripts' digits, underscores) is a typo in a budget.
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_BYTES = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-zA-Z]+)")
+
+
+@dataclass(frozen=True)
+class StateCost:
+    """Bytes of the state of one sequence.
+
+    Attributes:
+        entry: of one entry per KV head, in all layers that are compressed; beside: of full windows and recurrent states.
+    """
+
+    entry: int
+    beside: int = 0
+
+    def entries(self, nbytes: int, text: str) -> int:
+        """Entries per KV head that an amount leaves. Raises ConfigError where that is none."""
+        if (entries := (nbytes - self.beside) // self.entry) < 1:
+            raise ConfigError(
+                f"budget={text} leaves no entry: windows and recurrent states of this model hold {self.beside:,} bytes and one "
+                f"entry per KV head {self.entry:,}; allowed: {self.beside + self.entry:,} bytes or more"
+            )
+        return entries
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A requested budget. `1` is one entry, `1.0` is everything; the two kinds are never converted into one another."""
+    """A requested budget. `1` is one entry, `1.0` is everything; the two kinds are never converted into one another.
+
+    in_bytes: the text of an amount of bytes that was asked, of which `entries` are what it leaves; the budget is that of these.
+    """
 
     kind: Literal["entries", "fraction"]
     entries: int | None = None
     fraction: Decimal | None = None
+    in_bytes: str | None = field(default=None, compare=False)
 
     @classmethod
-    def parse(cls, value: object) -> Budget:
+    def parse(cls, value: object, cost: StateCost | None = None) -> Budget:
         """Read a budget from a config value.
 
         Args:
-            value: int (entries per KV head), float or decimal text or percent text (fraction kept).
+            value: int (entries per KV head), float or decimal text or percent text (fraction kept), or text with a unit of bytes.
+            cost: of the model; None where it is not known.
 
         Raises:
-            ConfigError: for anything else, 0, negative numbers and fractions above 1.
+            ConfigError: for anything else, 0, negative numbers and fractions above 1, bytes without a model or too few.
         """
         if isinstance(value, Budget):
             return value
@@ -51,6 +95,14 @@ class Budget:
             if entries > LARGEST:
                 raise ConfigError(f"budget={text} is more than rows can hold ({LARGEST}); allowed: {_ALLOWED}")
             return cls("entries", entries=entries)
+        if (amount := _BYTES.fullmatch(text)) and amount[2].lower() in UNITS:
+            if cost is None:
+                raise ConfigError(
+                    f"budget={text} is in bytes, and the shape of the model, which says how many entries these are, is not known "
+                    "here; allowed: entries per KV head or a fraction"
+                )
+            nbytes = int(Decimal(amount[1]) * UNITS[amount[2].lower()])
+            return cls("entries", entries=cost.entries(nbytes, text), in_bytes=text)
         percent = text.endswith("%")
         number = text.removesuffix("%").strip()
         if not _DECIMAL.fullmatch(number):

@@ -66,7 +66,7 @@ class PrefillListener:
         self.observed: list[list[str]] = []
         self.fallbacks = []
         self._kept: dict[int, Tensor] = {}
-        self._scaling: dict[int, float] = {}
+        self._softmax: dict[int, tuple[float, Tensor | None]] = {}
         self.accounts: dict[int, list[LayerAccount]] = {}
         self.slot_nbytes = self.state_nbytes = 0
 
@@ -107,7 +107,7 @@ class PrefillListener:
                 if summary is not None:
                     self.summaries[row][layer] = summary
         self.scores[layer] = scores
-        self._scaling[layer] = observations[0].scaling
+        self._softmax[layer] = observations[0].scaling, observations[0].sinks
         if self.compressor.scope == "layer":
             self._reduce(prompt, [layer])
 
@@ -234,7 +234,7 @@ class PrefillListener:
         context, pad = self._context(prompt, 0), prompt.pads[0]
         end = pad + context.candidates
         kept_key, kept_value = self._reduce_row(prompt, 0)(target.keys[0], target.values[0], index[0])
-        scores = self.scores.get(layer, [None])[0]
+        scores, (scaling, sinks) = self.scores.get(layer, [None])[0], self._softmax[layer]
         return policy.layer(
             Start(
                 layer=layer,
@@ -249,7 +249,8 @@ class PrefillListener:
                 pad=pad,
                 seen=end,
                 acts_from=max(pad + prompt.length(0), self.prompt_tokens or 0),
-                scaling=self._scaling[layer],
+                scaling=scaling,
+                sinks=sinks,
                 reserve=target.reserve + self._lengths(prompt, 0).forgotten,
             )
         )
@@ -276,8 +277,9 @@ class AnswerAttention:
         self.length, self.steps = length, 0
         self._mass: dict[int, Tensor] = {}
 
-    def add(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Take in one forward. query `[1,Hq,n,D]` rotated, of the last n of S tokens; key `[1,Hkv,S,D]`, all of them.
+    def add(self, layer: int, query: Tensor, key: Tensor, scaling: float, sinks: Tensor | None) -> None:
+        """Take in one forward. query `[1,Hq,n,D]` rotated, of the last n of S tokens; key `[1,Hkv,S,D]`, all of them; sinks
+        `[Hq]`, see `Observation`.
 
         Raises:
             UnsupportedError: a batch of several sequences, whose answers end at different times.
@@ -285,7 +287,7 @@ class AnswerAttention:
         if query.shape[0] != 1:
             raise UnsupportedError(f"answers are collected one by one; got a batch of {query.shape[0]}; use one prompt")
         rows = query.shape[2]
-        mass = column_sums(query[0], key[0], scaling, key.shape[2] - rows)[:, : self.length].double()
+        mass = column_sums(query[0], key[0], scaling, key.shape[2] - rows, sinks)[:, : self.length].double()
         mass = mass / (query.shape[1] // key.shape[1])
         self._mass[layer] = self._mass[layer] + mass if layer in self._mass else mass
         self.steps += rows if layer == 0 else 0

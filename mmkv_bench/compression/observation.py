@@ -99,6 +99,7 @@ class Observation:
         future_rope: offsets ``[m]`` (1 = first position after the prompt's last token) -> cos, sin ``[m,D]``.
         identity: data set and sample, feeds random streams.
         module: the layer's attention module, for scorers of other libraries that ask for it.
+        sinks: float32 ``[Hq]``, learned scores that take their share of each softmax and go to no key; None: there are none.
 
     Attributes:
         frames: see ``so_far``; None outside of a stream.
@@ -117,8 +118,9 @@ class Observation:
         future_rope: Callable[[Tensor], tuple[Tensor, Tensor]],
         identity: str,
         module: object = None,
+        sinks: Tensor | None = None,
     ) -> None:
-        self.layer, self.layers, self.needs, self.module = layer, layers, needs, module
+        self.layer, self.layers, self.needs, self.module, self.sinks = layer, layers, needs, module, sinks
         self.scaling, self.length, self.token_types, self.identity = scaling, length, token_types, identity
         self._project_query, self._future_rope = project_query, future_rope
         self._seen = 0
@@ -165,7 +167,7 @@ class Observation:
         if self._hidden is not None:
             self._hidden.add(chunk.hidden)
         if self.needs.column_sums:
-            sums = column_sums(chunk.query, chunk.key, self.scaling, self._seen)
+            sums = column_sums(chunk.query, chunk.key, self.scaling, self._seen, self.sinks)
             if self._columns is not None:
                 sums[:, : self._seen] += self._columns
             self._columns = sums
@@ -284,7 +286,7 @@ class Observation:
         keys. Memoised."""
         tail = self.tail(w)
         # A copy: a scorer that writes to it moves no other method.
-        return self.shared(("window_mass", w), lambda: window_mass(tail, self.key, self.scaling)).clone()
+        return self.shared(("window_mass", w), lambda: window_mass(tail, self.key, self.scaling, self.sinks)).clone()
 
     def last_attention(self) -> Tensor:
         """``[Hkv,T]`` float32: attention of the prompt's last query, mean over the g query heads."""

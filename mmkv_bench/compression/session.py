@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression import flash, states
-from mmkv_bench.compression.attention import LAYER, SESSIONS, Attention, register
+from mmkv_bench.compression.attention import LAYER, SESSIONS, Attention, register, sinks_of
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer
 from mmkv_bench.compression.compressor import Compressor
@@ -124,10 +124,15 @@ class Session:
         for module in self.attentions:
             if not all(hasattr(module, name) for name in ("q_proj", "k_proj", "v_proj", "layer_idx")):
                 raise UnsupportedError(f"{type(module).__name__} has no separate query, key and value projections")
-            if any(getattr(module, name, None) is not None for name in ("sinks", "attn_logit_softcapping")):
+            if getattr(module, "attn_logit_softcapping", None) is not None:
                 raise UnsupportedError(
-                    f"{type(module).__name__} adds learned sinks or a soft cap to its scores, which no scorer here counts; "
-                    "allowed: a plain softmax over keys; choose another model"
+                    f"{type(module).__name__} caps its scores softly, which no scorer here counts; allowed: a plain softmax over "
+                    "keys; choose another model"
+                )
+            if sinks_of(module) is not None and self.base != "eager":
+                raise UnsupportedError(
+                    f"{type(module).__name__} has learned sinks and got attention={self.base}, which has no place for them; "
+                    "allowed for it: attention=eager"
                 )
         weight = self.attentions[0].q_proj.weight
         flash.check(self.base, weight.device, weight.dtype, self.fixed)
@@ -317,11 +322,12 @@ class Session:
         """Observe one layer's share of a prompt chunk; called by the attention function, which holds post-RoPE Q."""
         prompt, index = self.prompt, self.full.index(module.layer_idx)  # scorers and listeners count compressed layers
         if self.answer is not None and (prompt is None or prompt.complete):
-            self.answer.add(index, query, layer.keys, module.scaling)
+            self.answer.add(index, query, layer.keys, module.scaling, sinks_of(module))
         if prompt is None or prompt.complete or prompt.cache.layers[module.layer_idx] is not layer:
             return
         # taken out, or the inputs of all layers would stay to the end of the prefill
         hidden, (cos, sin) = self._calls.pop(module.layer_idx)
+        cos, sin = self._of_both_halves(cos, sin)
         if index not in prompt.observations:
             prompt.observations[index] = [self._observation(prompt, module, row) for row in range(len(prompt.pads))]
             if prompt.turn:
@@ -383,7 +389,15 @@ class Session:
             future_rope=future_rope,
             identity=identity,
             module=module,
+            sinks=sinks_of(module),
         )
+
+    def _of_both_halves(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """cos, sin `[..., R]` of all R rotated dimensions; gpt-oss hands those of the first half to both."""
+        frequencies = getattr(self.text.rotary_emb, "inv_freq", None)
+        if frequencies is None or cos.shape[-1] != len(frequencies):
+            return cos, sin
+        return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
     def _future_rope(self, prompt: PromptBatch, row: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
         """cos, sin `[m, D]` at offsets `[m]` behind the last token of a row (1 = first position after it)."""
@@ -403,7 +417,7 @@ class Session:
         dtype_probe = torch.zeros(1, dtype=torch.float32, device=positions.device)
         kinds = [states.FULL] if hasattr(rotary, "layer_types") else []  # Gemma's has one for each kind of layer
         cos, sin = rotary(dtype_probe, axes if len(axes) == 1 else axes[:, None], *kinds)
-        return cos[0], sin[0]
+        return self._of_both_halves(cos[0], sin[0])
 
     @property
     def filled(self) -> CompressedCache:

@@ -285,7 +285,7 @@ class RunConfig:
         {}, "methods under names of their own: variants.g3={base: mmshift, gamma: 3}"
     )
     budget: tuple[int | float | str, ...] = _key(
-        (64,), "entries per KV head (64) or fraction kept (0.2, 20%); a value or a list"
+        (64,), "entries per KV head (64), fraction kept (0.2, 20%) or bytes of all state (64MiB); a value or a list"
     )
     seed: tuple[int, ...] = _key((0,), "seed of stochastic methods; a value or a list", "whole numbers >= 0")
     protocol: tuple[str, ...] = _key(

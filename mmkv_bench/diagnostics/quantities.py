@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from mmkv_bench.compression.numerics.attention import softmax
 from mmkv_bench.compression.numerics.dct import dct
 from mmkv_bench.compression.numerics.entropy import cross_modal_entropy, top_mass
 from mmkv_bench.compression.numerics.moments import unrotate
@@ -131,7 +132,7 @@ def cumulative_attention(obs: Observation, facts: PromptFacts) -> Iterator[Value
     rows = [] if types is None else (types == 0).nonzero().flatten().tolist()
     for share in SHARES:
         top = math.ceil(share * facts.length - 1e-9)
-        mass = top_mass(obs.queries, obs.key, obs.scaling, rows or range(facts.length), top)
+        mass = top_mass(obs.queries, obs.key, obs.scaling, rows or range(facts.length), top, obs.sinks)
         for head, value in enumerate(mass.tolist()):
             yield Value("top_mass", value, head=head, x=share)
 
@@ -237,7 +238,8 @@ def sinks(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     future = positions > positions[first:, None]
     for head, query in enumerate(obs.queries[:, first:length].float()):
         scores = query @ obs.key[head // group, :length].float().T * obs.scaling
-        mass = scores.masked_fill(future, float("-inf")).softmax(-1)[:, 0]
+        learned = None if obs.sinks is None else obs.sinks[head]
+        mass = softmax(scores.masked_fill(future, float("-inf")), learned)[:, 0]
         yield Value("first_token_mass", float(mass.double().mean()), head=head)
     sizes = obs.states[:length].float().abs()
     yield Value("activation_ratio", float(sizes.max() / sizes.median()))
@@ -294,7 +296,8 @@ def _attention(obs: Observation, start: int) -> Tensor:
     query = obs.queries[:, start:].float()
     scores = query @ obs.key.float().repeat_interleave(len(query) // len(obs.key), 0).mT * obs.scaling
     positions = torch.arange(scores.shape[2], device=obs.device)
-    return scores.masked_fill(positions > positions[start:, None], float("-inf")).softmax(-1)
+    learned = None if obs.sinks is None else obs.sinks[:, None]
+    return softmax(scores.masked_fill(positions > positions[start:, None], float("-inf")), learned)
 
 
 QUANTITIES = {

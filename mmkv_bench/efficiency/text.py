@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.columns import aligned
 from mmkv_bench.efficiency.plan import TEXT, EfficiencyPlan
 from mmkv_bench.efficiency.summary import LEAST_REPEATS
+from mmkv_bench.families.facts import share_of_all_state
 from mmkv_bench.forecast.roofline import MS, Roofline
 from mmkv_bench.store.measurements import load_warning
 
@@ -57,7 +58,8 @@ def text(plan: EfficiencyPlan, lines: pd.DataFrame, limits: Roofline | None) -> 
         lines = lines.assign(label=[labels[cell][1] for cell in lines["cell"]])
     for (tokens, kind, batch), group in lines.groupby(["prompt_tokens", "prompts", "batch"]) if len(lines) else ():
         if batch in plan.batches:
-            texts += ["", f"{_prompts(tokens, kind, group)}, batch {batch}", *_table(group.to_dict("records"))]
+            title = f"{_prompts(tokens, kind, group)}, batch {batch}{_of_all_state(plan, int(tokens))}"
+            texts += ["", title, *_table(group.to_dict("records"))]
     if plan.searches and len(lines):
         texts += _largest(plan, lines)
     if len(lines) and limits is not None:
@@ -68,6 +70,18 @@ def text(plan: EfficiencyPlan, lines: pd.DataFrame, limits: Roofline | None) -> 
 def _prompts(tokens: int, kind: str, group: pd.DataFrame) -> str:
     visual = "" if kind == TEXT else f" ({kind}: {group['visual_tokens'].iloc[0]} visual)"
     return f"{tokens} prompt tokens{visual}"
+
+
+def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
+    """What windows and recurrent states are of all state, and what each budget leaves of it."""
+    family, dtype = plan.family, plan.cells[0].dtype
+    if family is None or not family.states.layers:
+        return ""
+    shares = {"windows and recurrent states": share_of_all_state(family, tokens, 0, dtype)}
+    for budget in dict.fromkeys(cell.budget for cell in plan.cells if cell.budget is not None):
+        kept = min(tokens, budget.entries_for(tokens))
+        shares[f"with {budget} of {tokens} entries per KV head"] = share_of_all_state(family, tokens, kept, dtype)
+    return "; of all state: " + ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
 
 
 def _table(lines: list[dict[str, Any]]) -> list[str]:

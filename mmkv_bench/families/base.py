@@ -106,6 +106,22 @@ NO_STATES = States()
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in the place of each layer's MLP.
+
+    Attributes:
+        count, active: experts of a layer, and those that one token takes.
+        matrices, biases: parameters of one expert; router: of what chooses among them.
+    """
+
+    count: int
+    active: int
+    matrices: int
+    biases: int
+    router: int
+
+
+@dataclass(frozen=True)
 class TextModel:
     """A text backbone: facts that its config.json may leave to the defaults of a class.
 
@@ -115,7 +131,7 @@ class TextModel:
         head_dim_follows: without `head_dim` in config.json it is hidden_size / num_attention_heads.
         window_switch: key of config.json that turns the sliding window off; None: there is no window.
         beside: kinds of layers, beside full attention, that stay as they are; norms: of a layer's residual stream; gated: each
-            query has a gate of its width.
+            query has a gate of its width; sinks: each query head has a learned sink, for which only eager attention has a place.
     """
 
     model_type: str
@@ -126,6 +142,7 @@ class TextModel:
     beside: tuple[str, ...] = ()
     norms: int = 2
     gated: bool = False
+    sinks: bool = False
 
     def check(self, text: Any) -> None:
         """Refuse a text config whose settings change what scores mean. Raises UnsupportedError."""
@@ -135,6 +152,14 @@ class TextModel:
         if SLIDING not in kinds:
             return NO_STATES
         return States(windows=kinds.count(SLIDING), window=text.sliding_window - 1)
+
+    def experts(self, text: Any) -> Experts | None:
+        """The mixture of experts of each layer; None for an MLP."""
+        return None
+
+    def attention_vectors(self, text: Any) -> int:
+        """Parameters of one layer's attention besides matrices, norms and the biases of queries, keys and values."""
+        return 0
 
 
 @dataclass(frozen=True)

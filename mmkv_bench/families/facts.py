@@ -36,6 +36,7 @@ class ModelFacts:
         num_layers: layers of the text model that are compressed, all but those of `states`; num_query_heads, num_kv_heads,
             head_dim: of each; states: layers that keep a window or a recurrent state.
         max_context: tokens that the text model was made for, None where its config does not say.
+        sinks: see `base.TextModel`.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ModelFacts:
     head_dim: int
     max_context: int | None = None
     states: States = NO_STATES
+    sinks: bool = False
 
     @property
     def all_layers(self) -> int:
@@ -113,6 +115,7 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // query_heads,
         max_context=getattr(text, "max_position_embeddings", None),
         states=backbone.states(text, kinds),
+        sinks=backbone.sinks,
     )
 
 
@@ -174,6 +177,18 @@ def kv_bytes_per_token(model: Any, dtype: torch.dtype | str) -> int:
 def state_bytes(facts: ModelFacts, tokens: int, dtype: str) -> int:
     """Bytes of windows and recurrent states after a prompt of `tokens`; 0 where every layer is compressed."""
     return facts.states.nbytes(tokens, 2 * facts.num_kv_heads * facts.head_dim, _BYTES[dtype])
+
+
+def share_of_all_state(facts: ModelFacts, tokens: int, kept: int, dtype: str) -> float:
+    """Share of the bytes of all state after a prompt of `tokens` that stays with `kept` entries per KV head, windows and
+    recurrent states counted."""
+    entry, beside = kv_bytes_per_token(facts, dtype), state_bytes(facts, tokens, dtype)
+    return (kept * entry + beside) / (tokens * entry + beside)
+
+
+def full_state_bytes(facts: ModelFacts, dtype: str) -> int:
+    """Bytes of windows and recurrent states, of a prompt that fills the windows."""
+    return state_bytes(facts, facts.states.window, dtype)
 
 
 def _ids(config: Any, attribute: str | None) -> tuple[int, ...]:

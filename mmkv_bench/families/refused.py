@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-_SINKS = "its attention adds learned sinks, which no scorer here counts"
 _PICTURES = "its full layers see a picture's tokens in both directions, and scores are those of causal attention"
 _SHARED = "its later layers read the keys of an earlier one and would inherit what that evicts"
 _CONV = "its other layers are short convolutions, which are not tested here"
@@ -15,7 +14,6 @@ _CAPPED = "its scores are capped softly, which no scorer here does"
 _EXPERTS = "its experts are not tested here"
 
 REFUSED = {
-    "gpt_oss": _SINKS,
     "gemma2": _CAPPED,
     "gemma3": _PICTURES,
     "gemma3n": _SHARED,

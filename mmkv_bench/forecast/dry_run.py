@@ -69,6 +69,23 @@ class Kernels(TorchFunctionMode):
         return query.new_empty(rows, heads, value.shape[-1]), sums, query.new_empty(2, dtype=torch.uint64)
 
 
+def grouped_experts(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """The tensors of transformers' grouped products, which sort rows by numbers that fake tensors do not have.
+
+    Args:
+        hidden: `[tokens, E]`; index, weights: `[tokens, k]`, the experts of each token and what their outputs count.
+    """
+
+    def products(rows: Tensor, name: str) -> Tensor:
+        one = getattr(module, name)[0]
+        out = rows @ (one if module.is_transposed else one.T)
+        return out + getattr(module, f"{name}_bias")[index.flatten()] if module.has_bias else out
+
+    rows = hidden.repeat_interleave(index.shape[-1], 0)
+    rows = products(module._apply_gate(products(rows, "gate_up_proj")), "down_proj")
+    return (rows * weights.reshape(-1, 1)).view(*index.shape, -1).sum(1).to(hidden.dtype)
+
+
 class DryPeaks(Peaks):
     """Peaks of a dry run. Numbers are made up where they are read: by selection, reduction and policies, not by scores, which
     are sums over blocks of which only some are run."""
@@ -105,6 +122,7 @@ class DryModel:
 
     def __init__(self, config: Any, dtype: torch.dtype, attention: str, counter: LiveStorages, made_up: FakeValuesMode):
         from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+        from transformers.integrations.moe import ExpertsInterface
 
         self.counter, self.made_up, self.family = counter, made_up, model_facts(config)
         classes = AutoModelForImageTextToText if self.family.multimodal else AutoModelForCausalLM
@@ -114,6 +132,9 @@ class DryModel:
         made_up.carries = True
         alone = self.model.config is text_model(self.model).config
         self.model.set_attn_implementation(stock(attention) if alone else {"text_config": stock(attention)})
+        if getattr(self.model.config, "num_local_experts", None):
+            ExpertsInterface.register("mmkv_grouped", grouped_experts)
+            self.model.config._experts_implementation = "mmkv_grouped"
 
     def peaks(
         self,

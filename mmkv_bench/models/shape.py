@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.families.base import FULL, NO_STATES, States
+from mmkv_bench.families.base import FULL, NO_STATES, Experts, States
 from mmkv_bench.families.facts import model_facts, text_config
 from mmkv_bench.families.registry import families
 
@@ -98,7 +98,8 @@ class Decoder:
         query_heads, kv_heads, head_dim: of the attention; vocabulary: rows of the embedding table and of the head.
         tied: the head is the embedding table; qkv_bias: queries, keys and values have biases (Qwen2); qk_norm: they are
             normalised per head (Qwen3); gated, norms: see `families.base.TextModel`.
-        states: layers that are not compressed, among `layers`.
+        states: layers that are not compressed, among `layers`; experts: in the place of each MLP; vectors: see
+            `families.base.TextModel.attention_vectors`.
     """
 
     layers: int
@@ -114,6 +115,8 @@ class Decoder:
     gated: bool = False
     norms: int = 2
     states: States = NO_STATES
+    experts: Experts | None = None
+    vectors: int = 0
 
     @property
     def attention(self) -> int:
@@ -132,9 +135,16 @@ class Decoder:
 
     @property
     def matrices(self) -> int:
-        """Parameters of the matrices of one layer with attention: what is multiplied with each token."""
+        """Parameters of the matrices of one layer with attention: what is multiplied with each token, of the experts those that
+        it takes."""
         queries, entries = self.query_heads * self.head_dim, self.kv_heads * self.head_dim
-        return self.hidden * ((2 + self.gated) * queries + 2 * entries + 3 * self.intermediate)
+        return self.hidden * ((2 + self.gated) * queries + 2 * entries) + self._mlp
+
+    @property
+    def _mlp(self) -> int:
+        if self.experts is None:
+            return 3 * self.hidden * self.intermediate
+        return self.experts.active * self.experts.matrices + self.experts.router
 
     @property
     def multiplied(self) -> int:
@@ -144,20 +154,25 @@ class Decoder:
 
     @property
     def blocks(self) -> int:
-        """Parameters of all layers and of the last norm."""
+        """Parameters of all layers and of the last norm; of the experts those that one token takes."""
         biases = (self.query_heads + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
         norms = 2 * self.head_dim if self.qk_norm else 0
         residual = self.norms * self.layers * self.hidden
-        return self.multiplied + self.attention * (biases + norms) + residual + self.hidden
+        taken = 0 if self.experts is None else self.experts.active * self.experts.biases
+        return self.multiplied + self.attention * (biases + norms + self.vectors + taken) + residual + self.hidden
 
     @property
     def parameters(self) -> int:
         """All of the text model, a tied table once."""
-        return self.blocks + self.table * (1 if self.tied else 2)
+        idle = 0
+        if self.experts is not None:
+            idle = (self.experts.count - self.experts.active) * (self.experts.matrices + self.experts.biases)
+        return self.blocks + self.attention * idle + self.table * (1 if self.tied else 2)
 
     @property
     def read(self) -> int:
-        """Parameters that a decode step reads: layers, last norm and head."""
+        """Parameters that a decode step of one sequence reads: layers, last norm and head. Those of a batch may take more
+        experts."""
         return self.blocks + self.table
 
     @property
@@ -213,6 +228,8 @@ def decoder_of(config: Any) -> Decoder | None:
         gated=backbone.gated,
         norms=backbone.norms,
         states=facts.states,
+        experts=backbone.experts(text),
+        vectors=backbone.attention_vectors(text),
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import protocols
 from mmkv_bench.calibrate.artefact import Calibrations
-from mmkv_bench.compression.budget import Budget
+from mmkv_bench.compression.budget import Budget, StateCost
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import AnswerConfig, GridConfig, MethodConfig, as_list, merged
 from mmkv_bench.errors import CalibrationError, ConfigError
@@ -55,6 +55,7 @@ class Identity:
     Attributes:
         model_fingerprint: checksum of weights, configuration and processor files; model_revision: commit on the hub,
             None for local folders; dtype: resolved, as `float32`; datasets: name -> identity, for every chosen dataset.
+        cost: of the model's state, None where its shape is not known; no part of an identity, only budgets in bytes ask it.
     """
 
     model_fingerprint: str
@@ -63,6 +64,7 @@ class Identity:
     torch: str
     transformers: str
     datasets: Mapping[str, DatasetIdentity]
+    cost: StateCost | None = None
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,11 @@ class Cell:
         return {key: value for key, value in self.__dict__.items() if key not in apart}
 
     def told(self) -> dict[str, Any]:
-        """Additions to a row's configuration: the data that the method's calibrations were made of."""
-        return {"calibrations": dict(self.calibrations)} if self.calibrations else {}
+        """Additions to a row's configuration: the data that the method's calibrations were made of, and the bytes that its
+        entries were asked as."""
+        made = {"calibrations": dict(self.calibrations)} if self.calibrations else {}
+        asked = None if self.budget is None else self.budget.in_bytes
+        return made if asked is None else {**made, "budget_in_bytes": asked}
 
     @property
     def label(self) -> str:
@@ -214,10 +219,15 @@ def expand(
     """
     artefacts = Calibrations(grid.answering.model.name, identity.model_fingerprint) if calibrated else None
     methods = build_methods(entries, artefacts, identity.dtype)
-    budgets = list(dict.fromkeys(map(Budget.parse, grid.budget)))
+    budgets = list(dict.fromkeys(Budget.parse(value, identity.cost) for value in grid.budget))
     seeds = list(dict.fromkeys(grid.seed))
     cells: dict[str, Cell] = {}
     notes = {note: None for method in methods if (note := _without_release(method))}
+    notes |= {
+        f"budget={one.in_bytes} of all state is {one} entries per KV head" + _beside(identity.cost): None
+        for one in budgets
+        if one.in_bytes
+    }
     for dataset, protocol in product(grid.datasets, dict.fromkeys(grid.protocol)):
         for method in methods:
             for budget, seed in product(
@@ -229,6 +239,12 @@ def expand(
                     notes[f"{cell.label} is the same cell as {first.label}: it runs once, as {first.method}"] = None
     _refuse_shared_names(cells.values())
     return list(cells.values()), list(notes)
+
+
+def _beside(cost: StateCost | None) -> str:
+    if cost is None or not cost.beside:
+        return ""
+    return f", when {cost.beside:,} bytes of windows and recurrent states are paid"
 
 
 def _without_release(method: Method) -> str | None:

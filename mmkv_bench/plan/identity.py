@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
+from mmkv_bench.compression.budget import StateCost
 from mmkv_bench.devices.requirements import check_meant
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.families.facts import full_state_bytes, kv_bytes_per_token, model_facts
 from mmkv_bench.models.gguf import is_gguf
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan.cells import DatasetIdentity, Identity
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from mmkv_bench.config.schema import Model
     from mmkv_bench.datasets.specs import TaskSpec
+    from mmkv_bench.families.facts import ModelFacts
 
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
@@ -38,11 +41,13 @@ def gather(model: Model, specs: Mapping[str, TaskSpec]) -> Identity:
     """
     source = Source.of(model)
     fingerprint, commit = source.fingerprint()
+    dtype = resolve_dtype(model.dtype, source.described, source.path)
     return Identity(
         model_fingerprint=fingerprint,
         model_revision=commit,
-        dtype=resolve_dtype(model.dtype, source.described, source.path),
+        dtype=dtype,
         datasets={name: dataset_identity(spec) for name, spec in specs.items()},
+        cost=_cost(source.described, dtype),
         **_installed(),
     )
 
@@ -69,7 +74,7 @@ def outline(model: Model, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Id
         name: dataset_identity(spec, None if spec.is_pages else known.get(name, UNKNOWN))
         for name, spec in specs.items()
     }
-    return Identity(fingerprint, commit, dtype, datasets=datasets, **_installed())
+    return Identity(fingerprint, commit, dtype, datasets=datasets, cost=_cost(described, dtype), **_installed())
 
 
 def provenance(model: Model, dtype: str) -> dict[str, Any]:
@@ -82,6 +87,15 @@ def provenance(model: Model, dtype: str) -> dict[str, Any]:
 
     source = Source.of(model)
     return collect(usable_device(model, dtype)) | {"weights": source.kind, "weights_file": source.gguf_file}
+
+
+def state_cost(family: ModelFacts, dtype: str) -> StateCost:
+    """Bytes of the state of a model in `dtype`."""
+    return StateCost(kv_bytes_per_token(family, dtype), full_state_bytes(family, dtype))
+
+
+def _cost(described: Any, dtype: str) -> StateCost | None:
+    return None if described is None or dtype == UNKNOWN else state_cost(model_facts(described), dtype)
 
 
 def _installed() -> dict[str, str]:

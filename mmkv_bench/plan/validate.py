@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 Nodes = Mapping[str, Mapping[str, Any]]
 
-_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*")
 
@@ -44,13 +43,13 @@ def validate(config: RunConfig) -> None:
     Raises:
         ConfigError: the first thing that is wrong, exit code 2.
     """
-    from mmkv_bench.compression.budget import Budget
+    from mmkv_bench.compression.budget import Budget, StateCost
     from mmkv_bench.store.study import PrimaryEndpoint
 
     _check_values(config)
     parse_shard(config.shard)
     for value in _values("budget", config.budget):
-        Budget.parse(value)
+        Budget.parse(value, StateCost(entry=1))  # how many entries bytes are, the plan says
     for key in ("fork_memory", "memory_limit"):
         bytes_of(getattr(config, key), key)
     if not config.datasets:
@@ -92,7 +91,12 @@ def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes
 
 
 def validate_decoding(family: ModelFacts, answering: AnswerConfig) -> None:
-    """Refuse kernels that layers with a window or a recurrent state do not have. Raises UnsupportedError."""
+    """Refuse kernels that layers with a window or a recurrent state, or learned sinks, do not have. Raises UnsupportedError."""
+    if family.sinks and answering.model.attention != "eager":
+        raise UnsupportedError(
+            f"model.attention={answering.model.attention}: {family.name} has learned sinks, for which only eager attention has a "
+            "place; allowed for it: model.attention=eager"
+        )
     given = {"decode": answering.decode, "model.attention": answering.model.attention}
     for key, value in given.items():
         if family.states.layers and value in (COMPILED, FLASH):
@@ -208,8 +212,10 @@ def bytes_of(value: Any, key: str = "fork_memory") -> int | None:
     """An amount of memory as bytes: a whole number, text with a unit (`512MiB`, `2GB`), or None for no cap."""
     if value is None:
         return None
+    from mmkv_bench.compression.budget import UNITS
+
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(value))
-    size = int(float(match[1]) * _UNITS.get(match[2].lower(), 0)) if match else 0
+    size = int(float(match[1]) * {"": 1, **UNITS}.get(match[2].lower(), 0)) if match else 0
     if size < 1:
         raise ConfigError(f"{key}={value} is not an amount of memory; allowed: {allowed(key)}; give one")
     return size

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from mmkv_bench import devices
 from mmkv_bench.columns import size
-from mmkv_bench.families.facts import kv_bytes_per_token, state_bytes
+from mmkv_bench.families.facts import kv_bytes_per_token, share_of_all_state
 from mmkv_bench.forecast.weights import weights_text
 from mmkv_bench.models.load import threads_for
 from mmkv_bench.plan.identity import UNKNOWN
@@ -138,9 +138,9 @@ def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
     lines = [f"full       {prompt.tokens} tokens ({prompt.visual_tokens} visual) in the first prompt: {whole} cache"]
     for budget in dict.fromkeys(cell.budget for cell in plan.cells if cell.budget is not None):
         entries = budget.entries_for(length)
-        kept = min(entries, length)
+        kept, in_bytes = min(entries, length), f" ({budget.in_bytes} of all state)" if budget.in_bytes else ""
         lines.append(
-            f"budget     {budget}: {kept} of {length} entries per KV head ({100 * kept / length:.1f}%), "
+            f"budget     {budget}{in_bytes}: {kept} of {length} entries per KV head ({100 * kept / length:.1f}%), "
             f"{kept * family.num_layers * family.num_kv_heads} in all, {size(kept * per_token)}"
             + _of_all_state(family, plan.cells[0].dtype, length, kept)
             + ("; the first prompt is kept whole" if entries >= length else "")
@@ -152,8 +152,7 @@ def _of_all_state(family: ModelFacts, dtype: str, length: int, kept: int) -> str
     """Share of all state that stays, where some layers are not compressed."""
     if not family.states.layers:
         return ""
-    per_token, beside = kv_bytes_per_token(family, dtype), state_bytes(family, length, dtype)
-    share = (kept * per_token + beside) / (length * per_token + beside)
+    share = share_of_all_state(family, length, kept, dtype)
     return f" in {family.num_layers} of {family.all_layers} layers, {100 * share:.1f}% of all state"
 
 

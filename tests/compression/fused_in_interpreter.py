@@ -37,14 +37,16 @@ def tensors(heads, group, rows, length, dim, dtype=torch.float32, seed=0):
     return query.to(DEVICE, dtype), key.to(DEVICE, dtype), dim**-0.5
 
 
-def probabilities(query, key, scaling, causal):
-    """float64 `[Hkv, g, n, T]` on the CPU; causal rows are the last of the prompt."""
+def probabilities(query, key, scaling, causal, sinks=None):
+    """float64 `[Hkv, g, n, T]` on the CPU; causal rows are the last of the prompt; sinks `[Hq]` are one more column."""
     query, key = query.cpu(), key.cpu()
     group, rows, length = query.shape[0] // key.shape[0], query.shape[1], key.shape[1]
     scores = query.double() @ key.double().repeat_interleave(group, 0).transpose(1, 2) * scaling
     if causal:
         scores.masked_fill_(torch.ones(rows, length, dtype=torch.bool).triu_(length - rows + 1), float("-inf"))
-    return scores.softmax(-1).view(-1, group, rows, length)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, rows, 1)], -1)
+    return scores.softmax(-1)[..., :length].view(-1, group, rows, length)
 
 
 def assert_relative(got, want):
@@ -83,6 +85,16 @@ def test_column_sums_equal_their_definition(heads, group, rows, length, dim, dty
 @each("rows, length", [(1, 1), (1, 65), (64, 64), (65, 129), (32, 193)])
 def test_column_sums_equal_their_definition_at_every_edge(rows, length, heads, group, dim, dtype):
     check_sums(heads, group, rows, length, dim, dtype)
+
+
+def test_learned_sinks_take_their_share_of_causal_and_of_other_rows():
+    query, key, scaling = tensors(2, 2, 6, 70, 16)
+    sinks = torch.linspace(-3, 20, 4)
+    want = probabilities(query, key, scaling, causal=True, sinks=sinks).sum((1, 2))
+    assert_relative(attention.column_sums(query, key, scaling, 64, sinks.to(DEVICE)), want)
+    mass = probabilities(query, key, scaling, causal=False, sinks=sinks).unflatten(2, (2, -1)).sum(3)
+    got = torch.cat(list(proxies.group_mass(query, key, scaling, 2, per_query_head=True, sinks=sinks.to(DEVICE))), 2)
+    assert_relative(got, mass)
 
 
 @pytest.mark.full

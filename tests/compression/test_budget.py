@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkv_bench.compression.budget import Budget
+from mmkv_bench.compression.budget import Budget, StateCost
 from mmkv_bench.errors import ConfigError
 from tests.each import each
 
@@ -105,3 +105,24 @@ def test_anything_is_a_budget_in_its_range_or_a_config_error(value):
     assert isinstance(value, str)
     assert budget.entries_for(50) >= 1
     assert budget.entries >= 1 if budget.kind == "entries" else 0 < budget.fraction <= 1
+
+
+def test_bytes_are_the_entries_that_they_leave_when_windows_and_states_are_paid():
+    cost = StateCost(entry=3072, beside=7_680_000)
+    for text, nbytes in (("16MiB", 16 * 2**20), ("16 MB", 16_000_000), ("0.5gib", 2**29), ("7683072B", 7_683_072)):
+        budget = Budget.parse(text, cost)
+        assert (budget.kind, budget.entries, budget.in_bytes) == ("entries", (nbytes - 7_680_000) // 3072, text)
+        assert budget == Budget.parse(budget.entries) and hash(budget) == hash(Budget.parse(budget.entries))
+        assert Budget.parse(str(budget)) == budget, "a cell and a table name the entries"
+        held = 7_680_000 + budget.entries * 3072
+        assert held <= nbytes < held + 3072
+    for text in ("7683071B", "1KiB", "0MiB"):
+        with pytest.raises(
+            ConfigError, match="leaves no entry.*hold 7,680,000 bytes.*allowed: 7,683,072 bytes or more"
+        ):
+            Budget.parse(text, cost)
+    with pytest.raises(ConfigError, match="shape of the model.*is not known"):
+        Budget.parse("16MiB")
+    for wrong in ("16Mi", "MiB", "-1MiB", "1e3MiB", "16MiB2"):
+        with pytest.raises(ConfigError, match="is not a budget"):
+            Budget.parse(wrong, cost)

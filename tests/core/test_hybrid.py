@@ -21,7 +21,7 @@ from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.numerics.moments import rotate, unrotate
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.session import Session, attach
-from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.facts import state_bytes
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.engine import Engine
@@ -33,11 +33,15 @@ from tests import reference, zoo
 from tests.core import parts
 from tests.core.test_observing import WINDOW, Spy
 from tests.each import each
-from tests.generation import common
+from tests.generation import common, test_questions
 
 TOLERANCE, CUT = 2e-6, 41
 PROTOCOLS = tuple(name for name in SINGLE if not (protocol(name).prefills_again or protocol(name).streams))
-BESIDE = {"qwen3_5": "LinearAttentionLayer", "gemma3": "DynamicSlidingWindowLayer"}
+LINEAR, SINKS = "qwen3_5", "gpt_oss"
+
+
+def beside(name: str) -> str:
+    return "LinearAttentionLayer" if name == LINEAR else "DynamicSlidingWindowLayer"
 
 
 def context(name: str) -> int | None:
@@ -57,8 +61,10 @@ def document(name: str) -> EncodedPrompt:
 # ------------------------------------------------------------------------------------------------- nothing is evicted
 
 
-@each("attention", ["sdpa", "eager"])
-@each("name", zoo.HYBRID)
+@each(
+    ("name", "attention"),
+    [(name, base) for name in zoo.HYBRID for base in ("sdpa", "eager") if (name, base) != (SINKS, "sdpa")],
+)
 def test_full_is_bit_identical_to_the_untouched_model_alone_and_in_a_padded_batch(name, attention):
     model = zoo.model(name, attention)
     for inputs in (zoo.prompt(name), zoo.batch([zoo.prompt(name), zoo.prompt(name, 1, before=2)])):
@@ -68,7 +74,7 @@ def test_full_is_bit_identical_to_the_untouched_model_alone_and_in_a_padded_batc
                 run = reference.generate(model, inputs, 6)
             assert torch.equal(run.logits, stock.logits) and torch.equal(run.tokens, stock.tokens)
             kinds = [type(layer).__name__ for layer in session.filled.layers[::2]]
-            assert kinds == [BESIDE[name]] * 2 and len(session.filled.compressed) == 2
+            assert kinds == [beside(name)] * 2 and len(session.filled.compressed) == 2
 
 
 def test_a_session_registers_no_layer_for_every_cache():
@@ -81,7 +87,8 @@ def test_a_session_registers_no_layer_for_every_cache():
 
 @each("name", zoo.HYBRID)
 def test_scorers_see_the_full_layers_queries_without_gates_and_their_own_rotation(name):
-    """Gates stand between the queries of Qwen3.5's projection; its cos has 4 of 16 dimensions; Gemma rotates by kind of layer."""
+    """Gates stand between the queries of Qwen3.5's projection; its cos has 4 of 16 dimensions; Gemma rotates by kind of layer;
+    gpt-oss hands one cos to both halves, scaled by YaRN."""
     model, inputs, spy, called = zoo.model(name), zoo.prompt(name), Spy(), {}
     modules, length = zoo.full_attention(model), inputs["input_ids"].shape[1]
 
@@ -99,10 +106,13 @@ def test_scorers_see_the_full_layers_queries_without_gates_and_their_own_rotatio
     assert [seen[0] for seen in spy.seen] == [0, 1], "compressed layers are counted among themselves"
     for (_, tail, key, _, _, future, probe, projected), module in zip(spy.seen, modules, strict=True):
         hidden, cos, sin = called[module.layer_idx]
+        if name == SINKS:
+            assert cos.shape[-1] == zoo.HEAD_DIM / 2 and float(cos[0, 0].max()) > 1.3
+            cos, sin = torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)
 
         def queries(of, module=module):
             made = module.q_proj(of).view(len(of), zoo.HEADS, -1)[:, :, : zoo.HEAD_DIM]
-            return module.q_norm(made).transpose(0, 1)
+            return getattr(module, "q_norm", torch.nn.Identity())(made).transpose(0, 1)
 
         window = slice(length - WINDOW, length)
         torch.testing.assert_close(projected, queries(probe))
@@ -214,6 +224,31 @@ def test_sequences_that_are_joined_answer_as_alone(name, rule):
         assert made.answers[:2].tolist() == [row.token_ids for row in alone]
 
 
+@each("name", zoo.HYBRID)
+def test_questions_of_one_document_are_answered_as_each_with_a_cache_of_its_own(name):
+    """Whatever was asked before on the states of the document; the reference is stock attention over masked keys, prompt by
+    prompt."""
+    model, prompts = zoo.model(name), test_questions.document(name)
+    cut = prompts[0].context_tokens
+    methods = {key: common.registry(model=name)[key] for key in ("snapkv", "keydiff", "adakv", "streamingllm")}
+    rules = ("query_agnostic", *test_questions.NEW)
+    cells = [common.cell(made, 12, rule) for made in methods.values() for rule in rules]
+    answers = test_questions.asked(name, prompts, [*cells, *common.full_cells(rules)], order=(2, 0, 3, 1))
+    assert {answers[number, cells[1].cell].compression_reused for number in range(4)} == {False, True}
+    lost = 0
+    for number, prompt in enumerate(prompts):
+        stock = reference.generate(model, prompt.inputs, 6).tokens[0].tolist()
+        for cell in common.full_cells(rules):
+            assert answers[number, cell.cell].token_ids == stock
+        for cell in cells:
+            found = answers[number, cell.cell]
+            keep = reference.keep_of([index[None] for index in found.selected], cut)
+            masked = reference.masked_generate(model, prompt.inputs, keep, cut, 6).tokens[0].tolist()
+            assert found.token_ids == masked, (cell.cell, number)
+            lost += masked != stock
+    assert lost > 10, "evictions must matter"
+
+
 class _Host:
     place = torch.device("cpu")
 
@@ -262,7 +297,7 @@ def test_bytes_of_states_are_those_of_the_stock_cache_and_foretold(name, length)
         tensor.numel() * tensor.element_size()
         for layer in cache.layers[::2]
         for tensor in (
-            [layer.keys, layer.values] if name == "gemma3" else [layer.conv_states[0], layer.recurrent_states[0]]
+            [layer.conv_states[0], layer.recurrent_states[0]] if name == LINEAR else [layer.keys, layer.values]
         )
     )
     prompt = common.encoded(name, inputs)
@@ -271,6 +306,22 @@ def test_bytes_of_states_are_those_of_the_stock_cache_and_foretold(name, length)
     assert {row.bytes_state for row in rows} == {held} == {state_bytes(common.family(name), length, "float32")}
     assert rows[0].bytes_full == 2 * length * common.family(name).num_kv_heads * zoo.HEAD_DIM * 2 * 4
     assert [len(row.kept) for row in rows] == [2, 2, 2]
+
+
+@each("name", zoo.HYBRID)
+def test_an_amount_of_bytes_is_never_exceeded_and_no_entry_more_would_fit(name):
+    """Windows are full here; `generate` is given one token, so that the report is of the reduced prompt."""
+    model, inputs = zoo.model(name), zoo.prompt(name)
+    family = common.family(name)
+    entry = 2 * 2 * family.num_kv_heads * zoo.HEAD_DIM * 4
+    asked = state_bytes(family, 54, "float32") + 9 * entry + entry - 1
+    with mmkv_bench.attach(model, "snapkv", f"{asked}B", pool=1) as session, torch.no_grad():
+        model.generate(**inputs, max_new_tokens=1, do_sample=False)
+    report = session.report()
+    assert report.budget_entries == 9 and report.fallback == ("window_reduced",)
+    assert asked - entry < report.bytes_device + report.bytes_state <= asked
+    with pytest.raises(ConfigError, match="leaves no entry"):
+        mmkv_bench.attach(model, "snapkv", "10B")
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
@@ -295,7 +346,12 @@ def test_what_states_cannot_follow_is_refused_and_the_model_left_as_it_was(name)
             Session(model, **options)
     with pytest.raises(UnsupportedError, match="decode=eager"):
         Engine(model, common.family(name), common.rules(model), common.tokenizer(), step=lambda **inputs: None)
-    assert model.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == ("eager" if name == SINKS else "sdpa")
+
+
+def test_learned_sinks_have_a_place_in_eager_attention_alone():
+    with pytest.raises(UnsupportedError, match="learned sinks and got attention=sdpa.*attention=eager"):
+        Session(zoo.model(SINKS), attention="sdpa")
 
 
 def test_every_protocol_is_either_driven_or_refused_here():
@@ -313,9 +369,9 @@ def test_a_copied_layer_shares_no_tensor():
             before = copy.deepcopy(kept)
             zoo.model(name)(input_ids=torch.tensor([[5]]), past_key_values=cache, use_cache=True)
         for place, layer in kept.items():
-            for attribute in ("keys", "values") if name == "gemma3" else ("conv_states", "recurrent_states"):
+            for attribute in ("conv_states", "recurrent_states") if name == LINEAR else ("keys", "values"):
                 one, other = getattr(layer, attribute), getattr(before[place], attribute)
-                assert torch.equal(one, other) if name == "gemma3" else torch.equal(one[0], other[0])
+                assert torch.equal(one[0], other[0]) if name == LINEAR else torch.equal(one, other)
 
 
 def _tiny(config_class, **more):
@@ -328,7 +384,6 @@ def _tiny(config_class, **more):
 @each(
     ("made", "by_attach", "by_session"),
     [
-        (lambda: _tiny(tf.GptOssConfig, num_local_experts=2, num_experts_per_tok=1), "learned sinks", "learned sinks"),
         (lambda: _tiny(tf.Lfm2Config, layer_types=["conv", "full_attention"]), "short convolutions", "conv layers"),
         (
             lambda: _tiny(

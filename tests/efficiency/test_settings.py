@@ -38,7 +38,7 @@ BATCHES = {
 
 @pytest.mark.full
 def test_each_setting_comes_to_a_plan_of_what_was_printed(tmp_path):
-    assert {name.removeprefix("efficiency_") for name in SETTINGS} == {*PRINTED}
+    assert {name.removeprefix("efficiency_") for name in SETTINGS} == {*PRINTED, "hybrid"}  # which no paper printed
     for name, (lengths, methods, budgets, new_tokens) in PRINTED.items():
         config = compose([f"experiment=efficiency_{name}", f"out={tmp_path}"])
         validate(config)
@@ -50,6 +50,12 @@ def test_each_setting_comes_to_a_plan_of_what_was_printed(tmp_path):
         assert config.new_tokens == new_tokens and plan.cells[0].compressor.is_full
         if name.startswith("prefixkv"):
             assert plan.batches == [BATCHES[name]] and plan.searches
+
+
+def test_the_hybrid_setting_plans_three_lengths_and_the_control_of_full_layers(tmp_path):
+    plan = plan_passes(compose(["experiment=efficiency_hybrid", f"out={tmp_path}"]), outline=True)
+    assert plan.lengths == [2048, 8192, 16384] and {cell.method for cell in plan.cells} > {"full", "global0", "snapkv"}
+    assert {str(cell.budget) for cell in plan.cells if cell.budget} == {"511", "25%"}
 
 
 def test_default_lengths_are_those_that_the_model_takes_and_others_are_refused(tmp_path):

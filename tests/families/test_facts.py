@@ -177,7 +177,6 @@ def _small(config_class, **more):
 
 
 REFUSED = {
-    "learned sinks": lambda: _small(tf.GptOssConfig, num_local_experts=2, num_experts_per_tok=1),
     "picture's tokens in both directions": tf.Gemma3Config,
     "capped softly": lambda: _small(tf.Gemma2Config),
     "read the keys of an earlier one": tf.Gemma3nTextConfig,

@@ -78,7 +78,9 @@ def as_built(name: str, layers: int | None = None) -> None:
     text, head = model.get_decoder(), model.get_output_embeddings()
     embeddings = model.get_input_embeddings().weight
     blocks = sum(parameter.numel() for parameter in text.parameters()) - embeddings.numel()
-    assert (decoder.blocks, decoder.table) == (blocks, head.weight.numel())
+    of_experts = sum(parameter.numel() for name, parameter in text.named_parameters() if ".experts." in name)
+    taken = decoder.experts.active / decoder.experts.count if decoder.experts else 0
+    assert (decoder.blocks, decoder.table) == (blocks - of_experts * (1 - taken), head.weight.numel())
     assert decoder.tied == (head.weight is embeddings)
     assert decoder.parameters == blocks + embeddings.numel() * (1 if decoder.tied else 2)
 
@@ -123,13 +125,19 @@ def test_decoders_with_states_have_as_many_parameters_as_transformers_builds(nam
     decoder = decoder_of(model.config)
     assert decoder == decoder_of(stated(model.config.to_dict()))
     assert decoder.parameters == model.num_parameters()
-    assert (decoder.layers, decoder.compressed, decoder.attention) == (4, 2, 4 if name == "gemma3" else 2)
+    assert (decoder.layers, decoder.compressed, decoder.attention) == (4, 2, 2 if name == "qwen3_5" else 4)
     matrices = sum(
         module.weight.numel()
         for block in model.get_decoder().layers
         for module in block.modules()
         if isinstance(module, torch.nn.Linear | torch.nn.Conv1d)
     )
+    if name == "gpt_oss":  # two of four experts a token; a step of one sequence reads no other
+        for block in model.get_decoder().layers:
+            router, experts = block.mlp.router, list(block.mlp.experts.parameters())
+            matrices += router.weight.numel() + sum(one.numel() for one in experts if one.ndim == 3) / 2
+        idle = 4 * sum(one.numel() for one in experts) / 2
+        assert decoder.parameters - decoder.read == decoder.table + idle
     assert decoder.multiplied == pytest.approx(matrices, rel=1e-3)
 
 

@@ -27,12 +27,13 @@ PATH = common.PATH | {"compression_reused"}
 def document(name: str, first: int = 1, tails: tuple[int, ...] = (9, 12, 7, 10)) -> list[EncodedPrompt]:
     """Prompts of one document's questions of different lengths, each with the document."""
     start = common.encoded(name, zoo.prompt(name, after=3))
-    cut = start.length - 2 if name == "llama" else common.context_cut(start, common.family(name))
+    is_text = name in ("llama", *zoo.HYBRID)
+    cut = start.length - 2 if is_text else common.context_cut(start, common.family(name))
 
     def asked(length: int, seed: int, identity: str) -> EncodedPrompt:
         ids = torch.cat([start.input_ids[:, :cut], torch.tensor([zoo.text(length, seed)])], 1)
         made = common.encoded(name, zoo.with_ids(name, start.inputs, ids), identity)
-        return dataclasses.replace(made, context_tokens=cut if name == "llama" else None)
+        return dataclasses.replace(made, context_tokens=cut if is_text else None)
 
     questions = tuple(asked(length, 50 + place, f"zoo/{place}") for place, length in enumerate(tails))
     reworded = tuple(asked(8, 80 + place, f"zoo/{place}/other") for place in range(len(tails)))

@@ -62,6 +62,77 @@ def written(path, architecture="llama", tokenizer=True):
     return path
 
 
+GEMMA = {
+    **{f"self_attn.{one}_proj": f"attn_{one}" for one in "qkv"},
+    **{f"self_attn.{one}_norm": f"attn_{one}_norm" for one in "qk"},
+    **{f"mlp.{one}_proj": f"ffn_{one}" for one in ("gate", "up", "down")},
+    "self_attn.o_proj": "attn_output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+"""Names of a block's weights, as llama.cpp's converter writes them."""
+
+
+def written_gemma(path, model):
+    """A GGUF file of a Gemma 3, whose norms are stored with the 1 that transformers adds."""
+    config, writer = model.config, gguf.GGUFWriter(path, "gemma3")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(1e6)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_vocab_size(ROWS)
+    pieces = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([*pieces, *(chr(0x100 + index) for index in range(ROWS - len(pieces)))])
+    writer.add_token_scores([0.0] * ROWS)
+    writer.add_token_types([3] * 4 + [6] * 256 + [1] * (ROWS - len(pieces)))
+    writer.add_bos_token_id(2)
+    writer.add_eos_token_id(1)
+    writer.add_chat_template("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    for name, values in model.model.state_dict().items():
+        place, *rest = name.removesuffix(".weight").split(".", 2)
+        whole = {"embed_tokens": "token_embd", "norm": "output_norm"}.get(place)
+        stored = whole or f"blk.{rest[0]}.{GEMMA[rest[1]]}"
+        writer.add_tensor(f"{stored}.weight", (values + 1 if "norm" in name else values).numpy())
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+    return path
+
+
+@torch.inference_mode()
+def test_a_file_of_gemma_3_has_its_windows_its_two_rotations_and_its_logits(tmp_path):
+    """As `model=gemma3_270m_q4_k_m` is read, whose own file needs terms that a person accepts."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = Gemma3TextConfig(
+        vocab_size=ROWS, num_hidden_layers=6, head_dim=16, sliding_window=16, max_position_embeddings=128, **sizes
+    )
+    reference = Gemma3ForCausalLM(config).eval()
+    for name, parameter in reference.named_parameters():
+        if "norm" in name:
+            parameter.normal_(0, 0.3)
+    loaded = of(written_gemma(tmp_path / "gemma.gguf", reference)).load()
+    tokens = torch.arange(4, 94)[None]
+    assert torch.equal(loaded.model(tokens).logits, reference(tokens).logits)
+    assert (loaded.family.states.windows, loaded.family.states.window, loaded.family.num_layers) == (5, 15, 1)
+
+
 def of(file) -> Source:
     return Source.of(node("hf", path=None, weights=str(file)))
 

@@ -57,6 +57,8 @@ def test_the_shape_has_as_many_parameters_as_the_checkpoint(name):
         ("smollm2_360m", 0.362),
         ("smollm2_1_7b", 1.71),
         ("gemma3_270m", 0.268),
+        ("gemma3_1b", 1.0),
+        ("gpt_oss_20b", 20.9),
     ],
 )
 def test_counts_are_those_on_the_repositories_pages(name, billions):
@@ -80,6 +82,9 @@ def test_counts_are_those_on_the_repositories_pages(name, billions):
         ("llama_3_8b", 32, 32, 8, 128, 128),
         ("smollm2_135m", 30, 9, 3, 64, 22.5),
         ("gemma3_270m", 3, 4, 1, 256, 3),  # its full layers; 15 others keep a window
+        ("gemma3_1b", 4, 4, 1, 256, 4),
+        ("gpt_oss_20b", 12, 64, 8, 64, 24),
+        ("qwen3_5_9b", 8, 16, 4, 256, 32),  # 24 others keep recurrent states
     ],
 )
 def test_the_cache_has_the_checkpoints_dimensions(name, layers, heads, kv, dim, kib):

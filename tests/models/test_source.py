@@ -92,7 +92,7 @@ def test_a_saved_random_model_loads_again_as_what_it_was(folder):
 @each(
     ("name", "changes", "words"),
     [
-        ("hf", {"weights": "random"}, "model=hf has no shape, so its weights cannot be random; allowed: gemma3_270m"),
+        ("hf", {"weights": "random"}, "model=hf has no shape, so its weights cannot be random; allowed: gemma3_1b"),
         ("tiny", {"weights": "random"}, "model=tiny has no shape"),
         ("qwen2_5_vl_7b", {"layers": 2}, "model.layers=2 needs random weights"),
         ("qwen2_5_vl_7b", {"weights": "/no/such/folder"}, "model.weights=/no/such/folder is not a folder"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -31,7 +32,15 @@ def choices(group: str) -> list[str]:
 def answering(group: str) -> list[str]:
     """Choices of runs that answer datasets; those of scenario=efficiency are planned by tests/efficiency/test_settings.py."""
     papers = sorted(f"papers/{file.stem}" for file in (conf_dir() / group / "papers").glob("*.yaml"))
-    return [name for name in (*options(group), *papers) if not name.startswith("efficiency_")]
+    names = [name for name in (*options(group), *papers) if not name.startswith("efficiency_")]
+    return [name for name in names if not _is_fetched((conf_dir() / group / f"{name}.yaml").read_text())]
+
+
+def _is_fetched(text: str) -> bool:
+    """Weights that a command fetches are not here, and their models are refused."""
+    files = (conf_dir() / "model").glob("*.yaml")
+    fetched = [file.stem for file in files if "path: fetched://" in file.read_text()]
+    return "path: fetched://" in text or any(re.search(rf"/model: {name}$", text, re.MULTILINE) for name in fetched)
 
 
 def shipped(every: int = 1) -> Iterator[list[str]]:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from mmkv_bench.compression.budget import StateCost
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.plan import cells as cells_module
 from mmkv_bench.plan.cells import DatasetIdentity
@@ -264,3 +265,17 @@ def test_labels_tell_cells_of_one_dataset_apart():
     labels = [cell.label for cell in made]
     assert len(set(labels)) == len(labels)
     assert "snapkv@20% strict released" in labels
+
+
+def test_a_budget_in_bytes_is_the_cell_of_its_entries_and_says_what_was_asked():
+    known = facts("pages", cost=StateCost(entry=2048, beside=100_000))
+    made, notes = plan("method=snapkv", "budget=1MiB", "baseline=none", facts_=known)
+    entries = (2**20 - 100_000) // 2048
+    assert [cell.cell for cell in made] == [one("method=snapkv", f"budget={entries}").cell]
+    assert (made[0].row()["budget_kind"], made[0].row()["budget_entries"]) == ("entries", entries)
+    assert made[0].told() == {"budget_in_bytes": "1MiB"} and one("method=snapkv", "budget=64").told() == {}
+    assert notes == [
+        f"budget=1MiB of all state is {entries} entries per KV head, when 100,000 bytes of windows and recurrent states are paid"
+    ]
+    with pytest.raises(ConfigError, match="shape of the model"):
+        plan("method=snapkv", "budget=1MiB")

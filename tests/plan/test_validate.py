@@ -202,6 +202,7 @@ def test_what_windows_and_states_cannot_follow_is_refused_before_any_work():
         name="Gemma 3 (text)",
         multimodal=False,
         num_layers=3,
+        sinks=False,
         rules=SimpleNamespace(name="Gemma 3 (text)"),
     )
     with pytest.raises(UnsupportedError, match="protocol=masked hides evicted tokens .* of Gemma 3"):
@@ -213,4 +214,9 @@ def test_what_windows_and_states_cannot_follow_is_refused_before_any_work():
         answering = SimpleNamespace(decode=decode, model=SimpleNamespace(attention=attention))
         with pytest.raises(UnsupportedError, match="keep a window or a recurrent state; allowed for it: decode=eager"):
             validate_decoding(facts, answering)
-        validate_decoding(SimpleNamespace(states=NO_STATES), answering)
+        validate_decoding(SimpleNamespace(states=NO_STATES, sinks=False), answering)
+    with pytest.raises(
+        UnsupportedError, match="model.attention=sdpa: .* learned sinks.*allowed for it: model.attention=eager"
+    ):
+        answering = SimpleNamespace(decode="eager", model=SimpleNamespace(attention="sdpa"))
+        validate_decoding(SimpleNamespace(states=NO_STATES, sinks=True, name="gpt-oss (text)"), answering)

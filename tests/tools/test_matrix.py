@@ -12,7 +12,7 @@ from mmkv_bench.config.files import options
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.models.source import Source, shaped
 from tests.families.shapes import node
-from tools.matrix.__main__ import FAMILIES, datasets, main
+from tools.matrix.__main__ import FAMILIES, LARGE, datasets, main
 from tools.matrix.grid import ALL, UNRUN, Line, as_csv, merged, read, render, write
 from tools.matrix.running import run_model
 
@@ -46,7 +46,7 @@ def test_every_family_with_a_shape_has_a_model_in_the_grid():
         found = model_facts(Source.of(node(name, weights="random", layers=1)).hf_config)
         return found.name, found.text_model_type
 
-    assert {family(name) for name in shaped()} == {family(name) for name in FAMILIES}
+    assert {family(name) for name in shaped()} == {family(name) for name in (*FAMILIES, *LARGE)}
 
 
 @pytest.mark.full

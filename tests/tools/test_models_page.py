@@ -40,6 +40,7 @@ def test_every_model_of_the_issue_runs_or_says_why_not():
     files = {
         "smollm2_135m_q4_1",
         "smollm2_135m_q4_1_english",
+        "gemma3_270m_q4_k_m",
         "reader",
         "reader_video",
     }  # docs/pretrained.md, docs/reader.md

@@ -23,6 +23,7 @@ class AccumulatingLayer(CompressedLayer):
     _recents_of: Callable[[int], int]  # entries of a head -> recents among them
     _limit: int  # slots, and recents per head, from the first token of the answer on; none before
     _recents: Tensor | None
+    _sinks: Tensor | None
 
     @classmethod
     def of(cls, start: Start, recents_of: Callable[[int], int]) -> AccumulatingLayer:
@@ -35,7 +36,7 @@ class AccumulatingLayer(CompressedLayer):
         layer._counted = start.pad + scores.shape[1]
         layer._refed = scores[:, start.seen - start.pad :].clone()  # a view would keep those of the whole prompt
         layer._acts_from, layer._recents_of = start.acts_from, recents_of
-        layer._limit, layer._recents = 0, None
+        layer._limit, layer._recents, layer._sinks = 0, None, start.sinks
         return layer
 
     def buffers(self) -> list[Tensor]:
@@ -73,15 +74,16 @@ class AccumulatingLayer(CompressedLayer):
         what was stored up to its own token, summed over queries and the query heads of a KV head."""
         keys = self.keys[0]
         if not self.ragged:
-            return column_sums(query, keys, scaling, self.stored - query.shape[1])
+            return column_sums(query, keys, scaling, self.stored - query.shape[1], self._sinks)
         positions = self.positions
         assert positions is not None, "a layer made of rows has positions"
         sums = torch.zeros(keys.shape[:2], dtype=torch.float32, device=keys.device)
         group = query.shape[0] // keys.shape[0]
         for head, padding in enumerate((positions[0] < 0).sum(-1).tolist()):
-            head_query, visible = query[head * group : (head + 1) * group], keys[head : head + 1, padding:]
+            members, visible = slice(head * group, (head + 1) * group), keys[head : head + 1, padding:]
+            sinks = None if self._sinks is None else self._sinks[members]
             sums[head : head + 1, padding:] = column_sums(
-                head_query, visible, scaling, visible.shape[1] - query.shape[1]
+                query[members], visible, scaling, visible.shape[1] - query.shape[1], sinks
             )
         return sums
 

@@ -29,7 +29,7 @@ class Start:
         seen: tokens the layer counts as seen from now on: ``pad + n``, n the candidates.
         acts_from: logical index of the answer's first token. Tokens before it that are fed later (the last prompt token
             under ``strict``, the question where only the context is reduced) are stored like any other and trigger nothing.
-        scaling: factor of the attention scores. reserve: slots of slack for new tokens.
+        scaling: factor of the attention scores. reserve: slots of slack for new tokens. sinks: see ``Observation``.
     """
 
     layer: int
@@ -46,6 +46,7 @@ class Start:
     acts_from: int
     scaling: float
     reserve: int
+    sinks: Tensor | None = None
 
     @property
     def positions(self) -> Tensor:

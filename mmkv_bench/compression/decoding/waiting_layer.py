@@ -53,7 +53,7 @@ class WaitingLayer(CompressedLayer):
     def _reduce(self, start: Start, query: Tensor, scaling: float) -> None:
         """Reduce the layer as the method does. query: `[Hq, 1, D]` of the newest token."""
         (allocator, selector, reducer), total = self._parts, self.stored
-        scores = column_sums(query, self.keys[0], scaling, total - 1)
+        scores = column_sums(query, self.keys[0], scaling, total - 1, start.sinks)
         prefill_scores, types = start.scores, start.context.types
         assert prefill_scores is not None, "`of` refuses a start without scores"
         scored = prefill_scores.shape[1]

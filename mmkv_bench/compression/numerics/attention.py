@@ -5,6 +5,9 @@ A block of complete rows holds its own softmax denominators, so one pass is enou
 
 Shapes: Hq query heads, Hkv KV heads, g = Hq / Hkv, w or n query rows, T or S keys, D head dimension. Query head h reads
 KV head h // g.
+
+Sinks, float32 ``[Hq]``, are learned scores beside those of keys (gpt-oss): each takes its share of its head's softmax and goes to
+no key, so that the probabilities of a row sum to less than 1. None: there are none.
 """
 
 from __future__ import annotations
@@ -16,25 +19,40 @@ from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
 LOWEST = -87.0  # exp of less is subnormal in float32
 
 
-def exponentials(scores: Tensor, masked: bool) -> Tensor:
+def exponentials(scores: Tensor, masked: bool, sinks: Tensor | None = None) -> Tensor:
     """Turn ``scores [..., S]`` into exp(score - row maximum), IN PLACE (``torch.softmax`` would hold a second tile).
 
     Args:
         scores: finite, or with -inf at keys that a row does not see.
         masked: keep exact zeros for -inf. Otherwise exponentials below 1.7e-38 are raised to that value: widely spread
             proxies reach the subnormal numbers all the time, and a CPU needs ten times as long for each of those.
+        sinks: ``[...]``, the sink of each row; the maximum is over keys and sink.
 
     Returns:
         ``[...]``: 1 / row sum, the factor that makes each row a softmax.
     """
-    scores -= scores.amax(-1, keepdim=True)
+    peak = scores.amax(-1, keepdim=True)
+    if sinks is not None:
+        peak = torch.maximum(peak, sinks.unsqueeze(-1))
+    scores -= peak
     if not masked:
         scores.clamp_min_(LOWEST)
     scores.exp_()
-    return scores.sum(-1).reciprocal_()
+    total = scores.sum(-1)
+    if sinks is not None:
+        total += (sinks - peak.squeeze(-1)).exp_()
+    return total.reciprocal_()
 
 
-def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int = 0) -> Tensor:
+def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax of ``scores [..., S]``, float32, over keys and the sink of each row, ``[...]``; without the sink's own share."""
+    if sinks is None:
+        return scores.softmax(-1, dtype=torch.float32)
+    both = torch.cat([scores.float(), sinks.float().expand(scores.shape[:-1]).unsqueeze(-1)], -1)
+    return both.softmax(-1)[..., :-1]
+
+
+def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int = 0, sinks: Tensor | None = None) -> Tensor:
     """Causal attention column sums ``[Hkv, S]`` float32, summed over rows and over the g query heads of a KV head.
 
     Args:
@@ -42,21 +60,26 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int = 0) -> 
         key: ``[Hkv, S, D]`` with ``S = offset + n``.
         scaling: factor of the scores.
         offset: tokens before this chunk; add the sums of all chunks to get those of the whole prompt.
+        sinks: ``[Hq]``.
     """
     if devices.at(key.device).fuses:
         from mmkv_bench.compression.numerics import fused
 
-        return fused.column_sums(query, key, scaling, offset)
+        return fused.column_sums(query, key, scaling, offset, sinks)
     heads, total, _ = key.shape
     query = query.view(heads, -1, *query.shape[1:])
+    by_head = None if sinks is None else sinks.view(heads, -1)
     sums = torch.zeros(heads, total, dtype=torch.float32, device=key.device)
     for first, last in head_blocks(heads, query.shape[1] * total, key.device):
-        _add_column_sums(sums[first:last], query[first:last], key[first:last], scaling, offset)
+        some = None if by_head is None else by_head[first:last]
+        _add_column_sums(sums[first:last], query[first:last], key[first:last], scaling, offset, some)
     return sums
 
 
-def _add_column_sums(sums: Tensor, query: Tensor, key: Tensor, scaling: float, offset: int) -> None:
-    """Add the column sums of a few heads, ``query [h, g, n, D]`` and ``key [h, S, D]``, to ``sums [h, S]``."""
+def _add_column_sums(
+    sums: Tensor, query: Tensor, key: Tensor, scaling: float, offset: int, sinks: Tensor | None
+) -> None:
+    """Add the column sums of a few heads, ``query [h, g, n, D]``, ``key [h, S, D]`` and ``sinks [h, g]``, to ``sums [h, S]``."""
     heads, total, dim = key.shape
     group, rows = query.shape[1:3]
     keys = key.float().transpose(1, 2)
@@ -66,11 +89,16 @@ def _add_column_sums(sums: Tensor, query: Tensor, key: Tensor, scaling: float, o
         scores = torch.bmm(block, keys[:, :, :seen])
         future = torch.ones(n, n, dtype=torch.bool, device=key.device).triu_(1)
         scores.view(heads, group, n, seen)[..., seen - n :].masked_fill_(future, float("-inf"))
-        weight = exponentials(scores, masked=True)
+        weight = exponentials(scores, masked=True, sinks=by_row(sinks, n))
         sums[:, :seen] += torch.bmm(weight.unsqueeze(1), scores).squeeze(1)
 
 
-def window_mass(tail: Tensor, key: Tensor, scaling: float) -> Tensor:
+def by_row(sinks: Tensor | None, rows: int) -> Tensor | None:
+    """``[h, g]`` -> ``[h, g * rows]``: the sink of each row of a group's query heads."""
+    return None if sinks is None else sinks.repeat_interleave(rows, -1)
+
+
+def window_mass(tail: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None) -> Tensor:
     """Attention of the last w queries to every key, ``[Hkv, T]`` float32: mean over the w rows and the g query heads.
 
     The softmax runs over all T keys, causal inside the window, as in SnapKV (arXiv 2404.14469, section 4).
@@ -78,11 +106,11 @@ def window_mass(tail: Tensor, key: Tensor, scaling: float) -> Tensor:
     Args:
         tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T).
         key: ``[Hkv, T, D]``.
-        scaling: factor of the scores.
+        scaling: factor of the scores. sinks: ``[Hq]``.
     """
     rows = tail.shape[1]
     group = tail.shape[0] // key.shape[0]
-    return column_sums(tail, key, scaling, key.shape[1] - rows) / (rows * group)
+    return column_sums(tail, key, scaling, key.shape[1] - rows, sinks) / (rows * group)
 
 
 def largest_attention(query: Tensor, key: Tensor, scaling: float, sinks: int, first: int, last: int) -> Tensor:
@@ -121,14 +149,15 @@ def is_half(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize == 2
 
 
-def half_window(tail: Tensor, key: Tensor, scaling: float) -> Tensor:
+def half_window(tail: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None) -> Tensor:
     """Attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys: mean over the w rows.
 
     Products, their scaling, probabilities and means are rounded to that dtype; the softmax, causal inside the window, is
     float32. Heads are treated some at a time (``tiles.py``).
 
     Args:
-        tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T); key: ``[Hkv, T, D]``; scaling: factor of the products.
+        tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T); key: ``[Hkv, T, D]``; scaling: factor of the products;
+            sinks: ``[Hq]``.
     """
     heads, total, _ = key.shape
     rows, group = tail.shape[1], tail.shape[0] // heads
@@ -139,5 +168,6 @@ def half_window(tail: Tensor, key: Tensor, scaling: float) -> Tensor:
         # Divided, as releases do: the factor's inverse gives another last digit now and then.
         logits = torch.bmm(tail[first * group : last * group], keys.transpose(1, 2)) / (1 / scaling)
         logits[..., total - rows :].masked_fill_(future, float("-inf"))
-        parts.append(logits.softmax(-1, dtype=torch.float32).to(key.dtype).mean(1))
+        some = None if sinks is None else sinks[first * group : last * group, None]
+        parts.append(softmax(logits, some).to(key.dtype).mean(1))
     return torch.cat(parts)

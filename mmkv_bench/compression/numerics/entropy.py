@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
-from mmkv_bench.compression.numerics.attention import exponentials
+from mmkv_bench.compression.numerics.attention import by_row, exponentials
 from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
 
 
@@ -62,13 +62,15 @@ def cross_modal_entropy(query: Tensor, key: Tensor, scaling: float, types: Tenso
     return seeing + map_entropy(query.index_select(1, visual), key.index_select(1, text), scaling)
 
 
-def causal_entropy(query: Tensor, key: Tensor, scaling: float) -> float:
+def causal_entropy(query: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None) -> float:
     """Mean over all heads and rows of the entropy of the layer's own causal attention (MEDA's released figure).
 
     Args:
         query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. scaling: factor of the scores.
+        sinks: ``[Hq]``, see ``attention.py``; the sum is over keys, whose probabilities are smaller by the sink's share.
     """
     heads, total, dim = key.shape
+    by_head = None if sinks is None else sinks.view(heads, -1)
     query = query.view(heads, -1, *query.shape[1:])
     group, rows = query.shape[1:3]
     keys = key.float().transpose(1, 2)
@@ -79,14 +81,17 @@ def causal_entropy(query: Tensor, key: Tensor, scaling: float) -> float:
         scores = torch.bmm(block, keys[:, :, :end])
         future = torch.ones(n, n, dtype=torch.bool, device=key.device).triu_(1)
         scores.view(heads, group, n, end)[..., start:].masked_fill_(future, float("-inf"))
-        weight = exponentials(scores, masked=True)
-        # With e = exp(score - maximum) and S = sum e: H = log S - sum(e log e) / S.
+        weight = exponentials(scores, masked=True, sinks=by_row(by_head, n))
+        # With e = exp(score - maximum) and S = sum e, the sink's among them: H = sum(e) / S * log S - sum(e log e) / S.
         rest = torch.special.entr(scores).sum(-1)
-        entropy += (weight * rest - weight.log()).double().sum()
+        on_keys = 1 if sinks is None else weight * scores.sum(-1)
+        entropy += (weight * rest - on_keys * weight.log()).double().sum()
     return float(entropy) / (rows * heads * group)
 
 
-def top_mass(query: Tensor, key: Tensor, scaling: float, rows: Sequence[int], top: int) -> Tensor:
+def top_mass(
+    query: Tensor, key: Tensor, scaling: float, rows: Sequence[int], top: int, sinks: Tensor | None = None
+) -> Tensor:
     """Share of its attention that a row gives to its ``top`` keys, on average: HybridKV's sparsity score (equation 3).
 
     Row i attends to keys 0..i (softmax in float32); the ``top`` largest probabilities are added up. Rows that see at
@@ -97,6 +102,7 @@ def top_mass(query: Tensor, key: Tensor, scaling: float, rows: Sequence[int], to
         scaling: factor of the scores.
         rows: ascending indices of the query rows that count, at least one.
         top: keys per row, 1 or more.
+        sinks: ``[Hq]``, see ``attention.py``; rows give the less to keys, and those that see few keys give less than 1.
 
     Returns:
         float64 ``[Hkv]`` on the CPU: mean over the rows and over the g query heads of a KV head, in (0, 1].
@@ -113,8 +119,10 @@ def top_mass(query: Tensor, key: Tensor, scaling: float, rows: Sequence[int], to
         scores = torch.bmm(states, keys[:, :, :seen])
         future = torch.arange(first, seen, device=key.device) > position[:, None]
         scores.view(heads, group, n, seen)[..., first:].masked_fill_(future, float("-inf"))
-        weight = exponentials(scores, masked=True)
+        weight = exponentials(scores, masked=True, sinks=by_row(None if sinks is None else sinks.view(heads, group), n))
         best = scores.topk(min(top, seen), sorted=False).values
         mass = (best.sum(-1) * weight).double().view(heads, group, n)
-        total += mass.masked_fill_(position < top, 1.0).sum((1, 2))  # not 1 up to rounding: heads would not tie
+        if sinks is None:
+            mass.masked_fill_(position < top, 1.0)  # not 1 up to rounding: heads would not tie
+        total += mass.sum((1, 2))
     return (total / (len(rows) * group)).cpu()

@@ -40,16 +40,18 @@ def _operation(schema: str, made: Callable[..., Tensor]) -> Callable[[Callable[.
     return registered
 
 
-def _mass_like(query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool) -> Tensor:
+def _mass_like(
+    query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool, sinks: Tensor | None = None
+) -> Tensor:
     heads, seen, _ = key.shape
     return key.new_empty((heads, query.shape[0] // heads if apart else 1, groups, seen), dtype=torch.float32)
 
 
 @_operation(
-    "column_sums(Tensor query, Tensor key, float scaling, int offset) -> Tensor",
-    lambda query, key, scaling, offset: key.new_empty(key.shape[:2], dtype=torch.float32),
+    "column_sums(Tensor query, Tensor key, float scaling, int offset, Tensor? sinks) -> Tensor",
+    lambda query, key, scaling, offset, sinks: key.new_empty(key.shape[:2], dtype=torch.float32),
 )
-def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int) -> Tensor:
+def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int, sinks: Tensor | None) -> Tensor:
     """See ``attention.column_sums``."""
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
@@ -59,15 +61,17 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int) -> Tens
     numbers = _numbers(query, key, scaling)
     sums = torch.empty(heads, seen, dtype=torch.float32, device=key.device)
     with devices.at(key.device).current():
-        peak, weight = _softmax(query, key, scaling, shape, offset)
+        peak, weight = _softmax(query, key, scaling, shape, offset, sinks)
         grid = (-(-seen // shape["KEYS"]), heads)
         given = (query, key, peak, weight, sums, query.shape[1], seen, offset, *numbers)
         kernels.column_sums[grid](*given, **shape, **_OPTIONS)
     return sums
 
 
-@_operation("group_mass(Tensor query, Tensor key, float scaling, int groups, bool apart) -> Tensor", _mass_like)
-def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool) -> Tensor:
+@_operation(
+    "group_mass(Tensor query, Tensor key, float scaling, int groups, bool apart, Tensor? sinks) -> Tensor", _mass_like
+)
+def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool, sinks: Tensor | None) -> Tensor:
     """Mass of all groups, ``[Hkv, m, G, T]``; see ``proxies.group_mass``. apart: m is g, else 1."""
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
@@ -79,7 +83,7 @@ def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: b
     numbers = _numbers(query, key, scaling)
     mass = _mass_like(query, key, scaling, groups, apart)
     with devices.at(key.device).current():
-        peak, weight = _softmax(query, key, scaling, _shape(query, key, count), None)
+        peak, weight = _softmax(query, key, scaling, _shape(query, key, count), None, sinks)
         grid = (-(-seen // shape["KEYS"]), groups, heads * mass.shape[1])
         members = share // mass.shape[1]
         given = (query, key, peak, weight, mass, count, seen, size, *numbers)
@@ -117,12 +121,13 @@ def cover_votes(mass: Tensor, tau: float, left: bool) -> Tensor:
 
 
 def _softmax(
-    query: Tensor, key: Tensor, scaling: float, shape: dict[str, Any], offset: int | None
+    query: Tensor, key: Tensor, scaling: float, shape: dict[str, Any], offset: int | None, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return each row's largest score and 1 / its sum of exponentials, float32 ``[Hq, n]`` each.
 
     Args:
         offset: tokens before the first row, of causal rows; None: every row sees every key.
+        sinks: ``[Hq]``, natural logarithms like scores; a row's largest score is then the sink's where that is larger.
     """
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
@@ -136,7 +141,12 @@ def _softmax(
     given = (query, key, peak, total, count, seen, offset or 0, reach, *_numbers(query, key, scaling))
     kernels.row_softmax[blocks, heads, parts](*given, CAUSAL=offset is not None, **shape, **_OPTIONS)
     highest = peak.amax(0)
-    return highest, (total * (peak - highest).exp2_()).sum(0).reciprocal_()
+    if sinks is None:
+        return highest, (total * (peak - highest).exp2_()).sum(0).reciprocal_()
+    powers = (sinks.float() * math.log2(math.e))[:, None]
+    highest = torch.maximum(highest, powers)
+    total = (total * (peak - highest).exp2_()).sum(0) + (powers - highest).exp2_()
+    return highest, total.reciprocal_()
 
 
 def _rows(states: Tensor) -> Tensor:

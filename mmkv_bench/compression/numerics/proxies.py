@@ -23,6 +23,7 @@ def group_mass(
     *,
     per_query_head: bool = False,
     rounding: torch.dtype | None = None,
+    sinks: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """Attention mass of each group of proxies, in blocks of consecutive groups.
 
@@ -38,12 +39,13 @@ def group_mass(
         rounding: dtype that probabilities, head means and group sums are rounded to (results stay float32), always by
             row blocks: a last digit of a probability, which kernels may change, decides which way it is rounded. None
             rounds nothing.
+        sinks: ``[Hq]``, see ``attention.py``.
 
     Yields:
         float32 ``[Hkv, m, b, T]`` for b groups, m = g with ``per_query_head``, else 1.
     """
     if _fused(key, rounding):
-        yield from _fused_group_mass(query, key, scaling, groups, per_query_head)
+        yield from _fused_group_mass(query, key, scaling, groups, per_query_head, sinks)
         return
     heads, total, dim = key.shape
     keys = key.float().transpose(1, 2)
@@ -56,7 +58,8 @@ def group_mass(
         for start, end in row_blocks(size, heads * share * b * total, key.device):
             block = query[:, :, first:last, start:end].reshape(heads, -1, dim).float() * scaling
             scores = torch.bmm(block, keys).view(heads, share, b, end - start, total)
-            weight = exponentials(scores, masked=False)
+            at_rows = None if sinks is None else sinks.view(heads, share, 1, 1).expand(scores.shape[:-1])
+            weight = exponentials(scores, masked=False, sinks=at_rows)
             if rounding is not None:
                 scores *= weight.unsqueeze(-1)
                 scores = scores.to(rounding).float()
@@ -74,14 +77,16 @@ def _fused(key: Tensor, rounding: torch.dtype | None) -> bool:
     return rounding is None and devices.at(key.device).fuses
 
 
-def _fused_group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool) -> Iterator[Tensor]:
+def _fused_group_mass(
+    query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool, sinks: Tensor | None
+) -> Iterator[Tensor]:
     """``group_mass`` by kernels, in blocks of groups whose mass fits one tile."""
     from mmkv_bench.compression.numerics import fused
 
     size = query.shape[1] // groups
     width = (query.shape[0] if apart else key.shape[0]) * key.shape[1]
     for first, last in row_blocks(groups, width, key.device):
-        yield fused.group_mass(query[:, first * size : last * size], key, scaling, last - first, apart)
+        yield fused.group_mass(query[:, first * size : last * size], key, scaling, last - first, apart, sinks)
 
 
 def adjusted_mass(
@@ -94,11 +99,12 @@ def adjusted_mass(
     drop_last: bool = False,
     anchor: Tensor | None = None,
     rounding: torch.dtype | None = None,
+    sinks: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """Yield ``group_mass`` as a release changes it before the votes are cast.
 
     Args:
-        query, key, scaling, groups, per_query_head, rounding: see ``group_mass``.
+        query, key, scaling, groups, per_query_head, rounding, sinks: see ``group_mass``.
         drop_last: leave the last key out AFTER the softmax; what it received is lost.
         anchor: ``[Hkv, T]``, added to the mass of every group, which is then divided by 1 + n.
 
@@ -109,7 +115,8 @@ def adjusted_mass(
     if keep == 0:
         return
     size = query.shape[1] // groups
-    for mass in group_mass(query, key, scaling, groups, per_query_head=per_query_head, rounding=rounding):
+    options: dict[str, Any] = {"per_query_head": per_query_head, "rounding": rounding, "sinks": sinks}
+    for mass in group_mass(query, key, scaling, groups, **options):
         mass = mass[..., :keep]
         if anchor is not None:
             mass = mass + anchor[:, None, None, :keep]
@@ -165,7 +172,14 @@ def total_mass(query: Tensor, key: Tensor, scaling: float, groups: int, **adjust
 
 
 def _by_heads(
-    query: Tensor, key: Tensor, scaling: float, groups: int, *, anchor: Tensor | None = None, **adjust: Any
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    groups: int,
+    *,
+    anchor: Tensor | None = None,
+    sinks: Tensor | None = None,
+    **adjust: Any,
 ) -> Iterator[tuple[slice, Tensor]]:
     """``adjusted_mass`` of a few KV heads at a time (kernels: of all), with the heads that each block belongs to."""
     share = query.shape[0] // key.shape[0]
@@ -173,6 +187,7 @@ def _by_heads(
     together = head_blocks(key.shape[0], share * key.shape[1], key.device)
     for first, last in [(0, key.shape[0])] if fused else together:
         anchors = None if anchor is None else anchor[first:last]
-        some = query[first * share : last * share]
-        for mass in adjusted_mass(some, key[first:last], scaling, groups, anchor=anchors, **adjust):
+        members = slice(first * share, last * share)
+        given = {"anchor": anchors, "sinks": None if sinks is None else sinks[members], **adjust}
+        for mass in adjusted_mass(query[members], key[first:last], scaling, groups, **given):
             yield slice(first, last), mass

@@ -6,6 +6,7 @@ from dataclasses import astuple, dataclass
 from typing import Literal
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.numerics.attention import softmax
 from mmkv_bench.compression.numerics.moments import average_rotation, expected_logits
 from mmkv_bench.compression.observation import QUERY_MOMENTS_SKIP, Needs, Observation
 from mmkv_bench.compression.parameters import check_least, check_words
@@ -83,7 +84,8 @@ class ExpectedAttentionScorer(Scorer):
         key, value = obs.key[:, self.sinks :], obs.value[:, self.sinks :]
         second = stored(covariance) if self.covariance else None
         logits = expected_logits(key, stored(mean), second, obs.scaling)
-        score = stored(stored(stored(logits).softmax(-1)).mean(1)) + self.epsilon
+        learned = None if obs.sinks is None else obs.sinks.view(-1, obs.groups)
+        score = stored(stored(softmax(stored(logits), learned)).mean(1)) + self.epsilon
         if self.value_norm:
             score = stored(score * stored(value.float().norm(dim=-1)))
         first = score.amax(-1, keepdim=True).expand(-1, self.sinks)

@@ -130,6 +130,10 @@ class PressScorer(Scorer):
 
     def _ask(self, obs: Observation, made: Any, seed: int) -> Tensor:
         """Return the press's own `score`, float32 ``[Hkv,T]``."""
+        if obs.sinks is not None:
+            raise UnsupportedError(
+                f"kvpress' {self.press} knows no learned sinks, which this model's attention has; use a method of this package"
+            )
         cos, sin = (part[None].to(obs.states.dtype) for part in obs.rotation)
         kwargs = {
             "hidden_states": obs.states[None],

@@ -205,6 +205,7 @@ class MMShiftScorer(Scorer):
             "drop_last": self.drop_last_key,
             "anchor": anchor if self.anchor_in_groups else None,
             "rounding": rounding,
+            "sinks": obs.sinks,
         }
         queries = obs.future_queries(states, offsets)
         if self.voting == "none":
@@ -317,4 +318,4 @@ class MMShiftScorer(Scorer):
         """Attention of the prompt's last query, ``[Hkv, T]`` float32."""
         if rounding is None:
             return obs.last_attention()
-        return next(group_mass(obs.tail(1), obs.key, obs.scaling, 1, rounding=rounding))[:, 0, 0]
+        return next(group_mass(obs.tail(1), obs.key, obs.scaling, 1, rounding=rounding, sinks=obs.sinks))[:, 0, 0]

@@ -88,7 +88,7 @@ class WindowScorer(Scorer):
     def _rounded(self, obs: Observation, w: int) -> Tensor:
         """``[Hkv, T]`` in the model's half precision, every step rounded to it."""
         tail, prefix = obs.tail(w), obs.length - w
-        mass = obs.shared(("half_window", w), lambda: half_window(tail, obs.key, obs.scaling))
+        mass = obs.shared(("half_window", w), lambda: half_window(tail, obs.key, obs.scaling, obs.sinks))
 
         def grouped(heads: Tensor) -> Tensor:
             return heads.view(obs.key.shape[0], obs.groups, obs.length).mean(1)
@@ -110,5 +110,6 @@ class WindowScorer(Scorer):
         """The window's mass ``[Hkv, T]`` of the first, the second, ... query head of every KV head."""
         tail = obs.tail(w)
         tail = tail.view(obs.key.shape[0], obs.groups, *tail.shape[1:])
+        sinks = None if obs.sinks is None else obs.sinks.view(obs.key.shape[0], obs.groups)
         for member in range(obs.groups):
-            yield window_mass(tail[:, member], obs.key, obs.scaling)
+            yield window_mass(tail[:, member], obs.key, obs.scaling, None if sinks is None else sinks[:, member])

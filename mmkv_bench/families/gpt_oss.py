@@ -1,0 +1,40 @@
+"""gpt-oss, arXiv 2508.10925: text models with a sliding window in every other layer, learned sinks and mixtures of experts.
+
+A sink is one score per query head that stands beside those of keys in each softmax and has no value: what it takes goes to no
+key. Its classes have no `sdpa` attention. Rotations are YaRN's, and cos and sin are handed for half of a head's dimensions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mmkv_bench.families.base import SLIDING, Experts, Family, TextModel
+
+
+@dataclass(frozen=True)
+class GptOssText(TextModel):
+    """The text model of gpt-oss."""
+
+    def experts(self, text: Any) -> Experts:
+        hidden, width, count = text.hidden_size, text.intermediate_size, text.num_local_experts
+        return Experts(
+            count=count,
+            active=text.num_experts_per_tok,
+            matrices=3 * hidden * width,
+            biases=2 * width + hidden,
+            router=count * (hidden + 1),
+        )
+
+    def attention_vectors(self, text: Any) -> int:
+        return int(text.num_attention_heads + text.hidden_size)  # sinks, and the bias of the output
+
+
+FAMILIES = (
+    Family(
+        "gpt_oss",
+        "gpt-oss (text)",
+        (GptOssText("gpt_oss", qkv_bias=True, head_dim_follows=False, beside=(SLIDING,), sinks=True),),
+        "GptOssForCausalLM",
+    ),
+)
