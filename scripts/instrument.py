@@ -25,6 +25,8 @@ BUDGET = "0.2"
 DRAWS = 1000
 CONTROLS = ("random", "oracle", "blind")
 NEXT_MODEL = "smolvlm_256m"
+ASKED = ("reader_value", "reader_row", "reader_second")
+"""Data sets of experiment=first_pages."""
 PAIRS_OF_MODELS = {
     "SmolLM2, english_records at 20 %": ("real", "english_records", "smollm2_135m_q4_1_english", "0.2"),
     "SmolLM2, english_records at 40 %": ("real", "english_records", "smollm2_135m_q4_1_english", "0.4"),
@@ -235,13 +237,16 @@ def predict(results: Path, file: Path) -> None:
         "model": NEXT_MODEL,
         "rows": "make first-real asks them; python scripts/instrument.py score FILE STORE counts what is proven",
         "rule": "a pair that the reader's rows prove is predicted to be proven the same way",
-        "pairs": [
-            {"dataset": dataset, "budget": budget, "better": better, "worse": one if better == other else other}
+        "pairs": {
+            f"{dataset} at {budget}": [
+                f"{better} > {one if better == other else other}"
+                for (one, other), better in sorted(proven(table, budget).items())
+                if better is not None
+            ]
             for dataset, table in readers(results).items()
             for budget in table.budgets
-            for (one, other), better in sorted(proven(table, budget).items())
-            if better is not None
-        ],
+            if dataset in ASKED
+        },
     }
     file.write_text(json.dumps(predictions, indent=1) + "\n")
 
@@ -250,17 +255,18 @@ def score(file: Path, store: Path) -> Iterator[str]:
     """Count the predicted pairs by what the rows of a store prove, by dataset and budget."""
     asked = json.loads(file.read_text())
     decided = {table.dataset: table for table in tables(store) if table.context["model"] == asked["model"]}
-    words: dict[tuple[str, str], Counter[str]] = {}
-    for pair in asked["pairs"]:
-        table = decided.get(pair["dataset"])
-        better = proven(table, pair["budget"]) if table and pair["budget"] in table.budgets else {}
-        key = tuple(sorted((pair["better"], pair["worse"])))
-        word = agreement(pair["better"], better[key]) if key in better else "no rows"
-        words.setdefault((pair["dataset"], pair["budget"]), Counter())[word] += 1
-    for (dataset, budget), counts in words.items():
+    for column, pairs in asked["pairs"].items():
+        dataset, _, budget = column.partition(" at ")
+        table = decided.get(dataset)
+        better = proven(table, budget) if table and budget in table.budgets else {}
+        words: Counter[str] = Counter()
+        for pair in pairs:
+            first, _, second = pair.partition(" > ")
+            key = (min(first, second), max(first, second))
+            words[agreement(first, better[key]) if key in better else "no rows"] += 1
         yield (
-            f"{dataset} at {budget}: of {counts.total()} predicted pairs {counts['same']} proven so, {counts['opposite']} the "
-            f"other way, {counts['one']} not proven, {counts['no rows']} without rows"
+            f"{column}: of {len(pairs)} predicted pairs {words['same']} proven so, {words['opposite']} the other way, "
+            f"{words['one']} not proven, {words['no rows']} without rows"
         )
 
 

@@ -1,4 +1,4 @@
-"""Each cell of the README's two tables on a page, and links to it from the table's numbers; part of `make docs`.
+"""Each cell of the README's tables on a page, and links to it from the table's numbers; part of `make docs`.
 
 python -m tools.cells_page            writes cells.md beside the rows, and the links in README.md
 python -m tools.cells_page --check    writes nothing; 1 if anything would change
@@ -17,7 +17,11 @@ from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.text import interval_text, line_label, score
 
 ROOT = Path(__file__).parents[1]
-ROWS = {"results/tiny/large": "results", "results/real": "results of pretrained weights"}
+ROWS = {
+    "results/tiny/large": "results",
+    "results/reader": "results of the reader",
+    "results/real": "results of pretrained weights",
+}
 """Rows -> what the comments around their table in the README say."""
 README = Path("README.md")
 SHORT = 8  # letters of a hash that name a cell here

@@ -16,6 +16,8 @@ from mmkv_bench.reader.render import draw_document
 from mmkv_bench.reader.trials import FORMS_OF, pictures, trial
 from mmkv_bench.reader.typefaces import typefaces
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_splits_share_no_asked_value_and_a_document_is_the_same_each_time():
     asked = {}
@@ -83,3 +85,24 @@ def test_text_asks_the_questions_of_value_and_a_second_question_follows_an_answe
     assert [message["role"] for message in utils.doc_to_messages(rows[0])] == ["user", "assistant", "user"]
     assert utils.process_results(rows[0], [f" {rows[0]['answer']} "]) == {"exact_match": 1.0}
     assert utils.process_results(rows[0], [rows[0]["answer"] + "."]) == {"exact_match": 0.0}
+
+
+def test_tasks_and_budgets_were_committed_before_the_first_row_of_a_test_document():
+    """Every commit that made rows of results/reader has them in conf/experiment/reader.yaml, as they are now."""
+    import yaml
+
+    from mmkv_bench.store.provenance import committed
+    from mmkv_bench.store.store import Store
+
+    file = "conf/experiment/reader.yaml"
+    now = yaml.safe_load((ROOT / file).read_text())
+    cells = Store(ROOT / "results" / "reader").cells().to_pandas()
+    cells = cells[cells["budget_fraction"].notna()]
+    assert not cells["git_dirty"].any() and cells["git_commit"].nunique() > 0
+    for commit in cells["git_commit"].unique():
+        text = committed(file, commit)
+        if text is None:
+            pytest.skip(f"this checkout has no history, or lacks the commit {commit[:8]}")
+        then = yaml.safe_load(text)
+        for key in ("defaults", "budget", "primary"):
+            assert then[key] == now[key]
