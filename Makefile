@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-continuation results-questions results-streams results-questions-real results-reader first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-stream bench-questions bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-continuation results-questions results-streams results-questions-real results-reader results-reader-entries first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-stream bench-questions bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -34,6 +34,7 @@ help:
 	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
 	@echo "make results-continuation  make or continue results/continuation: documentation continued, KL to full; hours"
 	@echo "make results-questions make or continue results/questions: four questions per cache, embedded model; an hour"
+	@echo "make results-reader    make or continue results/reader: twelve methods on pages, the fetched reader; hours (-entries: single entries)"
 	@echo "make results-streams   make or continue results/streams: facts by age in streams with a hard cap, embedded model; half an hour"
 	@echo "make results-questions-real  the same on pretrained weights, in runs/questions_real; hours"
 	@echo "make results-real      make or continue results/real: pretrained weights, English documents; hours"
@@ -146,13 +147,21 @@ results-reader: $(STAMP)
 	$(READER) dataset='[reader_value,reader_row]' limit=60
 	$(READER) dataset=reader_second limit=40
 	$(READER) model=reader_video dataset=reader_change limit=40
-	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=reader_entries
 	$(BIN)/python -m mmkv_bench diagnose sinks model=reader dataset=reader_value --samples 8 out=results/reader
 	$(BIN)/python -m mmkv_bench diagnose vision model=reader dataset=reader_value --samples 8 out=results/reader
 	$(BIN)/python -m mmkv_bench diagnose vision model=reader_video dataset=reader_change --samples 8 out=results/reader
-	$(BIN)/python -m mmkv_bench diagnose vision dataset=pages_lookup_large --samples 8 out=results/reader
+	$(BIN)/python -m mmkv_bench diagnose vision dataset=pages_lookup --samples 8 out=results/reader
 	$(BIN)/python -m mmkv_bench tables results/reader > results/reader/tables.md
 	$(BIN)/python -m mmkv_bench pack $(PACK) results/reader
+
+# What single entries of a page are worth; sinks at equal entries.
+results-reader-entries: $(STAMP)
+	$(BIN)/python -m mmkv_bench fetch model reader
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=reader_entries limit=60
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=sinks model=reader dataset=reader_value budget=20% fidelity=off limit=40 \
+		out=results/reader_entries
+	$(BIN)/python -m mmkv_bench tables results/reader_entries > results/reader_entries/tables.md
+	$(BIN)/python -m mmkv_bench pack $(PACK) results/reader_entries
 
 results-real: $(STAMP)
 	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
