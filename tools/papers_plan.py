@@ -205,7 +205,9 @@ def _hours(hours: float | None) -> str:
 
 def main() -> None:
     """Print the plan of tables, all of them without a name."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.papers_plan", description="Print what the cells of tables take: answers, hours."
+    )
     parser.add_argument("tables", nargs="*", metavar="id", help="as `mmkv-bench papers --list` has them; default: all")
     parser.add_argument("--bandwidth", type=float, default=3350.0, metavar="GB/S", help="default 3350, an H100")
     parser.add_argument("--matmul", type=float, default=400.0, metavar="TFLOP/S", help="default 400")

@@ -12,6 +12,7 @@ The spread over seeds counts as in a cell's verdict. A claim that leaves its cel
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.config.files import conf_dir, reference_dir
-from mmkv_bench.errors import ConfigError
+from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.papers import printed
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.judgement import FilledCell, FilledTable, fill
@@ -348,4 +349,13 @@ def main(folders: Sequence[str] = ()) -> None:
 
 
 if __name__ == "__main__":
-    main([folder for word in sys.argv[1:] for folder in word.split(",")])
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.reproducibility_page", description="Write docs/reproducibility.md."
+    )
+    parser.add_argument(
+        "rows", nargs="*", help="rows folders, also joined by commas (default: results/papers, if it exists)"
+    )
+    try:
+        main([folder for word in parser.parse_args().rows for folder in word.split(",")])
+    except MMKVError as error:
+        sys.exit(str(error))

@@ -96,13 +96,18 @@ class Budget:
                 raise ConfigError(f"budget={text} is more than rows can hold ({LARGEST}); allowed: {_ALLOWED}")
             return cls("entries", entries=entries)
         if (amount := _BYTES.fullmatch(text)) and amount[2].lower() in UNITS:
+            nbytes = int(Decimal(amount[1]) * UNITS[amount[2].lower()])
+            if nbytes < 1:
+                raise ConfigError(f"budget={text} keeps nothing; allowed: {_ALLOWED}")
             if cost is None:
                 raise ConfigError(
                     f"budget={text} is in bytes, and the shape of the model, which says how many entries these are, is not known "
                     "here; allowed: entries per KV head or a fraction"
                 )
-            nbytes = int(Decimal(amount[1]) * UNITS[amount[2].lower()])
-            return cls("entries", entries=cost.entries(nbytes, text), in_bytes=text)
+            entries = cost.entries(nbytes, text)
+            if entries > LARGEST:
+                raise ConfigError(f"budget={text} is more than rows can hold ({LARGEST} entries); allowed: {_ALLOWED}")
+            return cls("entries", entries=entries, in_bytes=text)
         percent = text.endswith("%")
         number = text.removesuffix("%").strip()
         if not _DECIMAL.fullmatch(number):

@@ -159,12 +159,12 @@ class Compressor:
         if rule.prefills_again:
             raise UnsupportedError(
                 f"protocol={rule.name} hides evicted tokens from a second prefill, and the sliding or linear layers of {owner} "
-                "would still see them; allowed: every other protocol; use protocol=strict"
+                "would still see them; allowed: every protocol but masked, stream and turns; use protocol=strict"
             )
         if rule.converses:
             raise UnsupportedError(
                 f"protocol={rule.name} feeds a turn again behind what stays, and the sliding or linear layers of {owner} have "
-                "gone on from there; allowed: every other protocol; use protocol=query_aware"
+                "gone on from there; allowed: every protocol but masked, stream and turns; use protocol=query_aware"
             )
         if self.needs.replay:
             raise UnsupportedError(

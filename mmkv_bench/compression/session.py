@@ -479,6 +479,10 @@ def attach(
         raise UnsupportedError(
             f"protocol={protocol} feeds a prompt chunk by chunk, and attach feeds none; start a run with it"
         )
+    if rule.converses:
+        raise UnsupportedError(
+            f"protocol={protocol} asks one question after another, and attach compresses one prompt; start a run with it"
+        )
     listener = PrefillListener(compressor, budget, rule, seed, prompt_tokens, context, answer, phases)
     session = Session(model, listener, **options)
     session.check_method(compressor, rule)

@@ -174,7 +174,9 @@ def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], answ
             f"dataset=questions_records, or protocol={' or '.join(protocols.SINGLE)}"
         )
     if needing and not answering.shares_prefill:
-        raise ConfigError(f"protocol={needing[0]} compresses once for several questions; it needs sharing=on")
+        raise ConfigError(
+            f"protocol={needing[0]} asks no question of a document by itself, as sharing=off does; it needs sharing=on"
+        )
     talking = [name for name in names if protocols.protocol(name).converses]
     if talking and answering.decode != "eager":
         raise ConfigError(

@@ -116,11 +116,16 @@ def test_bytes_are_the_entries_that_they_leave_when_windows_and_states_are_paid(
         assert Budget.parse(str(budget)) == budget, "a cell and a table name the entries"
         held = 7_680_000 + budget.entries * 3072
         assert held <= nbytes < held + 3072
-    for text in ("7683071B", "1KiB", "0MiB"):
+    for text in ("7683071B", "1KiB"):
         with pytest.raises(
             ConfigError, match="leaves no entry.*hold 7,680,000 bytes.*allowed: 7,683,072 bytes or more"
         ):
             Budget.parse(text, cost)
+    for text, known in (("0MiB", cost), ("0.5B", cost), ("0MiB", None)):
+        with pytest.raises(ConfigError, match=f"budget={text} keeps nothing"):
+            Budget.parse(text, known)
+    with pytest.raises(ConfigError, match="more than rows can hold"):
+        Budget.parse("99999999999TiB", cost)
     with pytest.raises(ConfigError, match="shape of the model.*is not known"):
         Budget.parse("16MiB")
     for wrong in ("16Mi", "MiB", "-1MiB", "1e3MiB", "16MiB2"):

@@ -333,7 +333,7 @@ def test_what_states_cannot_follow_is_refused_and_the_model_left_as_it_was(name)
     (row,) = common.together(model, name, prompt, [common.cell(parts.window(), 9, "masked")])
     assert row.status == "error" and "hides evicted tokens from a second prefill" in row.error
     (row,) = common.alone(model, name, prompt, [common.cell(parts.window(), 9, "masked")])
-    assert row.status == "error" and "allowed: every other protocol" in row.error
+    assert row.status == "error" and "allowed: every protocol but masked, stream and turns" in row.error
     for run in (common.together, common.alone):
         (row,) = run(model, name, prompt, [common.cell(parts.window(), 9, "stream")])
         assert row.status == "error" and "keep a window or a recurrent state of all that was read" in row.error

@@ -180,7 +180,7 @@ def test_masked_refuses_methods_that_do_more_than_evict_by_name():
 @pytest.mark.full
 def test_both_fork_as_they_run_alone_beside_the_other_protocols():
     name, methods = "qwen2_5_vl", common.registry()
-    cells = [common.cell(full(), None, rule) for rule in NAMES if not protocol(rule).streams]
+    cells = [common.cell(full(), None, rule) for rule in NAMES if not protocol(rule).apart]
     for rule in ("query_aware", "masked", "strict", "paper"):
         for method in ("snapkv", "adakv", "h2o_decode", "local", "oracle", "random"):
             cells += [common.cell(methods[method], budget, rule) for budget in (8, "70%")]

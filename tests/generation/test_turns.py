@@ -203,6 +203,9 @@ def test_what_no_conversation_can_be_given_to_is_refused_with_the_reason():
         prompt = dataclasses.replace(common.encoded(name), context_tokens=30)
         (row,) = common.together(zoo.model(name), name, prompt, cells("snapkv"))
         assert row.status == "error" and "protocol=turns feeds a turn again" in row.error
+    model, prompt = zoo.model("llama"), dataclasses.replace(common.encoded("llama"), context_tokens=30)
+    (row,) = common.alone(model, "llama", prompt, cells("snapkv"))
+    assert row.status == "error" and "protocol=turns asks one question after another" in row.error
     prompts = conversation("llama")
     short = dataclasses.replace(common.family("llama"), max_context=prompts[0].length + 12)
     with Engine(zoo.model("llama"), short, common.rules(zoo.model("llama")), common.tokenizer()) as engine:

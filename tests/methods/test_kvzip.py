@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from PIL import Image
+from transformers import GptOssForCausalLM
 
 from mmkv_bench.api import attached_model as api
 from mmkv_bench.compression.replay import ReplayText
@@ -170,6 +171,15 @@ def test_what_cannot_feed_a_context_again_is_refused_by_name():
         prompt = common.encoded(name)
         (result,) = common.together(zoo.model(name), name, prompt, [common.cell(method, 5)])
         assert result.status == "error" and "method kvzip feeds the context again" in result.error
+    config = zoo.config("gpt_oss")
+    config.layer_types = ["full_attention"] * config.num_hidden_layers
+    full = GptOssForCausalLM(config).eval()
+    full.set_attn_implementation("eager")
+    with (
+        pytest.raises(UnsupportedError, match="kvzip reads a softmax without learned sinks"),
+        attach(full, method, common.cell(method, 5).budget),
+    ):
+        full(**zoo.prompt("gpt_oss"), use_cache=True)
     for wrong in ({"chunk": 0}, {"sinks": -1}):
         with pytest.raises(ConfigError):
             made(**wrong)

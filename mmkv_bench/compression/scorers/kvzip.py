@@ -10,6 +10,7 @@ from mmkv_bench.compression.numerics.attention import largest_attention
 from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.parameters import check_least
 from mmkv_bench.compression.scorers.base import Scorer
+from mmkv_bench.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.replay import Replay
@@ -62,6 +63,10 @@ class KVzipScorer(Scorer):
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
         """Zeros, which the replay's scores take the place of."""
+        if obs.sinks is not None:
+            raise UnsupportedError(
+                "kvzip reads a softmax without learned sinks, which this model's attention has; use another method or model"
+            )
         return torch.zeros(obs.key.shape[:2], dtype=torch.float32, device=obs.device)
 
     def from_replay(self, replay: Replay) -> list[Tensor]:
