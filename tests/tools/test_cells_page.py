@@ -11,7 +11,9 @@ from tools.cells_page import README, ROOT, ROWS
 def test_each_linked_number_is_the_score_of_its_cell():
     readme = (ROOT / README).read_text()
     leads = dict(re.findall(r"(?m)^\[([0-9a-f]{8})\]: (\S+)/cells\.md#\1$", readme))
-    assert len(re.findall(r"(?m)^\[[0-9a-f]{8}\]:", readme)) == len(leads), "each reference stands once, on a line of its own"
+    assert len(re.findall(r"(?m)^\[[0-9a-f]{8}\]:", readme)) == len(leads), (
+        "each reference stands once, on a line of its own"
+    )
     linked = re.findall(r"\[(\d\.\d\d)\]\[([0-9a-f]{8})\]", readme)
     assert {cell for _, cell in linked} == {*leads} and {*leads.values()} == {*ROWS}
     for rows in ROWS:
