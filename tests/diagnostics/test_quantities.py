@@ -131,7 +131,9 @@ def test_vision_knows_sinks_and_the_same_place_in_the_next_picture():
     pairs = [fmean(float(head[i] @ head[j]) for i in places for j in places if i != j) for head in keys]
     same = [fmean(float(head[i] @ head[i + 4]) for i in (1, 2, 3)) for head in keys]
     assert got["next picture"] == pytest.approx(fmean(same) - fmean(pairs), rel=1e-4)
-    reads = {name: getattr(obs, name) for name in ("key", "queries", "rotation", "scaling", "device", "token_types")}
+    reads = {
+        name: getattr(obs, name) for name in ("key", "queries", "rotation", "scaling", "device", "token_types", "sinks")
+    }
     heavy = obs.column_sums.clone()
     heavy[:, 2] *= 1000
     with_sink = SimpleNamespace(**reads, column_sums=heavy)

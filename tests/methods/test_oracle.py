@@ -56,7 +56,9 @@ def test_the_mass_is_the_sum_of_the_rows_that_were_fed(heads, group):
     layer = layers.make_layer(length + fed, heads, group, seed=3)
     answer = AnswerAttention(length)
     for end in range(length + 1, length + fed + 1):  # one token at a time
-        answer.add(0, layer.query[None, :, end - 1 : end].float(), layer.key[None, :, :end].float(), layer.scaling)
+        answer.add(
+            0, layer.query[None, :, end - 1 : end].float(), layer.key[None, :, :end].float(), layer.scaling, None
+        )
     rows = [
         torch.stack(
             [layers.attention(layer.query[h, i], layer.key[h // group], layer.scaling, i) for h in range(heads * group)]
@@ -67,7 +69,7 @@ def test_the_mass_is_the_sum_of_the_rows_that_were_fed(heads, group):
     assert answer.steps == fed
     torch.testing.assert_close(answer.mass(0).double(), expected, atol=1e-6, rtol=1e-5)
     together = AnswerAttention(length)  # a question comes in one forward
-    together.add(0, layer.query[None, :, length:].float(), layer.key[None].float(), layer.scaling)
+    together.add(0, layer.query[None, :, length:].float(), layer.key[None].float(), layer.scaling, None)
     torch.testing.assert_close(together.mass(0), answer.mass(0), atol=1e-6, rtol=1e-5)
     assert together.steps == fed
 
@@ -75,7 +77,7 @@ def test_the_mass_is_the_sum_of_the_rows_that_were_fed(heads, group):
 def test_nothing_fed_is_no_mass_and_a_batch_is_refused():
     assert AnswerAttention(4).mass(0) is None
     with pytest.raises(UnsupportedError, match="one by one"):
-        AnswerAttention(4).add(0, torch.zeros(2, 2, 1, 4), torch.zeros(2, 1, 5, 4), 0.5)
+        AnswerAttention(4).add(0, torch.zeros(2, 2, 1, 4), torch.zeros(2, 1, 5, 4), 0.5, None)
 
 
 def test_one_prompt_without_padding_is_asked_for():

@@ -23,7 +23,9 @@ from mmkv_bench.plan.cells import DatasetIdentity, Identity, expand, method_entr
 from tests.papers.genuine import genuine
 from tests.tables.examples import cell_row
 
-SETTINGS = [name for name in options("experiment") if name.startswith(SETTING)]
+SETTINGS = [
+    name for name in options("experiment") if name.startswith(SETTING) and name != "efficiency_hybrid"
+]  # no paper's
 NAMES = sorted(file.stem for file in (conf_dir() / "experiment" / "papers").glob("*.yaml"))
 
 
