@@ -135,7 +135,7 @@ def evicting(name: str) -> dict:
     return {key: made for key, made in methods.items() if made.decoding is None and type(made.reducer) is Evict}
 
 
-@each("rule", PROTOCOLS)
+@each("rule", PROTOCOLS, keep=4)
 @each("name", zoo.HYBRID)
 def test_every_scorer_under_every_protocol_answers_as_masked_stock_attention(name, rule):
     model, inputs = zoo.model(name), zoo.prompt(name)
@@ -151,7 +151,7 @@ def test_every_scorer_under_every_protocol_answers_as_masked_stock_attention(nam
     assert len(moved) > 8 and max(moved) > 0.02, "evictions must matter"
 
 
-@each("name", zoo.HYBRID)
+@each("name", zoo.HYBRID, keep=2)
 def test_every_method_forks_as_it_runs_alone(name):
     """Forks share a prefill and have states of their own; the rows of a batch end at different steps."""
     model, prompt = zoo.model(name), document(name)
@@ -193,7 +193,7 @@ def test_tokens_that_are_fed_again_find_the_state_from_before_them(name):
     assert (again.logits[0, -1] - stock.logits[0, 0]).abs().max() > 1e-3, "without the copy the answer is another one"
 
 
-@each("name", zoo.HYBRID)
+@each("name", zoo.HYBRID, keep=2)
 def test_forks_neither_share_states_nor_leave_theirs_behind(name):
     """One prefill, two answers in turn and a measure between them; `full` again is what it was, and its own floor is 0."""
     model, prompt = zoo.model(name), document(name)
@@ -224,7 +224,7 @@ def test_sequences_that_are_joined_answer_as_alone(name, rule):
         assert made.answers[:2].tolist() == [row.token_ids for row in alone]
 
 
-@each("name", zoo.HYBRID)
+@each("name", zoo.HYBRID, keep=2)
 def test_questions_of_one_document_are_answered_as_each_with_a_cache_of_its_own(name):
     """Whatever was asked before on the states of the document; the reference is stock attention over masked keys, prompt by
     prompt."""

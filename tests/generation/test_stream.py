@@ -166,8 +166,9 @@ def test_streams_are_read_on_a_second_device_as_on_the_cpu():
 
 
 # ---------------------------------------------------------------------- the cap
-def test_the_cap_holds_in_every_step_of_300_random_streams():
-    drawn, methods = random.Random(7), list(STREAMED)
+@each("number", range(300), keep=100)
+def test_the_cap_holds_in_every_step_of_300_random_streams(number):
+    drawn, methods = random.Random(f"stream {number}"), list(STREAMED)
     model, family = zoo.model("llama"), common.family("llama")
 
     class Watched(StreamListener):
@@ -180,16 +181,15 @@ def test_the_cap_holds_in_every_step_of_300_random_streams():
             assert bool((places[..., 1:] > places[..., :-1]).all()) and int(places.max()) < after.seen
 
     with Session(model) as session:
-        for number in range(300):
-            every, context = drawn.randint(1, 24), drawn.randint(2, 90)
-            spec = cell(drawn.choice(methods), drawn.randint(8, 40), every=every, seed=number)
-            prompt = text(context + 3, context, number)
-            reader = Reader(model, family, prompt, spec)
-            listener = Watched(spec.compressor, spec.entries(context), number, None, every)
-            listener.chunk = every
-            cache, _ = read(session, reader, listener, Meter(model.device))
-            assert {layer.stored for layer in cache.layers} == {min(context, spec.entries(context))}
-            assert listener.entries_max <= spec.entries(context) and {layer.seen for layer in cache.layers} == {context}
+        every, context = drawn.randint(1, 24), drawn.randint(2, 90)
+        spec = cell(drawn.choice(methods), drawn.randint(8, 40), every=every, seed=number)
+        prompt = text(context + 3, context, number)
+        reader = Reader(model, family, prompt, spec)
+        listener = Watched(spec.compressor, spec.entries(context), number, None, every)
+        listener.chunk = every
+        cache, _ = read(session, reader, listener, Meter(model.device))
+        assert {layer.stored for layer in cache.layers} == {min(context, spec.entries(context))}
+        assert listener.entries_max <= spec.entries(context) and {layer.seen for layer in cache.layers} == {context}
 
 
 def built(name: str, **parameters):
