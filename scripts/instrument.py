@@ -79,7 +79,10 @@ def power(results: Path) -> Iterator[str]:
 
 
 def reliability(scores: Mapping[str, Any]) -> float:
-    """Mean correlation of the methods' means on two random halves of the samples, stepped up to all of them (Spearman-Brown)."""
+    """Mean correlation of the methods' means on two random halves of the samples, stepped up to all of them (Spearman-Brown).
+
+    NaN where all methods score the same in some half.
+    """
     import numpy as np
 
     matrix, rng = np.stack([*scores.values()]), np.random.default_rng(0)
@@ -87,6 +90,8 @@ def reliability(scores: Mapping[str, Any]) -> float:
     for _ in range(DRAWS):
         order = rng.permutation(matrix.shape[1])
         halves = [matrix[:, half].mean(1) for half in np.array_split(order, 2)]
+        if min(half.std() for half in halves) == 0:
+            return math.nan  # a half in which all methods are equal
         r = np.corrcoef(halves)[0, 1]
         values.append(2 * r / (1 + r))
     return float(np.mean(values))
