@@ -147,6 +147,7 @@ results-reader: $(STAMP)
 	$(READER) dataset='[reader_value,reader_row]' limit=60
 	$(READER) dataset=reader_second limit=40
 	$(READER) model=reader_video dataset=reader_change limit=40
+	$(READER) dataset=reader_value limit=60 protocol=query_agnostic budget=20%
 	$(BIN)/python -m mmkv_bench diagnose sinks model=reader dataset=reader_value --samples 8 out=results/reader
 	$(BIN)/python -m mmkv_bench diagnose vision model=reader dataset=reader_value --samples 8 out=results/reader
 	$(BIN)/python -m mmkv_bench diagnose vision model=reader_video dataset=reader_change --samples 8 out=results/reader

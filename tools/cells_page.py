@@ -61,8 +61,11 @@ def linked(text: str, rows: str, tables: list[ScoreTable]) -> str:
     before, block, after = re.split(f"({begin}.*?{end})", text, maxsplit=1, flags=re.DOTALL)
     block = re.sub(r"\[(\d\.\d\d)\]\[[0-9a-f]+\]", r"\1", re.sub(r"(?m)^\[[0-9a-f]{8}\]: .*\n", "", block))
     caption = next(line for line in block.splitlines() if line.startswith("**"))
+    keys = ("model", "protocol")
     table = next(
-        t for t in tables if f"**{t.dataset}, {t.metric}**" in caption and f"model={t.context['model']};" in caption
+        t
+        for t in tables
+        if f"**{t.dataset}, {t.metric}**" in caption and all(f"{key}={t.context[key]};" in caption for key in keys)
     )
     named: dict[str, None] = {}
     lines = list(_linked_lines(block.splitlines(), table, named))
