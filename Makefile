@@ -155,12 +155,14 @@ results-reader: $(STAMP)
 	$(BIN)/python -m mmkv_bench tables results/reader > results/reader/tables.md
 	$(BIN)/python -m mmkv_bench pack $(PACK) results/reader
 
-# What single entries of a page are worth; sinks at equal entries.
+# What single entries of a page are worth; sinks at equal entries; merging beside dropping.
 results-reader-entries: $(STAMP)
 	$(BIN)/python -m mmkv_bench fetch model reader
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=reader_entries limit=60
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=sinks model=reader dataset=reader_value budget=20% fidelity=off limit=40 \
 		out=results/reader_entries
+	$(BIN)/python -m mmkv_bench launch --processes 2 model=reader dataset=reader_value budget=20% 'method=[full,look_m]' \
+		'variants.look_m_drop={base: look_m, merge: none}' fidelity=off limit=40 out=results/reader_entries
 	$(BIN)/python -m mmkv_bench tables results/reader_entries > results/reader_entries/tables.md
 	$(BIN)/python -m mmkv_bench pack $(PACK) results/reader_entries
 
