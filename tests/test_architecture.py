@@ -41,7 +41,7 @@ ARROWS = {
     "generation": {"families", "models", "compression", "devices", "protocols", "store"},
     "tables": {"config", "protocols", "statistics", "store"},
     "papers": {"config", "methods", "families", "models", "protocols", "statistics", "store", "tables", "forecast"},
-    "report": {"config", "datasets", "models", "statistics", "store", "tables", "tiny"},
+    "report": {"config", "datasets", "models", "reader", "statistics", "store", "tables", "tiny"},
     "calibrate": {"config", "compression", "families", "models", "generation", "store", "tiny"},
     "evaluation": {
         "checksums",

@@ -1,4 +1,4 @@
-"""Questions, references and images of samples: from the store's table `prompts`, or, of the embedded pages, drawn again.
+"""Questions, references and images of samples: from the store's table `prompts`; pages that the package draws are drawn again.
 
 Nothing is asked of lmms-eval or of a hub: what neither gives is said to be missing, with the reason.
 """
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _PAGE = re.compile(
     r"(?P<task>[a-z0-9_]+)-(?P<size>small|large)-(?P<split>test|dev|train|test_typeface)-(?P<index>\d{6})"
 )
+_READER = re.compile(r"reader_(?P<task>value|row|second|change)-(?P<number>\d{6})")
 FRAMES = 4  # of a video
 LONGEST = 672  # pixels of an image's longer side in the report
 NO_TABLE = (
@@ -61,6 +62,22 @@ def pictures_of(path: str) -> list[Image.Image]:
         return [Image.fromarray(frame) for frame in sample_frames(path, FRAMES).frames]
 
 
+def reader_pictures(sample_id: str, question: str, reference: str) -> list[Image.Image]:
+    """Pages or frames that a sample of the reader's data sets is about; none where no split asks this with this answer."""
+    from PIL import Image
+
+    from mmkv_bench.reader.trials import pictures, trial
+
+    if (page := _READER.fullmatch(sample_id)) is None:
+        return []
+    task, number = page["task"], int(page["number"])
+    for split in ("test", "dev"):
+        asked, answer = trial(task, split, number).turns[-1]
+        if asked in question and answer == reference:
+            return [Image.fromarray(one) for one in pictures(task, split, number)]
+    return []
+
+
 class Prompts:
     """The prompts of samples, each looked for once; images are written as they are found.
 
@@ -76,7 +93,7 @@ class Prompts:
         if key not in self._prompts:
             page, row = _PAGE.fullmatch(sample_id), self._stored.get(key[1])
             prompt = Prompt(missing=NO_TABLE) if page is None else self._page(page, key[1])
-            self._prompts[key] = self._of_row(row) if row is not None and prompt.missing else prompt
+            self._prompts[key] = self._of_row(row, sample_id) if row is not None and prompt.missing else prompt
         return self._prompts[key]
 
     def visual(self, prompt_hash: str | None) -> list[float] | None:
@@ -96,7 +113,7 @@ class Prompts:
             return Prompt(missing=OTHER_PAGE)
         return Prompt(sample.question, sample.answer, *self._images(prompt_hash or page[0], sample.images))
 
-    def _of_row(self, row: Mapping[str, Any]) -> Prompt:
+    def _of_row(self, row: Mapping[str, Any], sample_id: str) -> Prompt:
         images: list[Image.Image] = []
         unreadable, paths = [], row["images"] or ()
         for path in paths:
@@ -105,7 +122,9 @@ class Prompts:
             except (OSError, ValueError, DataError):
                 unreadable.append(Path(path).name)
         missing = [f"Images or videos that cannot be read now: {', '.join(unreadable)}."] if unreadable else []
-        if (lacking := row["media"] - len(paths)) > 0:
+        if (lacking := row["media"] - len(paths)) > 0 and not images:
+            images = reader_pictures(sample_id, row["question"] or "", row["reference"] or "")
+        if lacking > 0 and not images:
             missing.append(f"{lacking} of its {row['media']} images or videos lie in the dataset itself, in no file.")
         return Prompt(row["question"], row["reference"], *self._images(row["prompt_hash"], images), " ".join(missing))
 

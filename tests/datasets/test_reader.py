@@ -106,3 +106,14 @@ def test_tasks_and_budgets_were_committed_before_the_first_row_of_a_test_documen
         then = yaml.safe_load(text)
         for key in ("defaults", "budget", "primary"):
             assert then[key] == now[key]
+
+
+def test_a_report_draws_the_page_that_was_asked_about_and_no_other():
+    from mmkv_bench.report.prompts import reader_pictures
+
+    for task, split, number in (("value", "test", 3), ("row", "dev", 0), ("change", "test", 1)):
+        question, answer = trial(task, split, number).turns[-1]
+        drawn = reader_pictures(f"reader_{task}-{number:06d}", f"<image>\n{question}", answer)
+        assert np.array_equal(np.stack([np.asarray(one) for one in drawn]), pictures(task, split, number))
+        assert reader_pictures(f"reader_{task}-{number:06d}", question, f"{answer}?") == []
+        assert reader_pictures(f"pages_{task}-{number:06d}", question, answer) == []
