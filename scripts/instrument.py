@@ -61,8 +61,8 @@ def proven(table: Any, budget: str) -> dict[tuple[str, str], str | None]:
     from mmkv_bench.tables.compare import every_pair
 
     pairs = [pair for pair in every_pair(table) if pair.budget == budget and pair.level is not None]
-    controls = (pair for pair in pairs if not {pair.a, pair.b} & {*CONTROLS})
-    return {tuple(sorted((pair.a, pair.b))): pair.better for pair in controls}  # type: ignore[misc]
+    rivals = (pair for pair in pairs if not {pair.a, pair.b} & {*CONTROLS})
+    return {(min(pair.a, pair.b), max(pair.a, pair.b)): pair.better for pair in rivals}
 
 
 def power(results: Path) -> Iterator[str]:

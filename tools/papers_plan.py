@@ -14,6 +14,7 @@ from decimal import Decimal
 from functools import cache
 
 from mmkv_bench.config.files import content
+from mmkv_bench.errors import MMKVError
 from mmkv_bench.families.facts import StatedConfig
 from mmkv_bench.forecast import roofline
 from mmkv_bench.forecast.forecast import HOUR
@@ -213,7 +214,10 @@ def main() -> None:
     parser.add_argument("--matmul", type=float, default=400.0, metavar="TFLOP/S", help="default 400")
     given = parser.parse_args()
     device = PlanDevice(given.bandwidth * 1e9, given.matmul * 1e12)
-    print(plan_text([load(name) for name in given.tables or table_ids()], device), end="")
+    try:
+        print(plan_text([load(name) for name in given.tables or table_ids()], device), end="")
+    except MMKVError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -122,9 +122,10 @@ class Prompts:
             except (OSError, ValueError, DataError):
                 unreadable.append(Path(path).name)
         missing = [f"Images or videos that cannot be read now: {', '.join(unreadable)}."] if unreadable else []
-        if (lacking := row["media"] - len(paths)) > 0 and not images:
-            images = reader_pictures(sample_id, row["question"] or "", row["reference"] or "")
-        if lacking > 0 and not images:
+        lacking = row["media"] - len(paths)
+        drawn = [] if paths else reader_pictures(sample_id, row["question"] or "", row["reference"] or "")
+        images += drawn
+        if lacking > 0 and not drawn:
             missing.append(f"{lacking} of its {row['media']} images or videos lie in the dataset itself, in no file.")
         return Prompt(row["question"], row["reference"], *self._images(row["prompt_hash"], images), " ".join(missing))
 
