@@ -1,7 +1,7 @@
-"""The columns of a `responses` row that generation fills, each declared here and nowhere else.
+"""The columns of a `responses` row that generation fills. Each column is declared in this file only.
 
-A further column is a field with its default, its meaning and its unit; the schema, `docs/rows.md`, rows and their checks
-take it from here. A column that comes later may be null (`None`), as it is in older rows.
+To add a column, add a field with its default, meaning and unit. The schema, `docs/rows.md`, rows and their checks read them
+from this class. A new column must be nullable (`None`), because older rows lack it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ STATUSES = ("ok", "oom", "timeout", "nan", "error")
 
 
 def _column(default: Any, doc: str, unit: str = "", required: str = "no", counted: bool = False, **more: Any) -> Any:
-    """A field with what `schema.SchemaColumn` says of it. `counted`: of what is stored or fed, null where nothing was."""
+    """Declare a field with the attributes of `schema.SchemaColumn`. `counted`: see `COUNTED`."""
     metadata = {"doc": doc, "unit": unit, "required": required, "counted": counted, **more}
     if isinstance(default, list):
         return field(default_factory=list, metadata=metadata)
@@ -30,7 +30,7 @@ def _must(default: Any, doc: str, unit: str = "", **more: Any) -> Any:
 
 @dataclass
 class Response:
-    """One cell's answer to one sample. Types of columns are those of the fields."""
+    """One cell's answer to one sample. The fields' types are the columns' types."""
 
     cell: str = _must("", "hash of the cell: model, data, prompt, method, budget, protocol, seed, numerics")
     status: str = _must("ok", "status of generation; only ok rows have an answer", allowed=STATUSES)
@@ -214,4 +214,4 @@ class Response:
 
 
 COUNTED = tuple(one.name for one in fields(Response) if one.metadata["counted"])
-"""Columns of what was fed and stored: null in a row that failed before they were counted."""
+"""Columns that count what was fed and stored. They are null in a row that failed before counting."""

@@ -62,10 +62,10 @@ def test_a_score_a_metric_and_a_count_that_contradict_each_other_are_refused(tmp
                 "value",
                 1.25 / 3,
                 0.9,
-                "the row of exact_match of cell .* was written again with other values",
+                "the row of exact_match of cell .* was rewritten with other values",
             ),
-            ("metrics", "lmms_eval", None, 0.5, "was written again with other values"),
-            ("cells", "method", "snapkv", "sparkv", "written again with other values"),
+            ("metrics", "lmms_eval", None, 0.5, "was rewritten with other values"),
+            ("cells", "method", "snapkv", "sparkv", "rewritten with other values"),
         )
     ):
         root = made(tmp_path / str(number))
@@ -103,5 +103,5 @@ def test_a_file_with_another_cell_s_name_is_refused(tmp_path):
         one, two = first.read_bytes(), second.read_bytes()
         first.write_bytes(two)
         second.write_bytes(one)
-        with pytest.raises(StoreError, match="holds rows of cell"):
+        with pytest.raises(StoreError, match="has rows of cell"):
             load(root)
