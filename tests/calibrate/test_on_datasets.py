@@ -79,9 +79,9 @@ def test_a_local_dataset_is_read_by_order_by_chance_and_by_length(own):
     [
         (["prefixkv", "dataset=pages_lookup"], "are test pages, which no method may know beforehand"),
         (["prefixkv", "model=tiny"], "model=tiny is no setting of the samples"),
-        (["prefixkv", "dataset=pages_lookup", "--kinds", "lookup"], "--kinds is not for samples of a dataset"),
+        (["prefixkv", "dataset=pages_lookup", "--kinds", "lookup"], "--kinds does not work with samples of a dataset"),
         (["prefixkv", "--draw", "1"], "--draw chooses among samples of a dataset; name one with dataset=<name>"),
-        (["sparsemm", *DEV], "sparsemm must know where each character of an answer stands"),
+        (["sparsemm", *DEV], "sparsemm must know the position of each character of an answer"),
         (["prefixkv", "dataset=[pages_lookup,pages_walk]"], "samples of one dataset are measured at a time"),
         (["prefixkv", *DEV, "--samples", "501"], "has 500 samples and 501 are asked for"),
         (["prefixkv", *DEV, "--instruction", "9"], "--instruction 9 is no range of tokens"),
