@@ -1,7 +1,7 @@
-"""The configuration of a run: every key, what it means and what it may hold.
+"""The configuration of a run: every key with its meaning and its allowed values.
 
-Values live in `conf/` (YAML); types, defaults, help and the allowed values live here. The help text, the checks of
-`plan/validate.py` and Hydra's own type checks all read these dataclasses, so a key is described once.
+Values are in `conf/` (YAML); this file has types, defaults, help texts and allowed values. The help of the command line, the
+checks of `plan/validate.py` and Hydra's type checks all read these dataclasses, so each key is described once.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ SCENARIOS = (QUALITY, EFFICIENCY)
 ONE_BY_ONE, TOGETHER = BATCH_PREFILLS = ("one_by_one", "together")
 MAX = "max"
 SHORTEST = 16
-"""Tokens of the shortest prompt that scenario=efficiency makes."""
+"""Number of tokens of the shortest prompt that scenario=efficiency makes."""
 
 LIST_GROUPS = ("method", "dataset")
-"""Config groups of which a run may choose several; their files live under `methods.<name>`, `datasets.<name>`."""
+"""Config groups of which a run may choose several. Their content becomes `methods.<name>`, `datasets.<name>`."""
 
 PACKAGE_SCHEME = "pkg://"
 FETCHED_SCHEME = "fetched://"
 
 
 def _key(default: Any, help: str, allowed: str | tuple[str, ...] = "") -> Any:
-    """A documented field. `allowed` is the tuple of allowed words, or a phrase; `ranges` reads `whole numbers >= 1` in it."""
+    """Declare a documented field. `allowed`: a tuple of allowed words, or a phrase that `ranges` reads, such as `whole numbers
+    >= 1`."""
     metadata = {"help": help, "allowed": "true, false" if isinstance(default, bool) else allowed}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
@@ -46,7 +47,7 @@ def _key(default: Any, help: str, allowed: str | tuple[str, ...] = "") -> Any:
 
 @dataclass(frozen=True)
 class Model:
-    """A Hugging Face folder or hub id and how to load it."""
+    """A Hugging Face folder or hub id, and how to load it."""
 
     name: str = _key("tiny", "name shown in tables")
     path: str | None = _key(None, "local folder, hub id, or pkg://package/folder", "a folder or hub id")
@@ -92,7 +93,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Data:
-    """Origin of datasets. A dataset's own `dataset_path` goes before it."""
+    """The origin of datasets. A dataset's own `dataset_path` takes precedence."""
 
     source: str = _key("upstream", "the task's own data, or small data of our making", ("upstream", "fixture"))
     root: str | None = _key(
@@ -102,7 +103,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Judge:
-    """The model that scorers ask, in the score stage only."""
+    """The model that scorers ask, only in the score stage."""
 
     kind: str = _key("none", "none, or an endpoint that speaks OpenAI's chat completions", ("none", "openai", "local"))
     model: str | None = _key(None, "model id the endpoint knows")
@@ -122,7 +123,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Gate:
-    """The score of `full` that says a model and its prompts are set up as a paper's; tables report it."""
+    """The score of `full` that shows whether model and prompts are set up as in a paper. Tables report it."""
 
     expected: float | None = _key(
         None,
@@ -138,7 +139,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Stream:
-    """How protocol=stream reads a video or pictures; a text is read in chunks of tokens. The budget is the cap."""
+    """Settings of protocol=stream, which reads a video or pictures, or a text in chunks of tokens. The budget is the cap."""
 
     every: int | None = _key(
         8, "frames or pictures of a chunk, of a text: tokens; null = all at once", "a whole number >= 1 or null"
@@ -159,7 +160,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Logger:
-    """Tracker of running means and the final table, besides the rows."""
+    """The tracker of running means and the final table, in addition to the rows."""
 
     kind: str = _key("none", "none or wandb", ("none", "wandb"))
     mode: str = _key("offline", "wandb mode; online checks first that the server answers", ("offline", "online"))
@@ -171,7 +172,7 @@ class Logger:
 
 @dataclass(frozen=True)
 class Slurm:
-    """Needs of the jobs of a sweep with `launcher=slurm`, beside what `hydra.launcher.<key>` tells sbatch."""
+    """Requirements of jobs of a sweep with `launcher=slurm`, in addition to `hydra.launcher.<key>`, which goes to sbatch."""
 
     modules: tuple[str, ...] = _key((), "environment modules that each job loads; a name or a list", "names")
     container: str | None = _key(None, "image that jobs run in", "a file or a registry's name, as its runtime takes it")
@@ -192,7 +193,7 @@ class Slurm:
 
 @dataclass(frozen=True)
 class Selection:
-    """Samples of each dataset that a process answers: the first `limit`, or those named, of one shard."""
+    """The samples of each dataset that a process answers: the first `limit`, or the named samples, of one shard."""
 
     limit: int | None = None
     samples: tuple[str, ...] | None = None
@@ -204,7 +205,8 @@ class AnswerConfig:
     """Settings by which a process answers samples, one part of a `RunConfig`.
 
     Attributes:
-        shares_prefill: all cells answer from one prefill; keeps_indices: rows say which entries stay, not only how many.
+        shares_prefill: whether all cells answer from one prefill.
+        keeps_indices: whether rows say which entries stay, and not only how many.
     """
 
     model: Model
@@ -221,7 +223,7 @@ class AnswerConfig:
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """Methods and variants as they are chosen, one part of a `RunConfig`; see there."""
+    """The chosen methods and variants, one part of a `RunConfig`, which documents the attributes."""
 
     methods: Mapping[str, Mapping[str, Any]]
     variants: Mapping[str, Mapping[str, Any]]
@@ -232,7 +234,7 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class GridConfig:
-    """Values whose combinations are the cells of each method, one part of a `RunConfig`."""
+    """The values whose combinations are the cells of each method, one part of a `RunConfig`."""
 
     datasets: tuple[str, ...]
     protocol: tuple[str, ...]
@@ -243,8 +245,8 @@ class GridConfig:
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Division of a run's datasets into jobs, one part of a `RunConfig`: shards of each dataset, and hours up to which a job
-    takes several."""
+    """The division of a run's datasets into jobs, one part of a `RunConfig`: number of shards of each dataset, and maximum
+    hours of a job with several datasets."""
 
     shards: int
     job_hours: float
@@ -263,13 +265,13 @@ class EfficiencyConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Configuration of one run. Keys that take a value or a list are tuples; `plan/validate.py` checks what they hold.
+    """The configuration of one run. Keys that take a value or a list are tuples. `plan/validate.py` checks the values.
 
     Attributes:
-        methods, variants: name -> the method's node as plain values; `${..parameter}` inside of them is resolved under a reading.
-        datasets: name -> the dataset's node as plain values.
+        methods, variants: name to the method's node as plain values. `${..parameter}` inside them is resolved under a reading.
+        datasets: name to the dataset's node as plain values.
         folders: further config folders (`--config-dir`).
-        resolved: all keys as plain values, interpolations resolved: what stored rows hold of the configuration.
+        resolved: all keys as plain values with interpolations resolved, as stored in rows.
     """
 
     model: Model = field(default_factory=Model)
@@ -367,12 +369,12 @@ class RunConfig:
 
     @property
     def selection(self) -> Selection:
-        """The samples that this process answers."""
+        """Return the samples that this process answers."""
         return Selection(self.limit, self.samples, str(self.shard))
 
     @property
     def answering(self) -> AnswerConfig:
-        """Settings by which this process answers them."""
+        """Return the settings by which this process answers samples."""
         return AnswerConfig(
             model=self.model,
             selection=self.selection,
@@ -388,30 +390,30 @@ class RunConfig:
 
     @property
     def method_config(self) -> MethodConfig:
-        """Its methods."""
+        """Return the chosen methods and variants."""
         return MethodConfig(self.methods, self.variants, self.folders, self.reading, self.baseline)
 
     @property
     def grid(self) -> GridConfig:
-        """The values at which they run."""
+        """Return the values at which the methods run."""
         return GridConfig(tuple(self.datasets), self.protocol, self.budget, self.seed, self.answering)
 
     @property
     def split(self) -> SplitConfig:
-        """The jobs that a sweep on Slurm makes of it."""
+        """Return how a sweep on Slurm divides the run into jobs."""
         return SplitConfig(self.shards, self.slurm.job_hours)
 
     @property
     def efficiency(self) -> EfficiencyConfig:
-        """Settings of the passes of scenario=efficiency."""
+        """Return the settings of the passes of scenario=efficiency."""
         return EfficiencyConfig(self.batch_prefill, self.memory_limit, self.new_tokens, self.repeats, self.order_seed)
 
     def labelled(self, labels: Iterable[str]) -> RunConfig:
-        """The configuration with its datasets under these labels."""
+        """Return the configuration with its datasets under these labels."""
         return self.updated(datasets=dict(zip(labels, self.datasets.values(), strict=True)))
 
     def updated(self, **values: Any) -> RunConfig:
-        """The configuration with other values, in `resolved` too."""
+        """Return the configuration with other values, in `resolved` too."""
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
         return replace(self, **values, resolved={**self.resolved, **plain})
 
@@ -429,12 +431,12 @@ SCHEMAS = {
 
 
 def keys(schema: type = RunConfig) -> dict[str, tuple[str, str | tuple[str, ...]]]:
-    """Key -> (help, allowed) of one dataclass, in order; keys that are groups of keys themselves are left out."""
+    """Map each key of a dataclass to (help, allowed), in order. Groups of keys are left out."""
     return {f.name: (f.metadata["help"], f.metadata["allowed"]) for f in fields(schema) if "help" in f.metadata}
 
 
 def words() -> dict[str, tuple[str, ...]]:
-    """Key -> its allowed words, of all keys that have such."""
+    """Map each key with a fixed set of allowed words to these words."""
     allowed_words = {}
     for group, schema in SCHEMAS.items():
         for name, (_, what) in keys(schema).items():
@@ -447,8 +449,8 @@ _RANGE = re.compile(r"(?:a )?(?P<whole>whole )?numbers? (?P<sign>>=?) (?P<least>
 
 
 def ranges() -> dict[str, tuple[type, float, bool, bool]]:
-    """Key -> type of its numbers, the smallest one, whether that itself is allowed, and whether null is; of all keys that take
-    numbers alone."""
+    """Map each key that takes only numbers to (type, smallest number, whether that number is allowed, whether null is
+    allowed)."""
     numbers: dict[str, tuple[type, float, bool, bool]] = {}
     for group, schema in SCHEMAS.items():
         for name, (_, phrase, *_) in keys(schema).items():
@@ -460,14 +462,15 @@ def ranges() -> dict[str, tuple[type, float, bool, bool]]:
 
 
 def allowed(key: str) -> str:
-    """Allowed values of a key, as words of a message: `allowed("model.dtype")`."""
+    """Return the allowed values of a key as text for a message: `allowed("model.dtype")`."""
     group, _, name = key.rpartition(".")
     what = keys(SCHEMAS[group])[name][1]
     return what if isinstance(what, str) else ", ".join(what)
 
 
 def accepts(key: str, value: Any) -> bool:
-    """Tell whether a value is of the type its field declares; keys outside the schema and of further types accept everything."""
+    """Tell whether a value has the type that its field declares. Keys outside the schema and fields of other types accept
+    everything."""
     group, _, name = key.rpartition(".")
     kinds = scalars(get_type_hints(SCHEMAS[group]).get(name, Any)) if group in SCHEMAS else None
     if kinds is None or str in kinds:
@@ -483,7 +486,7 @@ def accepts(key: str, value: Any) -> bool:
 
 
 def scalars(declared: Any) -> tuple[type, ...] | None:
-    """The types of a key that holds one value: `(int, NoneType)`; None for keys that may hold a list or a mapping."""
+    """Return the types of a key that takes one value: `(int, NoneType)`; None for keys that may take a list or a mapping."""
     kinds = get_args(declared) or (declared,)
     return kinds if {*kinds} in _SCALARS else None
 
@@ -492,11 +495,11 @@ _SCALARS = [{kind, *other} for kind in (str, int, float, bool) for other in ((),
 
 
 def resolve_path(path: str) -> str:
-    """A model path as the loader takes it: `pkg://mmkv_bench/tiny/weights` becomes that folder, `~` the home folder, and
-    `fetched://name/file` what `mmkv-bench fetch model name` wrote below the cache folder.
+    """Return a model path in the loader's form. `pkg://mmkv_bench/tiny/weights` becomes that folder, `~` the home folder, and
+    `fetched://name/file` the file that `mmkv-bench fetch model name` wrote below the cache folder.
 
     Raises:
-        ConfigError: a package that is not installed.
+        ConfigError: the package is not installed.
     """
     if path.startswith(FETCHED_SCHEME):
         from mmkv_bench.file_state import cache_dir
@@ -510,19 +513,19 @@ def resolve_path(path: str) -> str:
             return str(files(package).joinpath(inside))
         except (ImportError, ValueError, TypeError):
             raise ConfigError(
-                f"{path} names no installed package {package!r}; allowed: {PACKAGE_SCHEME}<package>/<folder>, a folder, or a "
-                "hub id (org/name); correct the path"
+                f"{path} names package {package!r}, which is not installed; allowed: "
+                f"{PACKAGE_SCHEME}<package>/<folder>, a folder, or a hub id (org/name); correct the path"
             ) from None
     return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
 def as_list(value: Any) -> list[Any]:
-    """A value or list of values as a list."""
+    """Return a value or a list of values as a list."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A mapping with the values of another one laid on it, mapping by mapping; lists are replaced."""
+    """Return `base` with the values of `changes`. Mappings are merged recursively; lists are replaced."""
     result = dict(base)
     for key, value in changes.items():
         old = result.get(key)
