@@ -39,7 +39,7 @@ def test_a_sweep_that_does_not_wait_ends_while_its_jobs_are_queued(slurm, tmp_pa
         "3 jobs submitted (71)" in said and "the same command, or mmkv-bench score, scores when they are done" in said
     )
     assert slurm.lines("queue") == ["71_0", "71_1", "71_2"] == noted(tmp_path)
-    assert "samples are missing" not in said
+    assert "are missing; run" not in said
 
 
 def test_more_jobs_than_an_array_may_have_are_several_arrays(slurm, tmp_path, capsys):
@@ -89,13 +89,13 @@ def test_of_tasks_of_an_array_that_left_samples_the_last_words_are_quoted_from_t
     other.write_text(f"/bin/python: No module named submitit\n{ended}")
     assert main([*SWEEP, "slurm.wait=true"]) == 1
     said = capsys.readouterr().err
-    assert "samples are missing of tiny pages_walk_small; run the same command again" in said
+    assert "samples of tiny pages_walk_small are missing; run the same command again" in said
     assert f"job 71_1 (tiny pages_walk_small shard 2/5): the disk is full; see {log}\n" in said
     assert f"shard 3/5): /bin/python: No module named submitit; see {other}\n" in said
     assert f"it left no log at {tmp_path / 'rows/sweep/.submitit/71_0/71_0_0_log.err'}: " in said
     assert main([*SWEEP, "slurm.wait=true", "retry=[oom]"]) == 1
     assert (
-        "missing of tiny pages_walk_small, or still have what retry=[oom] is to make again; run"
+        "samples of tiny pages_walk_small are missing, or still have rows to repeat by retry=[oom]; run"
         in capsys.readouterr().err
     )
 
@@ -106,7 +106,7 @@ def test_programs_that_hang_are_ended_and_asked_again(slurm, tmp_path, capsys, m
         slurm.put(hangs=hangs, ends="yes")
         assert main([*SWEEP, "slurm.wait=true", f"out=rows-{hangs}"]) == 1  # no job of a stand-in answers
         said = capsys.readouterr().err
-        assert said.count("squeue does not answer; it is asked again until it does") == (hangs == "squeue")
+        assert said.count("squeue does not answer; asking again until it does") == (hangs == "squeue")
         assert "3 jobs submitted" in said and "samples are missing" in said
     monkeypatch.setattr(submission, "SUBMIT_S", 0.5)
     slurm.put(hangs="sbatch", queue="")
