@@ -81,7 +81,7 @@ def filled(answer: str, value: str) -> str:
     listed = value.strip("[]'\"")
     shares = [_share(text.strip()) for text in listed.split(",")]
     if ("{kept}" in answer or "{rest}" in answer) and None in shares:
-        return "a budget counts what stays: write the share as `budget=10%`, or entries per KV head as `budget=64`"
+        return "a budget counts kept entries: write the share as `budget=10%`, or entries per KV head as `budget=64`"
     digits = re.search(r"\d+", re.sub(r"(\d+)k\b", lambda match: f"{int(match[1]) * 1024}", value.lower()))
     return answer.format(
         value=value or "<value>",
