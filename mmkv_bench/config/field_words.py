@@ -21,11 +21,11 @@ _WORDS = declared(__file__)
 KEYS = _synonyms(_WORDS["keys"])
 """Synonym to the key of this package."""
 VALUES = {key: _synonyms(entries) for key, entries in _WORDS["values"].items()}
-"""Key to (synonym of a value to the value of this package)."""
+"""Per key: synonym of a value to the value of this package."""
 NAMES = {group: _synonyms(entries) for group, entries in _WORDS["names"].items()}
-"""Group to (folded synonym to the name in this package)."""
+"""Per group: folded synonym to the name in this package."""
 NAME_ANSWERS = {group: _answers(entries) for group, entries in _WORDS["name_answers"].items()}
-"""Group to (name to answer)."""
+"""Per group: name to answer."""
 ANSWERS = _answers(_WORDS["answers"])
 """Key to answer."""
 VERBS = _answers(_WORDS["verbs"])

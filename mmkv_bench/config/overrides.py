@@ -32,7 +32,7 @@ _ELSE = {
     "experiment": "`mmkv-bench run --help` lists them; `--config-dir <folder> experiment=<name>` uses your file "
     "<folder>/experiment/<name>.yaml",
 }
-"""Group to the remedy if no name is similar."""
+"""The remedy for an unknown name of each group, if no name is similar."""
 LONGEST = 4000
 """Maximum number of values of a list in one override. Hydra's parser takes seconds for this number, and four times as long for
 twice as many."""

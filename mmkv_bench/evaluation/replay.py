@@ -53,8 +53,8 @@ OTHER_FREQUENCIES = (
 class Replay:
     """One pass of lmms-eval's loop over the answered documents, around a new task.
 
-    values: doc_id to metric to score.
-    parts: doc_id to metric to the numbers from which corpus scores are computed.
+    values: score of each document and metric ({doc_id: {metric: score}}).
+    parts: in the same form, the numbers from which corpus scores are computed.
     unscored: metrics without per-sample scores (dict as an ordered set).
     unaggregated: metric to the reason why lmms-eval has no aggregate of it.
     With several filters, metrics are named "metric,filter".
@@ -263,7 +263,7 @@ class Replay:
 def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int] = ()) -> None:
     """Add `parse_failed` 0 to all samples if one sample has it, because every sample must then say whether it was read.
 
-    values: doc_id to metric to score; changed in place.
+    values: score of each document and metric ({doc_id: {metric: score}}); changed in place.
     unheard: documents whose choice a judge should have read.
     """
     for name in [name for name in set().union(*values.values()) if name.startswith(PARSE_FAILED)]:

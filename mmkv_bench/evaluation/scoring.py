@@ -43,7 +43,7 @@ def metrics_due(
 
 
 Lost = dict[int, dict[str, str]]
-"""doc_id to metric to the reason why the metric is not judged."""
+"""For each document and metric that is not judged: the reason ({doc_id: {metric: reason}})."""
 
 
 def take_back(
@@ -54,7 +54,7 @@ def take_back(
 ) -> Lost:
     """Remove scores made from fillers from `values`, and return the missing metrics with reasons.
 
-    values: doc_id to metric to score; changed in place.
+    values: {doc_id: {metric: score}}, changed in place.
     metrics: returns the metrics that a sample should have, by doc_id.
     kept: a metric that no judge decides.
     """

@@ -62,8 +62,10 @@ def aggregate_of_one(value: Any, aggregation: Aggregation) -> float | None:
 
 
 def worldqa(value: Any, aggregation: Aggregation) -> float | None:
-    """Return the score of a WorldQA value: a judge's reply, or an answer that the aggregation reads or has judged. Others: a
-    number."""
+    """Return the score of a WorldQA value, from which the aggregation reads a score or asks the judge for one.
+
+    Other tasks' values are numbers.
+    """
     of_worldqa = isinstance(value, Mapping) and "question_idx" in value
     return aggregate_of_one(value, aggregation) if of_worldqa else plain_value(value)
 

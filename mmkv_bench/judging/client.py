@@ -43,8 +43,8 @@ class ScoringPass:
     """A pass over one task.
 
     asked       the questions in order
-    unanswered  owner to metric (or None) to the reason why there was no answer but a filler: the scorer's result is worthless
-    refused     owner to the reason why JudgeError was raised: a result that the scorer still returned needed no answer
+    unanswered  {owner: {metric or None: reason}}: a filler replaced the missing answer, so the scorer's result is worthless
+    refused     {owner: reason}: JudgeError was raised, so a result that the scorer still returned needed no answer
     """
 
     def __init__(self, answers: JudgeAnswers, judged: tuple[JudgedMetric, ...]) -> None:
@@ -166,7 +166,7 @@ def ask_all(
     """
     scoring_pass = open_pass()
     if scoring_pass is None:
-        raise JudgeError("a judge is asked while answers are scored; outside the score stage there is none")
+        raise JudgeError("there is no judge outside of the score stage; call this only while answers are scored")
     questions = [Question.of(prompt, temperature, max_tokens, readable) for prompt in prompts]
     answers, errors = [], []
     for question in questions:  # without stopping at a missing answer, so that one round collects all

@@ -163,7 +163,7 @@ def write_bytes(final: Path, data: bytes) -> None:
 
 
 def remove_stale(folder: Path, older_than_s: float = 86_400.0) -> None:
-    """Remove hidden files that killed writers left behind, which are those that nobody holds locked.
+    """Remove hidden files that no process holds locked, the leftovers of killed writers.
 
     On a file system without locks only files older than `older_than_s` are removed: no writer keeps one longer than seconds.
     """

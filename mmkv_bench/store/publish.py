@@ -231,7 +231,7 @@ def _missing(entries: Sequence[PublishedFile], out: Path) -> list[PublishedFile]
     for table in ("journal", *SCHEMAS):
         for path in sorted((out / table).glob("*")):
             if not path.name.startswith(".") and path.relative_to(out).as_posix() not in paths:
-                raise ConfigError(f"{path} does not belong to the published rows, so {out} holds other rows; {todo}")
+                raise ConfigError(f"{path} does not belong to the published rows, so {out} has other rows; {todo}")
     missing = []
     for entry in entries:
         path = out / entry.path

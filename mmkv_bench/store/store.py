@@ -159,8 +159,8 @@ class Store(StoreFolder):
     ) -> pa.Table:
         """Return cell rows. Default: all cells and columns. coded: texts as dictionaries.
 
-        Raises StoreError if no run can have written a configuration; if all columns are read, also if a row does not match its
-        digest.
+        Raises StoreError if no run can have written a configuration. If all columns are read, it is also raised for a row that
+        does not match its digest.
         """
         rows = self.load("cells", cells, columns, coded)
         refuse_malformed(rows, self.root)

@@ -193,7 +193,7 @@ def test_other_rows_are_never_mixed_with_or_replaced(published, tmp_path, capsys
     other.write_cells([cell("c9")])
     before = content(out)
     assert verb("fetch")([str(folder), "--out", str(out)]) == 2
-    assert "holds other rows" in capsys.readouterr().err and content(out) == before
+    assert "has other rows" in capsys.readouterr().err and content(out) == before
     shutil.rmtree(out)
     assert verb("fetch")([str(folder), "--out", str(out)]) == 0
     (part,) = (out / "cells").iterdir()
