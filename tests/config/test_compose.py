@@ -220,7 +220,7 @@ def test_an_override_that_means_nothing_is_refused_in_one_sentence(override, wor
 def test_a_list_that_hydra_would_read_for_minutes_is_refused():
     """A plan of 20,000 budgets or 100,000 seeds did not end within a minute: the time grows with the square of their number."""
     for text in (f"seed=[{','.join(['1'] * 4001)}]", f"seed={','.join(['1'] * 100_000)}"):
-        with pytest.raises(ConfigError, match=r"seed=... holds [\d,]+ values; allowed: at most 4,000 in one override"):
+        with pytest.raises(ConfigError, match=r"seed=... has [\d,]+ values; allowed: at most 4,000 in one override"):
             parse(text)
     for quoted in (f'"{"," * 5000}"', f"'it\\'s{',' * 5000}'"):  # one value
         assert parse(f"dataset.prompt={quoted}").value().count(",") == 5000

@@ -78,7 +78,7 @@ def test_a_folder_is_a_model_only_where_it_lies(tmp_path, monkeypatch):
         ("method=snapkv.py", "snapkv is the name of another method"),
         ("method=2nd.py", "'2nd' cannot be a method's name"),
         ("method=mine.py 'variants.mine={base: snapkv}'", "variants.mine are two methods with one name"),
-        ("method=mine.py mine.power=2", "what the constructors of mine.py take is written methods.mine.args.power=2"),
+        ("method=mine.py mine.power=2", "write methods.mine.args.power=2"),
         ("method=mine.py,snapkv", "'method=[mine.py,snapkv]' (one run"),
         ("model=a/b,c/d", "write model=hf -m model.path=a/b,c/d"),
     ],

@@ -150,7 +150,7 @@ def test_a_wrong_byte_a_missing_file_and_a_server_that_fails_leave_nothing_wrong
     assert f"but has {len(right) - 1:,}" in refused(f"http://{base}")
     part.unlink()
     assert f"has no file {part.name}" in refused(str(folder))
-    assert "answered 404; it is not there" in refused(f"http://{base}")
+    assert "answered 404; it does not exist" in refused(f"http://{base}")
     part.write_bytes(right)
     assert "but has more" in refused(f"http://{base}/endless")
     assert "hung up" in refused(f"http://{base}/short")

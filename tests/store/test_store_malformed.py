@@ -47,7 +47,7 @@ def test_configurations_that_no_run_writes_are_one_sentence(tmp_path, capsys):
         for command in [*words, *([["status", root], ["show", root]] if column == "config" else [])]:
             assert main(command) in (1, 2), command
             said = capsys.readouterr().err.splitlines()[-1]
-            assert problem in said and f"the column {column} of cells" in said, (command, said)
+            assert problem in said and f"column {column} of table cells" in said, (command, said)
 
 
 def test_a_configuration_without_its_dataset_and_names_with_dollars_are_shown(tmp_path, capsys):
