@@ -55,8 +55,10 @@ class Model:
     dtype: str = _key(
         "auto", "weights and cache dtype; auto = the checkpoint's", ("auto", "float32", "bfloat16", "float16")
     )
-    attention: str = _key("sdpa", "attention implementation that is wrapped", ("sdpa", "eager", "flash_attention_2"))
-    device: str = _key("auto", "where it runs; auto = cuda when there is one", ("auto", "cpu", "cuda"))
+    attention: str = _key(
+        "sdpa", "attention implementation under the compressed cache", ("sdpa", "eager", "flash_attention_2")
+    )
+    device: str = _key("auto", "device of the model; auto = cuda if there is one", ("auto", "cpu", "cuda"))
     threads: int | None = _key(
         None,
         "CPU threads; null = OMP_NUM_THREADS, or all cores, or one for a model that gains nothing",
@@ -65,13 +67,15 @@ class Model:
     device_map: Any = _key(None, "accelerate device map for models larger than one device")
     min_pixels: int | None = _key(None, "image pixels the processor scales up to", "a whole number >= 1")
     max_pixels: int | None = _key(None, "image pixels the processor scales down to", "a whole number >= 1")
-    max_prompt_tokens: int | None = _key(None, "longer prompts become rows with an error", "a whole number >= 1")
+    max_prompt_tokens: int | None = _key(
+        None, "maximum; longer prompts become rows with an error", "a whole number >= 1"
+    )
     weights: str = _key(
-        "hub", "hub: those of model.path; a folder: its own; random: the shape alone", "hub, random, or a folder"
+        "hub", "hub: from model.path; a folder: from there; random: only the shape is used", "hub, random, or a folder"
     )
     tokenizer: str | None = _key(None, "folder of the tokenizer of a GGUF file; null = the file's", "a folder")
     template: str | None = _key(
-        None, "plain: the words of a text model's prompts alone; null = the checkpoint's chat template", "plain"
+        None, "plain: a text model's prompts without template; null = the checkpoint's chat template", "plain"
     )
     adapter: str | None = _key(None, "LoRA adapter added to the weights; null = none", "a folder as PEFT writes it")
     layers: int | None = _key(
@@ -88,14 +92,14 @@ class Model:
         None, "settings of the checkpoint's processor, as data, for random weights"
     )
     gates: Any = _key(None, "full-cache scores that papers print for this model, as data")
-    about: Mapping[str, Any] | None = _key(None, "what docs/models.md says about it")
+    about: Mapping[str, Any] | None = _key(None, "facts for docs/models.md")
 
 
 @dataclass(frozen=True)
 class Data:
     """The origin of datasets. A dataset's own `dataset_path` takes precedence."""
 
-    source: str = _key("upstream", "the task's own data, or small data of our making", ("upstream", "fixture"))
+    source: str = _key("upstream", "the task's own data, or small made-up data", ("upstream", "fixture"))
     root: str | None = _key(
         None, "folder with <root>/<dataset name>/ in the upstream schema instead of the hub", "a folder"
     )
@@ -106,17 +110,21 @@ class Judge:
     """The model that scorers ask, only in the score stage."""
 
     kind: str = _key("none", "none, or an endpoint that speaks OpenAI's chat completions", ("none", "openai", "local"))
-    model: str | None = _key(None, "model id the endpoint knows")
+    model: str | None = _key(None, "model id that the endpoint accepts")
     url: str | None = _key(None, "base url, for example http://127.0.0.1:8000/v1")
-    key_env: str | None = _key(None, "environment variable that holds the key; null sends none", "a variable's name")
+    key_env: str | None = _key(None, "environment variable with the key; null sends none", "a variable's name")
     timeout_s: float = _key(
         60.0, "time limit of one attempt, from connecting to the answer's last byte [s]", "a number > 0"
     )
     retries: int = _key(4, "further attempts after a failure, with backoff", "a whole number >= 0")
-    backoff_s: float = _key(1.0, "wait before the first of them [s]; doubled each time, with jitter", "a number >= 0")
-    concurrency: int = _key(8, "questions under way at a time", "a whole number >= 1")
+    backoff_s: float = _key(
+        1.0, "wait before the first further attempt [s]; doubled each time, with jitter", "a number >= 0"
+    )
+    concurrency: int = _key(8, "number of concurrent questions", "a whole number >= 1")
     temperature: float | None = _key(
-        None, "of the judge's sampling; null = what each scorer asks for (0, WorldQA 0.2)", "a number >= 0 or null"
+        None,
+        "temperature of the judge's sampling; null = each scorer's value (0, WorldQA 0.2)",
+        "a number >= 0 or null",
     )
     cache: str | None = _key(None, "folder of the judge's answers; null = <out>/judge", "a folder")
 
@@ -127,12 +135,12 @@ class Gate:
 
     expected: float | None = _key(
         None,
-        "expected headline of full in the run's one dataset (its first metric); null = of the model's file",
+        "expected headline of full in the run's one dataset (its first metric); null = from the model's file",
         "a number or null",
     )
     tolerance: float | None = _key(
         None,
-        "largest difference that passes, in the run's own scale (0.01 of accuracy in 0..1); null = of the model's file",
+        "largest accepted difference, in the run's own scale (0.01 for accuracy in 0..1); null = from the model's file",
         "a number >= 0 or null",
     )
 
@@ -142,14 +150,14 @@ class Stream:
     """Settings of protocol=stream, which reads a video or pictures, or a text in chunks of tokens. The budget is the cap."""
 
     every: int | None = _key(
-        8, "frames or pictures of a chunk, of a text: tokens; null = all at once", "a whole number >= 1 or null"
+        8, "frames or pictures per chunk, or tokens of a text; null = all at once", "a whole number >= 1 or null"
     )
     ask_at: float = _key(
-        1.0, "share of the stream after which the question comes; the rest is never read", "a number > 0, at most 1"
+        1.0, "share of the stream before the question; the rest is never read", "a number > 0, at most 1"
     )
     positions: str = _key(
         "kept",
-        "positions of entries that stay: those that they were computed with, or consecutive ones up to the newest token's",
+        "positions of kept entries: the positions they were computed with, or consecutive ones up to the newest token's",
         ("kept", "compact"),
     )
 
@@ -167,7 +175,7 @@ class Logger:
     project: str = _key("mmkv-bench", "wandb project")
     entity: str | None = _key(None, "wandb entity")
     name: str | None = _key(None, "wandb run name")
-    cells: bool = _key(False, "also one wandb run per cell at the end, to filter and draw by")
+    cells: bool = _key(False, "at the end, also one wandb run per cell, for filters and plots")
 
 
 @dataclass(frozen=True)
@@ -181,11 +189,13 @@ class Slurm:
     python: str | None = _key(None, "Python of the jobs; null = this one, and `python` inside an image", "a program")
     srun: tuple[str, ...] = _key((), "further flags of srun; a value or a list", "--flag=value")
     models: Mapping[str, Mapping[str, Any]] | None = _key(
-        None, "what jobs of a model ask for beside the others'", "{<model>: {<key of hydra.launcher>: <value>}}"
+        None,
+        "requests of one model's jobs, in addition to the others'",
+        "{<model>: {<key of hydra.launcher>: <value>}}",
     )
     job_hours: float = _key(
         1.0,
-        "hours up to which a job takes several datasets, by the rate of stored rows; 0: one dataset a job",
+        "maximum hours of a job with several datasets, at the rate of stored rows; 0: one dataset per job",
         "a number >= 0",
     )
     wait: bool = _key(True, "wait for the jobs, then score and print; false ends after sbatch")
@@ -291,13 +301,15 @@ class RunConfig:
     )
     seed: tuple[int, ...] = _key((0,), "seed of stochastic methods; a value or a list", "whole numbers >= 0")
     protocol: tuple[str, ...] = _key(
-        (PROTOCOL,), "which tokens the compressed cache answers for; a value or a list", PROTOCOLS
+        (PROTOCOL,), "which tokens are decoded from the compressed cache; a value or a list", PROTOCOLS
     )
     reading: tuple[str, ...] = _key(("paper",), "a paper's text or its released code; a value or a list", READINGS)
     page_size: str = _key("small", "pages of 16x16 (small) or 24x24 (large) cells", ("small", "large"))
     limit: int | None = _key(None, "first N samples of each dataset; null = all", "a whole number >= 1 or null")
     samples: tuple[str, ...] | None = _key(
-        None, "answer these samples alone, whatever the limit; null = all of the limit", "ids of samples, a list or one"
+        None,
+        "answer only these samples, whatever the limit; null = all within the limit",
+        "ids of samples, a list or one",
     )
     baseline: str = _key("full", "add the full cache to every run, for paired differences", ("full", "none"))
     sharing: str = _key("on", "share one prefill among all cells; off runs every cell by itself", SWITCH)
@@ -312,12 +324,12 @@ class RunConfig:
     )
     prompts: tuple[str, ...] = _key(
         ("text",),
-        "efficiency: what fills them: text, or as many visual tokens as fit; a value or a list",
+        "efficiency: content of the prompts: text, or as many visual tokens as fit; a value or a list",
         ("text", "image", "video"),
     )
     profiles: str | None = _key(
         None,
-        "efficiency, random weights: rows of real prompts, as which methods divide their budget that would follow the prompt",
+        "efficiency, random weights: rows of real prompts, whose division of the budget prompt-dependent methods copy",
         "a folder of rows",
     )
     batch: tuple[int | str, ...] = _key(
@@ -328,18 +340,20 @@ class RunConfig:
     )
     memory_limit: int | str | None = _key(
         None,
-        "efficiency: what passes that count memory may hold, weights included; null = all of the device",
+        "efficiency: limit of passes that count memory, weights included; null = the device's memory",
         "bytes, 512MiB, 8GiB, or null",
     )
-    new_tokens: int = _key(64, "efficiency: tokens of every answer, never fewer", "a whole number >= 3")
+    new_tokens: int = _key(64, "efficiency: exact number of tokens of every answer", "a whole number >= 3")
     repeats: int = _key(5, "efficiency: timed passes of every cell and length", "a whole number >= 1")
-    order_seed: int = _key(0, "efficiency: seed of the order in which they run", "a whole number >= 0")
+    order_seed: int = _key(0, "efficiency: seed of the order of passes", "a whole number >= 0")
     stage: str = _key("both", "generate answers, score stored answers, or both", ("both", "generate", "score"))
-    shard: str = _key("0/1", "the part of each dataset this process takes, by cluster", "i/n with 0 <= i < n")
+    shard: str = _key("0/1", "the part of each dataset that this process answers, by cluster", "i/n with 0 <= i < n")
     only: tuple[str, ...] | None = _key(
-        None, "those datasets of the run that this process takes; a name or a list, null = all", "names"
+        None, "datasets of the run that this process answers; a name or a list, null = all", "names"
     )
-    shards: int = _key(1, "sweep with launcher=slurm: jobs that share each dataset, by cluster", "a whole number >= 1")
+    shards: int = _key(
+        1, "sweep with launcher=slurm: number of jobs per dataset, split by cluster", "a whole number >= 1"
+    )
     dry: bool = _key(False, "sweep with launcher=slurm: print the scripts and the plan, submit nothing")
     out: str = _key("runs/default", "folder of the result rows", "a folder name")
     primary: str | None = _key(
@@ -353,13 +367,15 @@ class RunConfig:
     timeout_s: float | None = _key(
         None, "time limit of one answer, and of each of its measures [s]; null = none", "a number > 0 or null"
     )
-    fidelity: str = _key("on", "compare every answer's distributions with full's, token by token", SWITCH)
+    fidelity: str = _key("on", "compare every answer's distributions with those of full, token by token", SWITCH)
     keep: str = _key(
         "counts",
-        "what new rows tell of the entries that stay: how many, or which ones, too (for reports)",
+        "what new rows store about kept entries: how many, or also which ones (for reports)",
         ("counts", "indices"),
     )
-    fork_batch: int = _key(16, "answers decoded together at most; 1 = no shared decoding", "a whole number >= 1")
+    fork_batch: int = _key(
+        16, "maximum number of answers decoded together; 1 = no shared decoding", "a whole number >= 1"
+    )
     fork_memory: int | str | None = _key(
         None, "memory cap of the forks' caches; null = none", "bytes, 512MiB, 2GiB, or null"
     )

@@ -27,8 +27,8 @@ def workloads_of(plan: EfficiencyPlan, todo: Sequence[PassId]) -> list[Workload]
 
 def notes_of(plan: EfficiencyPlan) -> list[str]:
     """Return sentences about what a forecast leaves out."""
-    notes = ["the vision tower is in no time and no byte here; --memory counts what it holds"] * (plan.kinds != [TEXT])
-    return notes + ["the search for the largest batch is in no time here"] * plan.searches
+    notes = ["times and bytes exclude the vision tower; --memory counts its bytes"] * (plan.kinds != [TEXT])
+    return notes + ["times exclude the search for the largest batch"] * plan.searches
 
 
 def text(plan: EfficiencyPlan, todo: Sequence[PassId]) -> str:

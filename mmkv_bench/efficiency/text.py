@@ -165,13 +165,13 @@ def _read_at(lines: pd.DataFrame, limits: Roofline) -> list[str]:
 def _notes(lines: pd.DataFrame, limits: Roofline | None) -> list[str]:
     notes = [
         "Medians over repeats; TPOT over all steps. of full: the method's time over the full cache's of the same repeat. "
-        "Compare by 2nd token and total: a method may show its first token before it compresses. tokens/s counts decoding alone, "
-        "from the first token on; the prefills are in total.",
+        "Compare by 2nd token and total: a method may show its first token before it compresses. tokens/s counts only decoding, "
+        "from the first token on; total includes the prefills.",
     ]
     if limits is None:
         notes.append(
-            "No limit is beside the times: nothing was timed, the model's shape is not known here, or the rows' device was not "
-            "measured here (mmkv-bench plan --measure)."
+            "Times have no limits beside them: nothing was timed, the model's shape is unknown, or the rows' device was not "
+            "measured (mmkv-bench plan --measure)."
         )
     else:
         rate = "" if limits.rate is None else f", {limits.rate / 1e12:.2f} TFLOP/s"
@@ -187,7 +187,7 @@ def _notes(lines: pd.DataFrame, limits: Roofline | None) -> list[str]:
         notes.append("* launch_bound: the step takes no longer with the longest prompt than with the shortest.")
     if lines["launch_unknown"].any():
         notes.append(
-            f"Whether a step is launch_bound cannot be told of fewer than {LEAST_REPEATS} repeats, or where its times scatter "
+            f"Whether a step is launch_bound is unknown with fewer than {LEAST_REPEATS} repeats, or if its times scatter "
             "more than they differ: give more repeats."
         )
     other = load_warning(lines["load"], lines["threads"])
