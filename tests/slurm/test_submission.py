@@ -54,13 +54,16 @@ def test_jobs_taken_before_a_refusal_are_noted_and_the_next_sweep_waits_for_them
     assert main([*SWEEP]) == 2
     said = capsys.readouterr().err
     assert (
-        "sbatch refuses: QOSMaxSubmitJobPerUserLimit" in said and "; 2 jobs were taken before and stay queued" in said
+        "sbatch refuses: QOSMaxSubmitJobPerUserLimit" in said
+        and "; 2 jobs were accepted before and stay queued" in said
     )
     assert noted(tmp_path) == ["71_0", "71_1"]
     slurm.put(taken=9, ends="yes")
     assert main([*SWEEP]) == 0
     said = capsys.readouterr().err
-    assert said.index("waiting for jobs of an earlier sweep here: 71_0 71_1\n") < said.index("3 jobs submitted")
+    assert said.index("waiting for jobs of an earlier sweep in this folder: 71_0 71_1\n") < said.index(
+        "3 jobs submitted"
+    )
     lengths = [line for line in slurm.lines("asked") if line.startswith("sbatch")]
     assert lengths[:2] == ["sbatch 0", "sbatch 0"], "the second sweep submitted while jobs of the first were queued"
 
@@ -71,10 +74,10 @@ def test_where_squeue_never_answers_nothing_is_submitted_twice(slurm, tmp_path, 
     capsys.readouterr()
     assert main([*SWEEP]) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert "squeue does not answer, and any of 3 jobs" in said and "nothing was submitted" in said
+    assert "squeue does not answer, and 3 jobs" in said and "nothing was submitted" in said
     slurm.put(silent=2, ends="yes")
     assert main([*SWEEP]) == 0
-    assert "waiting for jobs of an earlier sweep here: 71_0 71_1 71_2\n" in capsys.readouterr().err
+    assert "waiting for jobs of an earlier sweep in this folder: 71_0 71_1 71_2\n" in capsys.readouterr().err
     assert len(slurm.lines("scripts")) == 2
 
 
@@ -107,7 +110,7 @@ def test_programs_that_hang_are_ended_and_asked_again(slurm, tmp_path, capsys, m
         assert main([*SWEEP, "slurm.wait=true", f"out=rows-{hangs}"]) == 1  # no job of a stand-in answers
         said = capsys.readouterr().err
         assert said.count("squeue does not answer; asking again until it does") == (hangs == "squeue")
-        assert "3 jobs submitted" in said and "samples are missing" in said
+        assert "3 jobs submitted" in said and "are missing; run" in said
     monkeypatch.setattr(submission, "SUBMIT_S", 0.5)
     slurm.put(hangs="sbatch", queue="")
     assert main([*SWEEP, "out=rows-sbatch"]) == 2
@@ -148,7 +151,7 @@ def test_a_sweep_started_beside_another_waits_for_its_lock_and_sees_its_jobs(slu
     monkeypatch.setattr(queue, "time", SimpleNamespace(sleep=other_submits))
     assert main([*SWEEP]) == 0
     said = capsys.readouterr().err
-    assert said.index("another sweep is submitting") < said.index("jobs of an earlier sweep here: 70\n")
+    assert said.index("another sweep is submitting") < said.index("jobs of an earlier sweep in this folder: 70\n")
     assert [line for line in slurm.lines("asked") if line.startswith("sbatch")] == ["sbatch 0"]
 
 
