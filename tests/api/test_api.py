@@ -127,7 +127,7 @@ def test_evaluate_is_the_commands_run_and_its_rows_make_the_same_tables(tmp_path
             load_rows(tmp_path, **wrong)
     with pytest.raises(ConfigError, match="There is no rows folder"):
         load_rows(tmp_path / "none")
-    with pytest.raises(ConfigError, match="holds no result rows"):
+    with pytest.raises(ConfigError, match="no result rows"):
         load_rows(tmp_path / "journal")
     with pytest.raises(ConfigError, match="did you mean 'snapkv'"):
         evaluate(method="snapvk", out=str(tmp_path))

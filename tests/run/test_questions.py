@@ -54,7 +54,7 @@ def test_a_run_of_documents_prints_their_losses_and_one_question_made_again_has_
         assert main(["tables", str(tmp_path / "whole"), "--questions", "--pairs"]) == 2
     assert "leave out --pairs" in refused.getvalue()
     for store in ("large", "large_protocols"):  # other protocols, and one question a document
-        with pytest.raises(StoreError, match="no such scores of several questions"):
+        with pytest.raises(StoreError, match="no scores of several questions per document"):
             question_tables(Path(__file__).parents[2] / "results" / "tiny" / store)
     (table,) = question_tables(tmp_path / "whole", metrics=["fidelity_kl"])
     (line,) = (line for line in table.grids[0].rows if line[0] == "snapkv")
