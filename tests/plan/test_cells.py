@@ -59,7 +59,7 @@ def test_a_reading_that_changes_nothing_of_a_method_is_said():
     both = "reading=[paper,released]"
     notes = plan("method=[full,blind,snapkv]", both)[1]
     assert notes == [
-        "reading=released changes no parameter of blind, whose file has no released ones (see docs/methods.md)"
+        "reading=released changes no parameter of blind, whose file has no released values (see docs/methods.md)"
     ]
     assert plan("method=[full,blind,snapkv]", "reading=paper")[1] == []
 

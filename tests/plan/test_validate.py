@@ -39,7 +39,7 @@ def check(*overrides: str) -> None:
         (["budget=[]"], "budget=[] is an empty list"),
         (
             ["gate.expected=0.5", "dataset=[pages_walk,docvqa]"],
-            "gate.expected=0.5 is one score and the run has 2 datasets",
+            "gate.expected=0.5 is one score, but the run has 2 datasets",
         ),
         (["gate.expected=0.5", "dataset=docvqa", "data=fixture"], "data=fixture is made up"),
         (["gate.expected=0.5", "dataset=docvqa", "dataset.metrics=[]"], "datasets.docvqa.metrics is empty"),
