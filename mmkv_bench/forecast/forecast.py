@@ -107,8 +107,8 @@ class BudgetForecast:
 
 @dataclass(frozen=True)
 class DatasetForecast:
-    """Forecast of one dataset at one length and batch. source: see `PromptLength`. sequences: decoded together. hours: None:
-    unknown."""
+    """Forecast of one dataset at one length and batch. source: see `PromptLength`. sequences: number decoded together. hours:
+    None if unknown."""
 
     dataset: str
     tokens: int

@@ -220,7 +220,7 @@ def budget_of(value: Any, parts: Mapping[str, Any]) -> tuple[str, str]:
     except InvalidOperation:
         raise ConfigError(f"budget={value} is no number; allowed: entries (64) or a fraction kept (0.2)") from None
     if not 0 < number <= 1:
-        raise ConfigError(f"budget={value}: a fraction is above 0 and at most 1")
+        raise ConfigError(f"budget={value} is out of range; allowed: a fraction above 0 and at most 1")
     return FRACTION, f"{number.normalize():f}"
 
 

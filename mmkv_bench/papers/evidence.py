@@ -256,7 +256,7 @@ class Evidence:
 
     @cached_property
     def _answers(self) -> list[Mapping[str, int]]:
-        """Per store, cell -> upper bound of the number of its answers."""
+        """For each store a mapping: cell -> upper bound of its number of answers."""
         from mmkv_bench.store.store import Store
 
         return [Store(root).counts("responses") for root in self.roots]

@@ -51,7 +51,7 @@ def pictures(table: FilledTable) -> dict[str, Figure]:
         raise ConfigError(f"{layout.id} is not a figure, so it has no picture; give the id of a figure")
     if not any(map(_is_point, table.cells)):
         raise ConfigError(
-            f"no cell of {layout.id} ({layout.title}) has a number, so there is nothing to draw; run them first"
+            f"no cell of {layout.id} ({layout.title}) has a number, so there is nothing to draw; run its cells first"
         )
     drawn = PICTURES[layout.figure](table)
     for figure in drawn.values():

@@ -313,10 +313,10 @@ def _merged(all_parts: Sequence[Mapping[str, Any]], mean: bool) -> dict[str, Any
             if key == "with" and old is not None:
                 twice = {name for name in {*old} & {*value} if old[name] != value[name]}
                 if twice:
-                    raise ConfigError(f"two parts give {min(twice)} different values")
+                    raise ConfigError(f"two parts give {min(twice)} different values; give one")
                 value = {**old, **value}
             elif old is not None and old != value:
-                raise ConfigError(f"two parts give {key} different values, {old} and {value}")
+                raise ConfigError(f"two parts give {key} different values, {old} and {value}; give one")
             merged[key] = value
     if mean and not {"dataset", "group"} & {*merged}:
         merged |= {"dataset": "avg", "metric": MEAN}

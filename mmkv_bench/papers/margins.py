@@ -263,8 +263,8 @@ def level(measured: float, printed: float, tolerance: Tolerance, seeds: float = 
 def drop(
     measured: tuple[float, float], printed: tuple[float, float], tolerance: Tolerance, seeds: float = 0.0
 ) -> Verdict:
-    """Judge a method's difference to `full`. measured, printed: (method, full). tolerance: includes half a digit of both
-    numbers."""
+    """Judge a method's difference to `full`. measured, printed: numbers of (method, full). tolerance: with half a digit of
+    both numbers."""
     return _of_gap(_gap(*measured, tolerance.relative) - _gap(*printed, tolerance.relative), tolerance, seeds)
 
 

@@ -158,7 +158,9 @@ def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
     for row in rows[(rows["id"] == name) & (rows["status"] != CLAIM)].to_dict("records"):
         key = printed_address(row).printed
         if key in values:
-            raise ConfigError(f"{name} prints two values for one address: {values[key].value} and {row['value']}")
+            raise ConfigError(
+                f"{name} prints two values for one address: {values[key].value} and {row['value']}; correct names.yaml"
+            )
         number = float(row["number"]) if row["number"] == row["number"] else None
         half = half_digit(row["value"], number) if number is not None else 0.0
         line = None if row["line"] is None else int(row["line"])

@@ -47,7 +47,7 @@ class Reasons(dict[str, str]):
     """Reason -> its letter, in the order of the cells: a, b, ..., z, aa, ..."""
 
     def letter(self, reason: str) -> str:
-        """Return the letter of a reason."""
+        """Return the letter of a reason; a new reason gets the next letter."""
         number, letter = len(self), ""
         while number >= 0:
             number, letter = number // 26 - 1, chr(ord("a") + number % 26) + letter

@@ -43,7 +43,7 @@ class KeptTokens:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], visual: Sequence[float] | None) -> KeptTokens | None:
-        """Read them from a row of responses and the column `visual` of the table `prompts`; None if either is missing."""
+        """Read kept tokens from a row of responses and the column `visual` of the table `prompts`; None if one is missing."""
         if not visual or row["kept_indices"] is None:
             return None
         bits, columns = unpacked(row["kept_indices"]), np.reshape(np.asarray(visual, float), (-1, WIDTH))

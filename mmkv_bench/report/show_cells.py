@@ -61,7 +61,7 @@ class StoreCells:
         refuse_malformed(table, store.root)
         rows = table.to_pylist()
         if not rows:
-            raise ConfigError(f"{store.root} has no cells; give a rows folder, which runs print")
+            raise ConfigError(f"{store.root} has no cells; give the folder that a run printed as its rows")
         self.store = store
         self.rows: dict[str, Mapping[str, Any]] = {row["cell"]: row for row in sorted(rows, key=_order)}
 

@@ -48,7 +48,7 @@ NO_INTERVAL = Interval(None, None, "none")
 
 
 def is_binary(values: np.ndarray) -> bool:
-    """True if every score is exactly 0 or 1."""
+    """Tell whether every score is exactly 0 or 1."""
     return bool(((values == 0) | (values == 1)).all())
 
 

@@ -94,7 +94,7 @@ class Sum:
         if self.ok != row["n_ok"]:
             return f"of {row['n_ok']} samples in metrics/ and of {self.ok} in samples/"
         if clusters is not None and self.clusters is not None and self.clusters != clusters:
-            return "of samples in samples/ whose clusters are others than their answers have"
+            return "of samples in samples/ whose clusters differ from those of their answers"
         stated = row["value"] if row["value"] is not None else row["value_failures_zero"]
         pooled = aggregate_of(row["metric"])
         made = (

@@ -160,7 +160,7 @@ def _by_layer(axes: Axes, panel: Panel, rows: pd.DataFrame, column: str, label: 
 
 
 def _hidden_states(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw means as lines, with one standard deviation to either side as a band. Text and visual tokens have their own axes."""
+    """Draw means as lines, with one standard deviation to either side as a band. Text and visual tokens are drawn apart."""
     grid = panel.rows.groupby(["part", "quantity", "layer"], observed=True)["value"].mean().unstack("layer")
     for each, parts in zip(axes, (("prompt", "answer"), ("text", "visual")), strict=True):
         for place, part in enumerate(part for part in parts if part in grid.index.get_level_values("part")):

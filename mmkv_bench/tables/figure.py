@@ -233,7 +233,7 @@ def _check(tables: Sequence[ScoreTable]) -> None:
     for table in tables:
         if not table.budgets:
             raise ConfigError(
-                f"{table.dataset} has no cell with a budget, so there is nothing to draw against a budget."
+                f"{table.dataset} has no cell with a budget, so there is no figure; give rows of methods with a budget."
             )
         for (label, _), entry in table.entries.items():
             if entry.value is None:

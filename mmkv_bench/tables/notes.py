@@ -51,7 +51,7 @@ def mostly_prefill(method: Line, entry: Entry) -> bool:
 
 
 def gate_rank(verdict: str) -> Rank:
-    """Return the rank of a sentence of `sweep.verdict`: a failed check comes first."""
+    """Return the rank of a sentence of `sweep.verdict`: a warning if the check failed."""
     return Rank.WARNING if " failed:" in verdict else Rank.READING
 
 

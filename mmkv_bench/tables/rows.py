@@ -160,7 +160,7 @@ class AnswerBlocks:
         self._rows, self._cells = rows, cells
 
     def __len__(self) -> int:
-        """Number of answers."""
+        """Count the answers."""
         return self._rows.responses.num_rows
 
     def __iter__(self) -> Iterator[pd.DataFrame]:

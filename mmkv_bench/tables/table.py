@@ -213,7 +213,7 @@ def renamed(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
 
 
 def captioned(tables: Sequence[Table], caption: str | None) -> list[Table]:
-    """Replace title and caption by `caption`. Raises ConfigError if there are several tables."""
+    """Replace title and caption by `caption`. Raises ConfigError unless there is exactly one table."""
     if caption is None:
         return list(tables)
     if len(tables) != 1:

@@ -104,7 +104,7 @@ def test_rows_columns_and_across_add_up_to_cells():
         ("rows", "meda", "rows is not a list"),
         ("rows", [{"method": "meda", "mean": "all"}], "which only columns may have"),
         ("across", None, "an address needs a budget"),
-        ("columns", [{"label": "Avg", "mean": ["docvq"], "dataset": "avg", "metric": "mean"}], "mean of 'docvq': there is no such column"),
+        ("columns", [{"label": "Avg", "mean": ["docvq"], "dataset": "avg", "metric": "mean"}], "mean of 'docvq': "),
         ("columns", [{"group": "MileBench X"}], "metric=mean needs the key `mean` or `group`"),
     ],
 )
