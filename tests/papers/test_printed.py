@@ -87,7 +87,7 @@ def test_an_address_is_what_a_method_does_and_not_what_it_is_called():
 @each(
     ("change", "said"),
     [
-        ({"metric": None}, "without metric"),
+        ({"metric": None}, "an address needs metric"),
         ({"budget": None}, "needs a budget"),
         ({"budget": 1.5}, "above 0 and at most 1"),
         ({"model": "qwen2_5_vl"}, "unknown model"),

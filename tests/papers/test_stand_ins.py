@@ -88,7 +88,7 @@ def test_a_pictures_panels_all_say_what_they_are():
     assert len(random) == 4
     with pytest.raises(ConfigError, match="nothing to draw"):
         pictures(fill(load("standin.radar"), Evidence.of([])))
-    with pytest.raises(ConfigError, match="no figure"):
+    with pytest.raises(ConfigError, match="is not a figure"):
         pictures(fill(load("standin.gains"), Evidence.of([])))
 
 

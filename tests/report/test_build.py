@@ -357,7 +357,7 @@ def test_an_embedded_page_is_drawn_again_where_its_prompt_is_still_the_same(tmp_
     folder.finish()
     with Image.open(tmp_path / "report" / right.images[0]) as image:
         assert image.size == sample.images[0].size
-    assert (other.question, other.images) == (None, []) and "another than the one that was answered" in other.missing
+    assert (other.question, other.images) == (None, []) and "differs from the page that was answered" in other.missing
 
 
 def test_the_command_of_a_cell_plans_that_very_cell() -> None:

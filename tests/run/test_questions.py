@@ -125,14 +125,14 @@ def test_what_has_no_further_questions_is_refused_in_one_sentence(tmp_path):
     for words, said in (
         (
             ("dataset=pages", "protocol=query_first"),
-            "pages_small has one question a document; choose dataset=questions_records",
+            "but pages_small has one; choose dataset=questions_records",
         ),
         (
             ("dataset=questions_records", "limit=6", *MODEL),
             "limit=6 ends within a document of questions_records.*limit=4 or limit=8",
         ),
         (("dataset=questions_records", "limit=3", *MODEL), "which has 4 questions; give limit=4"),
-        (("dataset=questions_records", "limit=4", "sharing=off", "protocol=query_joint", *MODEL), "needs sharing=on"),
+        (("dataset=questions_records", "limit=4", "sharing=off", "protocol=query_joint", *MODEL), "write sharing=on"),
         (
             ("dataset=questions_records", "limit=4", "method=oracle", "protocol=query_first", *MODEL),
             "oracle scores by the answer",

@@ -118,7 +118,7 @@ def test_scores_without_their_answers_are_refused(rows, tmp_path, capsys):
     shutil.rmtree(root / "responses")
     with pytest.raises(StoreError, match="has scores of 8 answers in 2 cells .*, but not the answers"):
         load(root)
-    assert main(["tables", str(root)]) != 0 and "restore its folder responses/" in capsys.readouterr().err
+    assert main(["tables", str(root)]) != 0 and "restore the folder responses/" in capsys.readouterr().err
 
 
 def test_scores_older_than_digests_read_as_before_and_score_adds_them(rows, tmp_path):
