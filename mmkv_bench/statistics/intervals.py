@@ -30,7 +30,7 @@ LEVEL = 1 - ALPHA
 WIDTH = 32
 AT_ONCE = 16  # products per draw; the sums of all draws take 2.5 MB per product
 
-_MOST = 0.9  # largest share of the samples in one cluster that the jackknife uses
+_MOST = 0.9  # cap on a cluster's share of the samples, in the jackknife
 _BLOCK_ENTRIES = 1 << 22  # counts computed at a time
 _CACHE_ENTRIES = 1 << 26  # 128 MiB of uint16; more counts than these are computed anew at each use
 

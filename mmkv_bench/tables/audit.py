@@ -105,7 +105,7 @@ class Audits:
                 self._add(block, sheet)
 
     def unscored(self, cell: int) -> int:
-        """Count a cell's answers without any score: in a mix of datasets, a metric is only for samples of one kind."""
+        """Count a cell's answers without any score. In a mix of kinds, each metric is for samples of one kind."""
         return int(self._unscored[cell])
 
     def audit(self, cells: Sequence[int], metric: str) -> Audit:

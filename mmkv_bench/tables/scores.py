@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Scores:
     """Scores of one cell, or of several seeds averaged within each sample; samples in ascending id order.
 
-    samples, clusters: int [n], as the module's docstring says. values: float64 [n], NaN if the sample is not ok in one of its
+    samples, clusters: int [n], as the module's docstring says. values: float64 [n], NaN unless the sample is ok in all
     seeds.
     parts: float64 [n, k], from which a metric that is no mean is aggregated; None if no sample has parts. A failed
     sample has the parts of an empty answer, or NaN if these are unknown (no sample of its cell was ok).

@@ -69,7 +69,7 @@ class Status:
     Attributes:
         failures: (dataset, status, beginning of the message) -> number of rows, the most frequent first.
         passes: status -> number of passes of `scenario=efficiency`; their cells are in no dataset.
-        running: cells that a living process is answering, with samples that are in no part yet. writers: such processes.
+        running: cells that a living process answered last, with samples that are in no part yet. writers: such processes.
         rate: answers per second in the last hour, or since the first of them; None without any.
         last: time of the newest committed answer, in seconds of Unix time; None without answers.
     """
