@@ -93,7 +93,7 @@ def _judges(plan: Plan) -> Iterator[str]:
     if plan.judge.kind == "none":
         yield f"{', '.join(asking)}: needs a judge, but judge=none is set; give judge=openai, or judge=local judge.url=..."
     elif plan.judge.key_env and not os.environ.get(plan.judge.key_env):
-        yield f"the environment variable {plan.judge.key_env} with the judge's key is not set"
+        yield f"the environment variable {plan.judge.key_env} is not set; it has the judge's key"
 
 
 def disk_of(plan: Plan, coverage: Coverage, store: Store) -> Disk:

@@ -281,7 +281,8 @@ def _methods(methods: Nodes, variants: Nodes) -> None:
             _one_of(f"methods.{name}.reading", value, schema.READINGS)
         if reading is not None and node["base"] == FULL:
             raise ConfigError(
-                f"methods.{name}.reading={reading} has no effect, because {FULL} compresses nothing; remove it"
+                f"methods.{name}.reading={reading} has no effect, because {FULL} compresses nothing; remove it, "
+                "or give it to another method"
             )
 
 
@@ -297,7 +298,7 @@ def _gate(gate: Gate, datasets: Nodes, data: Data) -> None:
         )
     if data.source == "fixture":
         raise ConfigError(
-            f"{given} compares full with a paper's score, but data=fixture is made up; use real data, or drop gate.expected"
+            f"{given} compares full with a paper's score, but data=fixture is made up; give real data, or drop gate.expected"
         )
     ((name, node),) = datasets.items()
     if not node.get("metrics"):
