@@ -1,4 +1,4 @@
-"""What the YAML files of this folder call."""
+"""Functions that the YAML files of this folder call."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ PLACEHOLDER = "<image>"
 
 
 def read(folder, config):
-    """The task's documents out of the released file; see `reading`."""
+    """Read the task's documents from the released file; see `reading`."""
     return READERS[config["task"]](folder)
 
 
 def doc_to_messages(doc):
-    """The conversation up to the question that is to be answered; the image where its placeholder stands.
+    """Return the conversation up to the last question, with the image in its placeholder's position.
 
-    A conversation without a placeholder begins with its image, as LLaVA's training code has it.
+    A conversation without a placeholder begins with its image, as in LLaVA's training code.
     """
     turns = list(doc["turns"])
     if not any(PLACEHOLDER in text for text in turns):
@@ -30,22 +30,22 @@ def doc_to_messages(doc):
 
 
 def doc_to_visual(doc):
-    """The conversation's image."""
+    """Return the conversation's image."""
     return [picture(doc["image"])]
 
 
 def doc_to_text(doc):
-    """The last question."""
+    """Return the last question."""
     return doc["turns"][-1]
 
 
 def process_results(doc, results):
-    """ROUGE-L against the reference answer, 0 to 1. The papers' own measures are made beside it: see `measures`."""
+    """Return ROUGE-L against the reference answer, 0 to 1. `measures` adds the papers' own measures."""
     return {"rouge_l_reference": rouge_l(results[0], doc["answer"])}
 
 
 def _parts(text, image):
-    """Text and image in turn; line breaks beside an image are its template's to set."""
+    """Split a text into text and image parts; line breaks beside an image are left to the chat template."""
     parts = []
     for number, piece in enumerate(text.split(PLACEHOLDER)):
         if number:
