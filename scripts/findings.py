@@ -149,7 +149,7 @@ def agreement(results: Path) -> Iterator[str]:
 
 
 def stability(results: Path) -> Iterator[str]:
-    """Yield how many pairs that results/real proves under `paper` the same budget proves under other settings."""
+    """Yield how many of the pairs proven in results/real under `paper` are also proven under other settings, per budget."""
     from mmkv_bench.tables.compare import every_pair
 
     real = [table for table in tables("../real", results) if table.axis == "fraction"]

@@ -156,7 +156,7 @@ class SessionReport:
     def audit(self) -> str:
         """Verdict: whether the stored entries are the selected entries and within the budget."""
         if self.entries_resident != self.entries_planned:
-            return f"failed: {self.entries_resident} entries are stored where {self.entries_planned} were selected"
+            return f"failed: {self.entries_resident} entries are stored, but {self.entries_planned} were selected"
         if self.entries_asked is None:
             return "passed: no budget"
         excess = self.entries_resident - self.entries_asked

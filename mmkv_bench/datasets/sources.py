@@ -142,7 +142,7 @@ def require_upstream(spec: TaskSpec, path: Path) -> bool:
         return False
     if reads_itself(config):
         obtain = str(config["metadata"].get("obtain") or "").strip()
-        if not obtain:  # the task makes its own data
+        if not obtain:  # the task makes its data
             return False
         raise MissingDataError(
             f"task {spec.name} reads its data from local folders only: {obtain}, or give the folder with "

@@ -161,7 +161,7 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
     size = _one_of(f"datasets.{name}.size", node.get("size") or "small", SIZES)
     split = _one_of(f"datasets.{name}.split", node.get("split") or "test", SPLITS)
     if common["dataset_path"]:
-        raise ConfigError(f"datasets.{name}.dataset_path is set, but {task} makes its own data; remove dataset_path")
+        raise ConfigError(f"datasets.{name}.dataset_path is set, but {task} makes its data itself; remove dataset_path")
     lmms_eval = lmms_eval_name(task, size)
     dataset = lmms_eval if split == "test" else f"{lmms_eval}_{split}"  # sizes and splits never share a table
     return TaskSpec(name=lmms_eval, dataset=dataset, size=size, split=split, **common)
@@ -206,5 +206,5 @@ def _positive(name: str, value: Any) -> int | None:
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
-        raise ConfigError(f"{name}={value!r} is not known; {nearest(str(value), allowed)}")
+        raise ConfigError(f"{name}={value!r} is unknown; {nearest(str(value), allowed)}")
     return value

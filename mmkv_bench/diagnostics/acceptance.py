@@ -173,7 +173,7 @@ def _code(bundle: Bundle) -> tuple[str, str]:
             f"{count} of {len(versions)} cells were made by mmkv_bench {', '.join(sorted(others))}, not {here}; {get}"
         )
     elif None in versions.values():
-        problems.unchecked.append("rows of an older version do not say what code made them")
+        problems.unchecked.append("rows of an older version do not state the code that made them")
     return problems.outcome(f"mmkv_bench {here} made all {len(versions)} cells and is installed here")
 
 
@@ -232,7 +232,7 @@ def _cells(bundle: Bundle) -> tuple[str, str]:
         of_dataset = [one for one in plan.cells if one.dataset == cell.dataset]
         reasons = [reason_of_other(row, of_dataset) for row in alike] or ["not in the bundle"]
         problems.wrong.append(f"{cell.model} {cell.label} on {cell.dataset}: {reasons[0]}")
-    beside = f"; {len(others)} further cells are not part of it" if others else ""
+    beside = f"; {len(others)} further cells are not part of the experiment" if others else ""
     return problems.outcome(f"all {len(planned)} cells of the experiment{beside}")
 
 
@@ -368,7 +368,7 @@ def _tables(bundle: Bundle) -> tuple[str, str]:
             differing = next(at for at, (a, b) in enumerate(zip_longest(before, now)) if a != b)
             begin = max(0, differing - _SHOWN // 2)
             shown = slice(begin, begin + _SHOWN)
-            return REFUSED, f"line {number} of {TABLES} is '{before[shown]}', and '{now[shown]}' by the rows"
+            return REFUSED, f"line {number} of {TABLES} is '{before[shown]}', but the rows give '{now[shown]}'"
     return REFUSED, f"{TABLES} has different spaces from the tables of the rows"
 
 
@@ -379,7 +379,7 @@ def _receipt(bundle: Bundle) -> tuple[str, str]:
         return NOT_CHECKED, f"no {RECEIPT} in it"
     entries = receipts_of([file], [bundle.store.root])[bundle.store.root].values()
     again, equal = (sum(entry[name] for entry in entries) for name in ("made_again", "equal"))
-    return OK, f"is about these rows: {again} answers were made again there, {equal} of them equal"
+    return OK, f"is about these rows: {again} answers were made again, {equal} of them equal"
 
 
 def _answers(bundle: Bundle, samples: int, seed: int) -> tuple[str, str]:

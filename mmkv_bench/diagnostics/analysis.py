@@ -223,7 +223,7 @@ def attached(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod)
 
 
 def kept_entries(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod) -> list[torch.Tensor]:
-    """Return the prompt's entries that a method keeps, per layer int64 ``[Hkv, m]``, -1 where a head keeps fewer."""
+    """Return the prompt's entries that a method keeps, per layer int64 ``[Hkv, m]``, padded with -1 if a head keeps fewer."""
     import torch
 
     with attached(loaded, prompt, method) as session, torch.no_grad():

@@ -287,7 +287,7 @@ def vision(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     - `visual sinks`: share of visual tokens whose attention is 10 or more times the median. A token's attention is the mean
       over all heads and all queries that see the token (Visual Attention Sink, arXiv 2503.03321, defines sinks by activations).
     - `neighbours`: mean cosine of adjacent visual tokens' keys before rotation, minus the mean cosine of all pairs.
-    - `next picture`: mean cosine of keys at the same position in the next picture with as many tokens, minus that of all pairs.
+    - `next picture`: mean cosine of keys at the same position in the next picture with as many tokens, minus the same mean.
     """
     start, heads = facts.length, obs.key.shape[0]
     types = obs.token_types

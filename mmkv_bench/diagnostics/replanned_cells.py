@@ -163,4 +163,4 @@ def reason_of_other(row: Row, cells: Sequence[Cell]) -> str:
     for name, what in (("model_fingerprint", "model"), ("dataset_fingerprint", "dataset")):
         if name in differs:
             return f"another {what} now ({name} {named[0][name]}, stored {row[name]})"
-    return f"identity of an older version ({', '.join(differs) or 'in what no column says'})"
+    return f"identity of an older version ({', '.join(differs) or 'no column says in what'})"

@@ -156,7 +156,7 @@ def draw(
 ) -> list[StoredAnswer]:
     """Draw `ok` answers, as many from each store as from the others and uniformly within a store.
 
-    A store with too few answers gives all of them.
+    A store with too few answers gives all its answers.
 
     Args:
         count: number of answers to draw; None: all.
@@ -171,7 +171,9 @@ def draw(
     import pyarrow.compute as pc
 
     if not roots:
-        raise ConfigError("no folder of rows is given; name some, or run it where results/tiny lies")
+        raise ConfigError(
+            "no folder of rows is given; give one or more, or run the command in the folder with results/tiny"
+        )
     generator = np.random.default_rng(seed)
     drawn = []
     for position, root in enumerate(sorted(roots)):
@@ -183,7 +185,7 @@ def draw(
         places = np.flatnonzero(eligible.to_numpy())
         if not len(places):
             if cells is None:
-                raise ConfigError(f"{root} holds no answers; give folders of rows, as runs print them")
+                raise ConfigError(f"{root} has no answers; give folders that runs printed as their rows")
             raise ConfigError(
                 f"none of these cells of {root} has answered {sample or 'a sample'} with status ok; choose others"
             )
@@ -233,7 +235,7 @@ def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch:
         return
     except MMKVError as error:
         for one in group:
-            one.outcome = one.outcome or f"its run being refused now: {error}"
+            one.outcome = one.outcome or f"its run cannot be planned now: {error}"
         return
     scores = _scores(planned, planned_answers, rows)
     for one in planned_answers:

@@ -33,7 +33,7 @@ def render(processor: Any, source: str, messages: Sequence[Mapping[str, Any]], a
     from jinja2.exceptions import TemplateError
 
     date = {"chat_template": _dated(source)} if "strftime_now" in source else {}
-    if "date_string" in source:  # a processor warns of what its template does not name
+    if "date_string" in source:  # a processor warns of arguments that its template does not name
         date["date_string"] = DATE.strftime("%d %b %Y")
     try:
         return processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answering, **date)

@@ -191,7 +191,7 @@ def _unreached(what: str, cause: BaseException) -> str | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes, innermost last; the cause from the hub's client tells most."""
+    """Yield the error and its causes, innermost last; the error of the hub's client has the most details."""
     visited: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in visited:

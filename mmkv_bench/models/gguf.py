@@ -47,7 +47,7 @@ def tensor_types(file: Path) -> str:
 
 
 def check_tokenizer(file: Path) -> None:
-    """Refuse a GGUF file without a tokenizer. Raises ConfigError, and what `_header` raises."""
+    """Refuse a GGUF file without a tokenizer. Raises ConfigError, and the errors of `_header`."""
     if not _header(file)[1]:
         raise ConfigError(
             f"{file} has no tokenizer; name a tokenizer's folder with model.tokenizer=<folder>, or give another GGUF file"

@@ -233,7 +233,7 @@ def _auto_config(path: str, revision: str | None) -> Any:
         return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     except ValueError as error:
         ours = [one for one in families().values() if one.classes_version is not None]
-        named = [one for one in ours if one.model_type in str(error)]  # the model_type that transformers does not know
+        named = [one for one in ours if one.model_type in str(error)]  # the error names the unknown model_type
         if not named:
             raise
     named[0].register_classes()

@@ -184,7 +184,7 @@ class Decoder:
 
     @property
     def entry(self) -> int:
-        """Number of values in one token's key and value heads, in one layer."""
+        """Number of values in one token's keys and values, in one layer."""
         return 2 * self.kv_heads * self.head_dim
 
 

@@ -91,7 +91,7 @@ def test_a_root_without_the_dataset_and_a_dataset_without_a_fixture_are_refused(
 
 def test_a_measure_that_does_not_exist_is_refused():
     assert spec_from_config("mmvet", node("mmvet", measures=["ppl"])).measures == ("ppl",)
-    with pytest.raises(ConfigError, match="datasets.mmvet.measures='pll' is not known; allowed: continuation, ppl"):
+    with pytest.raises(ConfigError, match="datasets.mmvet.measures='pll' is unknown; allowed: continuation, ppl"):
         spec_from_config("mmvet", node("mmvet", measures=["pll"]))
 
 

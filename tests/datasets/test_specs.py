@@ -52,7 +52,7 @@ def test_the_node_of_other_tasks_has_every_key_but_size():
         ({"split": "train"}, "dev, test"),
         ({"count": 0}, "at least 1"),
         ({"count": True}, "at least 1"),
-        ({"dataset_path": "/data"}, "makes its own data"),
+        ({"dataset_path": "/data"}, "makes its data itself"),
         ({"placeholders": "interleaved"}, "did you mean 'interleave'"),
     ],
 )

@@ -33,7 +33,7 @@ def _plain(text: str) -> str:
 
 
 def _spans(option: str, text: str) -> list[tuple[int, int]]:
-    """Return the spans of the text where the option occurs as whole words, overlaps included."""
+    """Return the spans of the option's occurrences in the text as whole words, overlaps included."""
     if not option:
         return []
     pattern = re.compile(rf"(?<!\w)(?=({re.escape(option)})(?!\w))")

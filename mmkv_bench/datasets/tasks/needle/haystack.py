@@ -121,7 +121,7 @@ def _settings(folder: Path) -> Settings:
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     settings = Settings(**given)
     if not settings.lengths or not settings.depths or any(not 0 <= depth <= 100 for depth in settings.depths):
-        raise DataError(f"{file} needs lengths, and depths from 0 to 100")
+        raise DataError(f"{file} needs lengths, and depths from 0 to 100; correct the file")
     return settings
 
 
