@@ -1,8 +1,8 @@
-"""Read the files of this project's tasks: annotations in JSON, texts, and media.
+"""Files that our own tasks read: annotations in JSON, text, and the media beside them.
 
-A task's `metadata.read` gets the dataset's folder and makes documents from the released files. A document names its media and
-does not contain them. Media are in the folder's `media/`, which replaces $HF_HOME while a task runs. So documents and their
-fingerprint do not depend on a machine's paths.
+A task's `metadata.read` gets the dataset's folder and makes its documents of the files that are released. Media are named in
+the documents and not held in them: they lie below `media/` of the folder, which stands for $HF_HOME while a task runs, so
+that documents and their fingerprint say nothing about where a machine keeps them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def find(folder: Path, names: Sequence[str], what: str) -> Path:
-    """Return the first of the files `names` that exists; names are relative to the folder. Raises DataError if none exists."""
+    """The first of the files that is there; names are relative to the folder. Raises DataError when none is."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
@@ -29,7 +29,7 @@ def find(folder: Path, names: Sequence[str], what: str) -> Path:
 
 
 def load_json(file: Path) -> Any:
-    """Return the content of a JSON file, or the list of values of a JSON Lines file. Raises DataError with file and line."""
+    """What a JSON file holds, or the list of a JSON Lines file's values. Raises DataError naming file and line."""
     line = 0
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -42,14 +42,14 @@ def load_json(file: Path) -> Any:
         return values
     except (OSError, ValueError) as error:
         where = f"line {line} of {file}" if line else str(file)
-        raise DataError(f"{where} is not JSON ({error}); copy or download the file again") from error
+        raise DataError(f"{where} is no JSON ({error}); copy or download the file again") from error
 
 
 def load_records(file: Path, fields: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Return a JSON file's list of objects. Raises DataError that names the first object without one of the fields."""
+    """A JSON file's list of objects, each with the fields. Raises DataError that names the first without one."""
     records = load_json(file)
     if not isinstance(records, list) or not records:
-        raise DataError(f"{file} is not a list of samples; give the released file")
+        raise DataError(f"{file} is no list of samples; give the released file")
     for position, record in enumerate(records):
         missing = [name for name in fields if not isinstance(record, Mapping) or name not in record]
         if missing:
@@ -58,9 +58,9 @@ def load_records(file: Path, fields: Sequence[str]) -> list[Mapping[str, Any]]:
 
 
 def as_split(rows: Sequence[Mapping[str, Any]], features: Mapping[str, str], split: str) -> dict[str, datasets.Dataset]:
-    """Return a dataset of one split with these rows.
+    """Rows as the one split of a dataset.
 
-    features: column -> `string`, `int32`, `float64`, or one of these with `[]` appended for a list.
+    features: column -> `string`, `int32`, `float64`, or one of them with `[]` behind it for a list.
     """
     import datasets
 
@@ -74,28 +74,26 @@ def as_split(rows: Sequence[Mapping[str, Any]], features: Mapping[str, str], spl
 
 
 def media_name(name: Any, file: Path, position: int) -> str:
-    """Return a medium's name from the annotations. Raises DataError if the name points outside the media folder."""
+    """A medium's name as the annotations have it. Raises DataError for one that leaves the folder of the media."""
     text = str(name)
     if not text or Path(text).is_absolute() or ".." in Path(text).parts:
-        raise DataError(
-            f"sample {position} of {file} names {text!r}, not a file below {file.parent / 'media'}; give the released file"
-        )
+        raise DataError(f"sample {position} of {file} names {text!r}, which is no file below {file.parent / 'media'}")
     return text
 
 
 def media_file(name: str) -> str:
-    """Return a medium's path on this machine."""
+    """Where a medium lies now."""
     return os.path.join(os.environ["HF_HOME"], name)
 
 
 def video_then(doc: dict[str, Any], text: str) -> list[dict[str, Any]]:
-    """Return the chat message of a document with one video: the video, then the text."""
+    """The chat message of a document with one video: the video, then the text."""
     content = [{"type": "video", "url": media_file(doc["video"])}, {"type": "text", "text": text}]
     return [{"role": "user", "content": content}]
 
 
 def picture(name: str) -> Image.Image:
-    """Decode an image. Raises DataError for a missing or damaged file."""
+    """A medium that is an image, decoded. Raises DataError for one that is missing or damaged."""
     from PIL import Image
 
     try:

@@ -1,11 +1,11 @@
-"""Read conversations in LLaVA's format, and select the parts on which papers measure perplexity.
+"""Conversations in LLaVA's format, and the parts of them that papers measure perplexity on.
 
 The released files are JSON lists of
 
     {"id": str | int, "image": "coco/train2017/000000000009.jpg",
      "conversations": [{"from": "human", "value": "<image>\\nquestion"}, {"from": "gpt", "value": "answer"}, ...]}
 
-A document is one answer with its question, the rounds before the question, and the conversation's image.
+A document is one answer: its question, the rounds before it and the image of the conversation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COLUMNS = {
     "sample_id": "string",
     "conversation": "string",
     "image": "string",
-    "turns": "string[]",  # question, answer, ..., question: everything before the answer
+    "turns": "string[]",  # question, answer, ..., question: what stands before the answer
     "answer": "string",
 }
 SPEAKERS = ("human", "gpt")
@@ -35,19 +35,17 @@ Rounds = list[tuple[str, str]]
 
 
 def description(folder: Path) -> dict[str, datasets.Dataset]:
-    """Read LLaVA-Description: the 1,000 detailed descriptions of Elastic-Cache (detail_1k.json).
-
-    If only LLaVA-Instruct's detail_23k.json exists, 1,000 descriptions are drawn with seed 0; they differ from Elastic-Cache's.
-    """
+    """LLaVA-Description: the 1,000 detailed descriptions of Elastic-Cache (detail_1k.json), or as many drawn with seed 0
+    from LLaVA-Instruct's detail_23k.json, which are not the same ones."""
     file = find(folder, ("detail_1k.json", "detail_23k.json"), "the file of LLaVA-Description")
     chosen = [(name, _of_coco(image), rounds) for name, image, rounds in _conversations(file) if len(rounds) == 1]
     return _documents(file, chosen if file.name == "detail_1k.json" else _draw(chosen), "one question and answer")
 
 
 def multi_round(folder: Path) -> dict[str, datasets.Dataset]:
-    """Draw 1,000 conversations, seed 0, of more than seven rounds whose answers together have more than 300 words.
+    """Conversations of more than seven rounds whose answers have more than 300 words together: 1,000, drawn with seed 0.
 
-    Every round is a document, with the rounds before it as they are in the data.
+    Every round is a document, with the rounds before it as they stand in the data.
     """
     file = find(folder, ("lvis_instruct4v_220k.json",), "the file of LVIS-Instruct4V")
     chosen = [entry for entry in _conversations(file) if len(entry[2]) > 7 and _answer_words(entry[2]) > 300]
@@ -55,7 +53,7 @@ def multi_round(folder: Path) -> dict[str, datasets.Dataset]:
 
 
 def long_text(folder: Path) -> dict[str, datasets.Dataset]:
-    """Read all captions of ShareGPT4V with at least 300 words."""
+    """All captions of ShareGPT4V with at least 300 words."""
     file = find(folder, ("sharegpt4v_instruct_gpt4-vision_cap100k.json",), "the file of ShareGPT4V")
     chosen = [entry for entry in _conversations(file) if len(entry[2]) == 1 and _answer_words(entry[2]) >= 300]
     return _documents(file, chosen, "an answer of at least 300 words")
@@ -69,7 +67,7 @@ READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 def _conversations(file: Path) -> Iterator[tuple[str, str, Rounds]]:
-    """Yield (id, image, rounds) of each conversation about an image."""
+    """(id, image, rounds) of each conversation about an image."""
     for position, record in enumerate(load_records(file, ("id", "conversations"))):
         if record.get("image"):
             rounds = _rounds(record["conversations"], file, position)
@@ -77,7 +75,7 @@ def _conversations(file: Path) -> Iterator[tuple[str, str, Rounds]]:
 
 
 def _of_coco(image: str) -> str:
-    """Add the folder of COCO's train2017 to an image name without a folder, as LLaVA-Instruct has them."""
+    """LLaVA-Instruct names pictures of COCO's train2017 without their folder."""
     return image if "/" in image else f"coco/train2017/{image}"
 
 
@@ -87,7 +85,7 @@ def _rounds(turns: Sequence[Mapping[str, Any]], file: Path, position: int) -> Ro
     except (KeyError, TypeError) as error:
         raise DataError(f"sample {position} of {file} has a turn without {error}; give the released file") from error
     if not turns or len(turns) % 2 or speakers != [*SPEAKERS] * (len(turns) // 2):
-        raise DataError(f"sample {position} of {file} does not alternate human and gpt; give the released file")
+        raise DataError(f"sample {position} of {file} is no alternation of human and gpt; give the released file")
     return list(zip(texts[::2], texts[1::2], strict=True))
 
 
@@ -96,7 +94,7 @@ def _answer_words(rounds: Rounds) -> int:
 
 
 def _draw(chosen: list) -> list:
-    """Draw at most 1,000 entries, in the file's order; the draw is the same in every process."""
+    """At most 1,000, in the file's order, the same in every process."""
     if len(chosen) <= SAMPLE:
         return chosen
     return [chosen[i] for i in sorted(random.Random(SEED).sample(range(len(chosen)), SAMPLE))]

@@ -1,4 +1,4 @@
-"""Functions that the YAML files of this folder call."""
+"""What the YAML files of this folder call."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ PLACEHOLDER = "<image>"
 
 
 def read(folder, config):
-    """Read the task's documents from the released file; see `reading`."""
+    """The task's documents out of the released file; see `reading`."""
     return READERS[config["task"]](folder)
 
 
 def doc_to_messages(doc):
-    """Return the conversation up to the last question, with the image in its placeholder's position.
+    """The conversation up to the question that is to be answered; the image where its placeholder stands.
 
-    A conversation without a placeholder begins with its image, as in LLaVA's training code.
+    A conversation without a placeholder begins with its image, as LLaVA's training code has it.
     """
     turns = list(doc["turns"])
     if not any(PLACEHOLDER in text for text in turns):
@@ -30,22 +30,22 @@ def doc_to_messages(doc):
 
 
 def doc_to_visual(doc):
-    """Return the conversation's image."""
+    """The conversation's image."""
     return [picture(doc["image"])]
 
 
 def doc_to_text(doc):
-    """Return the last question."""
+    """The last question."""
     return doc["turns"][-1]
 
 
 def process_results(doc, results):
-    """Return ROUGE-L against the reference answer, 0 to 1. `measures` adds the papers' own measures."""
+    """ROUGE-L against the reference answer, 0 to 1. The papers' own measures are made beside it: see `measures`."""
     return {"rouge_l_reference": rouge_l(results[0], doc["answer"])}
 
 
 def _parts(text, image):
-    """Split a text into text and image parts; line breaks beside an image are left to the chat template."""
+    """Text and image in turn; line breaks beside an image are its template's to set."""
     parts = []
     for number, piece in enumerate(text.split(PLACEHOLDER)):
         if number:

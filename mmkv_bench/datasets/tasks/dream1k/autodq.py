@@ -1,22 +1,20 @@
-"""AutoDQ scores a video description by the events that it shares with the reference.
+"""AutoDQ: quality of a video description by the events that it shares with the reference (Wang et al. 2024, arXiv
+2407.00634, section 4).
 
-Source: Wang et al. 2024, arXiv 2407.00634, section 4.
-
-A judge lists the events of a text, and decides whether another text entails an event, contradicts it or does neither.
-Recall is the fraction of the reference's events that the description entails. Precision is the fraction of the
+A judge takes the events out of a text, and says of each event whether another text entails it, contradicts it or does
+neither. Recall is the fraction of the reference's events that the description entails; precision the fraction of the
 description's events that the reference entails. Both are averaged over videos; F1 is their harmonic mean.
 
-The wording of the questions is this project's and judges differ, so absolute numbers compare with the paper's only roughly
-(its judge is gpt-35-turbo-0125). Methods are compared with each other under the same judge and wording.
+The questions are worded by us and judges differ, so absolute numbers compare with the paper's only roughly (its judge is
+gpt-35-turbo-0125); methods are compared with each other under one judge and one wording.
 
-Differences from the released code (evaluate_dream_gpt.py of the authors' repository):
-- The release lowers the case of both texts before asking. Here they are not changed.
-- In the release a description without an event has precision 1, which would favour a model whose answers are ruined. Here
-  the precision is 0, and `autodq_no_events` counts such answers; precision plus the mean of `autodq_no_events` is the
-  release's precision.
-- The release's overall precision and recall are means of the five categories' means. Here they are means over all videos,
-  which is the same with 200 videos per category.
-- The release drops a sample if no judge's reply can be read in ten attempts. Here the sample is not judged.
+Where the released code (evaluate_dream_gpt.py of the authors' repository) does otherwise:
+- It lowers the case of both texts before asking. Here they stay as they are.
+- A description without an event has precision 1 there, which would lift a model whose answers are ruined. Here it is 0, and
+  `autodq_no_events` counts such answers; precision plus its mean is the released convention's precision.
+- Its overall precision and recall are means over the five categories' means; with 200 videos each they are the means over
+  all videos, which is what is given here.
+- A sample whose judge cannot be read after ten attempts is left out there; here it is not judged.
 """
 
 from __future__ import annotations
@@ -61,18 +59,18 @@ Reply with a JSON array of {count} strings, one of these three words for each ev
 
 
 def extract_question(description: str) -> str:
-    """Return the question that asks for the events of a text."""
+    """Asks for the events of a text."""
     return EXTRACT.format(description=description.strip(), example=EVENTS_EXAMPLE)
 
 
 def relate_question(description: str, events: Sequence[str]) -> str:
-    """Return the question that asks how each event relates to a text."""
+    """Asks how each event stands to a text."""
     numbered = "\n".join(f"{number}. {event}" for number, event in enumerate(events, start=1))
     return RELATE.format(description=description.strip(), count=len(events), events=numbered)
 
 
 def read_events(reply: str) -> list[str] | None:
-    """Return the events in a judge's reply; None if the reply has no list of sentences."""
+    """The events of a judge's reply; None when it has no list of sentences."""
     values = _json_array(reply)
     if values is None or not all(isinstance(value, str) and value.strip() for value in values):
         return None
@@ -80,7 +78,7 @@ def read_events(reply: str) -> list[str] | None:
 
 
 def read_relations(reply: str, count: int) -> list[str] | None:
-    """Return the relations in a judge's reply; None unless it has one of the three words for each of `count` events."""
+    """The relations of a judge's reply; None unless there is one of the three words for each of `count` events."""
     values = _json_array(reply)
     if values is None or len(values) != count:
         return None
@@ -89,23 +87,23 @@ def read_relations(reply: str, count: int) -> list[str] | None:
 
 
 def entailed(relations: Sequence[str]) -> float:
-    """Return the fraction of entailed events; 0 for no events."""
+    """The fraction of events that are entailed; 0 for none."""
     return sum(relation == "entailed" for relation in relations) / len(relations) if relations else 0.0
 
 
 def f1(precision: float, recall: float) -> float:
-    """Return the harmonic mean of precision and recall; 0 if both are 0."""
+    """Their harmonic mean; 0 when both are 0."""
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
 def f1_of_means(items: Sequence[tuple[float, float]]) -> float:
-    """Return the dataset's F1, from the mean precision and mean recall of the samples' (precision, recall)."""
+    """F1 of mean precision and mean recall over (precision, recall) of samples: the dataset's number."""
     count = max(len(items), 1)
     return f1(sum(precision for precision, _ in items) / count, sum(recall for _, recall in items) / count)
 
 
 def _json_array(reply: str) -> list[Any] | None:
-    """Return the JSON array in a reply, which may be in a code block or between sentences; None if there is none."""
+    """The one JSON array of a reply, which may stand in a code block or between sentences."""
     match = re.search(r"\[.*\]", reply, re.DOTALL)
     try:
         value = json.loads(match[0]) if match else None

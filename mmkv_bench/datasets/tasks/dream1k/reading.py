@@ -1,4 +1,4 @@
-"""Read the videos of DREAM-1K from the released annotations.
+"""The videos of DREAM-1K, out of the released annotations.
 
 The hub dataset omni-research/DREAM-1K has json/metadata.json, a list of {"idx", "video_file", "description", "source",
 "events"?, ...}; the repository of its authors has data/annotations/DREAM-1k.jsonl with {"idx", "dataset", "vid",
@@ -21,10 +21,10 @@ COLUMNS = {
     "sample_id": "string",
     "video": "string",
     "description": "string",
-    "events": "string[]",  # events of the description in the dataset; if empty, the judge extracts them
+    "events": "string[]",  # of the description, as the dataset has them; none: the judge extracts them
     "category": "string",
 }
-# part of the source's name -> the category's name in the paper
+# what the source's name holds -> the category as the paper calls it
 CATEGORIES = {
     "animation": "animation",
     "live": "live_action",
@@ -36,7 +36,7 @@ CATEGORIES = {
 
 
 def read_videos(folder: Path) -> dict[str, datasets.Dataset]:
-    """Make one document per video: the split `test` has all videos, and each category has a split of its name.
+    """One document a video: all of them as the split `test`, and each category's as a split of its name.
 
     Raises DataError for files that are missing or not in the released schema.
     """
@@ -59,7 +59,7 @@ def read_videos(folder: Path) -> dict[str, datasets.Dataset]:
 
 
 def _of_hub(record: Mapping[str, Any]) -> dict[str, Any]:
-    name = Path(str(record["video_file"])).name  # upstream prefixes a folder of the authors' machines
+    name = Path(str(record["video_file"])).name  # upstream: a folder of its own machines before it
     return _row(record["idx"], name, record["description"], record.get("events"), record["source"])
 
 
@@ -71,7 +71,7 @@ def _of_repository(record: Mapping[str, Any]) -> dict[str, Any]:
 def _row(number: Any, video: str, description: str, events: Any, source: str) -> dict[str, Any]:
     events = [] if events is None else events
     if not isinstance(events, list) or not all(isinstance(event, str) for event in events):
-        raise ValueError("events is not a list of texts")
+        raise ValueError("events is no list of texts")
     if not str(description).strip():
         raise ValueError("the description is empty")
     return {
@@ -86,5 +86,5 @@ def _row(number: Any, video: str, description: str, events: Any, source: str) ->
 def _category(source: str) -> str:
     found = {name for part, name in CATEGORIES.items() if part in str(source).lower().replace("-", "_")}
     if len(found) != 1:
-        raise ValueError(f"{source!r} is not one of the five sources")
+        raise ValueError(f"{source!r} is none of its five sources")
     return found.pop()

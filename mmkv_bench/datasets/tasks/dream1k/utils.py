@@ -1,4 +1,4 @@
-"""Functions that the YAML file of this folder calls."""
+"""What the YAML file of this folder calls."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from mmkv_bench.judging.client import JudgeError, ask
 
 
 def read(folder, config):
-    """Make one document per video; see `reading`."""
+    """One document a video; see `reading`."""
     return read_videos(folder)
 
 
 def doc_to_messages(doc, lmms_eval_specific_kwargs=None):
-    """Return one user turn: the video, then the request to describe it."""
+    """The video, then the request to describe it."""
     return video_then(doc, doc_to_text(doc, lmms_eval_specific_kwargs))
 
 
 def doc_to_visual(doc):
-    """Return the video's file."""
+    """The video's file."""
     return [media_file(doc["video"])]
 
 
 def doc_to_text(doc, lmms_eval_specific_kwargs=None):
-    """Return the request of the YAML, which is the same for all videos."""
+    """The request of the YAML, the same for all videos."""
     return (lmms_eval_specific_kwargs or {}).get("prompt", "Describe the video in detail.")
 
 
 def process_results(doc, results):
-    """Return the AutoDQ scores of an answer, overall and per category. Raises JudgeError: the sample is then not judged."""
+    """AutoDQ of an answer, over all and under its category. Raises JudgeError: the sample is then not judged."""
     answer = results[0]
     events, reference = _each(lambda: _events(answer), lambda: doc["events"] or _events(doc["description"]))
     precision, recall = _each(lambda: _entailed(doc["description"], events), lambda: _entailed(answer, reference))
@@ -44,12 +44,12 @@ def process_results(doc, results):
 
 
 def f1_of_means(items):
-    """Return the F1 of mean precision and mean recall, as the paper prints it; not the mean of the samples' F1."""
+    """F1 of mean precision and mean recall, which the paper prints; not the mean of the samples' own F1."""
     return autodq.f1_of_means([item["parts"][:2] for item in items])
 
 
 def _events(text):
-    """Return the events of a text; an empty text has none and is not asked about."""
+    """The events of a text; of an empty one there are none to ask for."""
     if not text.strip():
         return []
     question = autodq.extract_question(text)
@@ -58,7 +58,7 @@ def _events(text):
 
 
 def _entailed(text, events):
-    """Return the fraction of the events that the text entails; an empty text entails none."""
+    """The fraction of the events that the text entails; none of an empty one's."""
     if not text.strip() or not events:
         return 0.0
     reply = ask(
@@ -69,7 +69,7 @@ def _entailed(text, events):
 
 
 def _each(*questions):
-    """Ask all questions before the first error is raised, so that independent questions are asked in one round."""
+    """All of them, before the first error: questions that do not depend on each other are asked in one round."""
     found, errors = [], []
     for question in questions:
         try:

@@ -1,4 +1,4 @@
-"""Find the option that an answer names; options are texts, and an answer may contain more than the option."""
+"""Which option an answer names, when options are texts and answers may say more than the option."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 
 def chosen(answer: str, options: Sequence[str]) -> str | None:
-    """Return the only option whose text occurs in the answer, ignoring case, spacing and a final full stop.
+    """The one option whose text the answer holds, whatever its case, spacing and final full stop.
 
-    An option inside a longer option that also occurs is not counted there. None if no option or several options occur.
+    An option that is part of another one which the answer holds too does not count there. None when no option is found, or
+    several are.
     """
     text = _plain(answer)
     spans = {option: _spans(_plain(option), text) for option in options}
@@ -18,11 +19,8 @@ def chosen(answer: str, options: Sequence[str]) -> str | None:
 
 
 def released(answer: str, options: Sequence[str], correct: str) -> bool:
-    """Tell whether the benchmark's own script counts the answer as right.
-
-    The answer must contain the correct option and none of the options that contain the correct option. So an answer with all
-    options is right if no option contains another.
-    """
+    """Whether the benchmark's own script counts the answer as right: it holds the correct option and none of the options
+    that contain the correct one. An answer with all options is right where none contains another."""
     text = answer.lower()
     longer = [option for option in options if option != correct and correct in option]
     return correct.lower() in text and not any(option.lower() in text for option in longer)
@@ -33,7 +31,7 @@ def _plain(text: str) -> str:
 
 
 def _spans(option: str, text: str) -> list[tuple[int, int]]:
-    """Return the spans of the option's occurrences in the text as whole words, overlaps included."""
+    """Where the option stands in the text as whole words, overlaps included."""
     if not option:
         return []
     pattern = re.compile(rf"(?<!\w)(?=({re.escape(option)})(?!\w))")
@@ -41,7 +39,7 @@ def _spans(option: str, text: str) -> list[tuple[int, int]]:
 
 
 def _inside(span: tuple[int, int], option: str, spans: dict[str, list[tuple[int, int]]]) -> bool:
-    """Tell whether a longer option covers the span."""
+    """Whether a longer option covers the place."""
     start, end = span
     return any(
         first <= start and end <= last and last - first > end - start

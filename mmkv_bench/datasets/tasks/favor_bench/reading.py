@@ -1,6 +1,6 @@
-"""Read the questions of FAVOR-Bench from the released annotations.
+"""The questions of FAVOR-Bench, out of the released annotations.
 
-`video_perspective.json` (which the benchmark's script reads) is a list of videos,
+`video_perspective.json` (what the benchmark's own script reads) is a list of videos,
 
     {"video_name": str, "questions": [{"question", "options": [str, ...], "correct_answer", "task_type"}, ...], ...}
 
@@ -33,7 +33,7 @@ COLUMNS = {
 
 
 def read_questions(folder: Path) -> dict[str, datasets.Dataset]:
-    """Make one document per question. Raises DataError for files that are missing or not in the released schema."""
+    """One document a question. Raises DataError for files that are missing or not in the released schema."""
     file = find(folder, ("video_perspective.json", "question_perspective.json"), "the questions of FAVOR-Bench")
     nested = file.name == "video_perspective.json"
     rows = []
@@ -66,7 +66,7 @@ def _rows(video: str, questions: list[Mapping[str, Any]], file: Path, position: 
 
 def _problem(question: Mapping[str, Any]) -> str | None:
     if question["task_type"] not in TASK_TYPES:
-        return f"has task_type {question['task_type']!r}; allowed: {', '.join(TASK_TYPES)}"
+        return f"has task_type {question['task_type']!r}, none of {', '.join(TASK_TYPES)}"
     if question["correct_answer"] not in question["options"]:
-        return "has a correct_answer that is not one of its options"
+        return "has a correct_answer that is none of its options"
     return None

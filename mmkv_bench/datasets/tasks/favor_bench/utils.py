@@ -1,4 +1,4 @@
-"""Functions that the YAML file of this folder calls."""
+"""What the YAML file of this folder calls."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from mmkv_bench.datasets.tasks.files import media_file, video_then
 
 
 def read(folder, config):
-    """Make one document per question; see `reading`."""
+    """One document a question; see `reading`."""
     return read_questions(folder)
 
 
 def doc_to_messages(doc, lmms_eval_specific_kwargs=None):
-    """Return one user turn: the video, then the question with its options."""
+    """The video, then the question with its options."""
     return video_then(doc, doc_to_text(doc, lmms_eval_specific_kwargs))
 
 
 def doc_to_visual(doc):
-    """Return the video's file."""
+    """The video's file."""
     return [media_file(doc["video"])]
 
 
 def doc_to_text(doc, lmms_eval_specific_kwargs=None):
-    """Return the question between the YAML's texts, in which the list of options replaces {options}."""
+    """The question between the texts of the YAML, in which {options} stands for the list of options."""
     around = lmms_eval_specific_kwargs or {}
     options = ", ".join(f'"{option}"' for option in doc["options"])
     before, after = around.get("pre_prompt", ""), around.get("post_prompt", "{options}")
@@ -31,7 +31,7 @@ def doc_to_text(doc, lmms_eval_specific_kwargs=None):
 
 
 def process_results(doc, results):
-    """Score a sample: accuracy overall and for its sub-task, whether no option could be read, and the released rule's verdict."""
+    """Accuracy of the sample, over all and under its sub-task; whether an option could be read; the released rule's verdict."""
     option = chosen(results[0], doc["options"])
     right = float(option == doc["answer"])
     return {

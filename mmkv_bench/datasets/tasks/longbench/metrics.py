@@ -1,13 +1,13 @@
 """The metrics of LongBench (metrics.py and eval.py of github.com/THUDM/LongBench), 0 to 1; papers print them times 100.
 
-A sample's score is the best over its reference answers. Differences from LongBench:
+A sample's score is the best over its reference answers. What is done otherwise than there:
 - Edit similarity of code is 2 x (longest common subsequence of characters) / (sum of lengths), rounded to a percent. The
-  package that LongBench calls (fuzzywuzzy) computes the same if python-Levenshtein is installed, otherwise an approximation
-  by matching blocks.
-- No class that is part of the right class's name counts as named. LongBench removes such classes from a list while it
-  iterates over the list, so the class after each removed class is not checked.
-- LongBench intends to search the most similar class if no class is named, but compares a list with 0 and never does; an
-  answer without a class scores 0 in both.
+  package that LongBench calls (fuzzywuzzy) gives that where python-Levenshtein is installed beside it, and an approximation
+  by matching blocks where it is not.
+- Classes that are part of the right class's name are not counted as named, all of them. LongBench takes them out of a list
+  while it goes through it, which misses the one after each.
+- LongBench means to look for the most similar class when none is named, but tests a list against 0, so it never does;
+  an answer without a class scores 0 there and here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMMENT_SIGNS = ("`", "#", "//")
 
 
 def score(scorer: str, answer: str, doc: Mapping[str, Any], first_line: bool = False) -> float:
-    """Return the best score of an answer over the document's `answers`; classification also reads `all_classes`."""
+    """The best score of an answer over the document's `answers`; `all_classes` are the classes of classification."""
     if first_line:
         answer = answer.lstrip("\n").split("\n")[0]
     measure = SCORERS[scorer]
@@ -35,7 +35,7 @@ def score(scorer: str, answer: str, doc: Mapping[str, Any], first_line: bool = F
 
 
 def qa_f1(answer: str, reference: str, classes: Sequence[str] = ()) -> float:
-    """Return the F1 of words as multisets, without case, punctuation and articles."""
+    """F1 of words as multisets, without case, punctuation and articles."""
     given, wanted = _words(answer), _words(reference)
     common = (Counter(given) & Counter(wanted)).total()
     if not common:
@@ -45,30 +45,30 @@ def qa_f1(answer: str, reference: str, classes: Sequence[str] = ()) -> float:
 
 
 def rouge(answer: str, reference: str, classes: Sequence[str] = ()) -> float:
-    """Return the ROUGE-L F of the package `rouge`."""
+    """ROUGE-L F of the package `rouge`."""
     return rouge_l(answer, reference)
 
 
 def classification(answer: str, reference: str, classes: Sequence[str] = ()) -> float:
-    """Return 1 / (number of classes named) if the right class is among them, otherwise 0."""
+    """1 / (number of classes named) if the right one is among them."""
     named = [name for name in classes if name in answer and (name == reference or name not in reference)]
     return 1 / len(named) if reference in named else 0.0
 
 
 def retrieval(answer: str, reference: str, classes: Sequence[str] = ()) -> float:
-    """Return the fraction of the answer's numbers that equal the number of the right paragraph."""
+    """The fraction of the answer's numbers that are the number of the right paragraph."""
     wanted = re.search(r"Paragraph (\d+)", reference)
     return count(answer, wanted[1]) if wanted else 0.0
 
 
 def count(answer: str, reference: str, classes: Sequence[str] = ()) -> float:
-    """Return the fraction of the answer's numbers that equal the reference."""
+    """The fraction of the answer's numbers that are the right one."""
     numbers = re.findall(r"\d+", answer)
     return numbers.count(str(reference)) / len(numbers) if numbers else 0.0
 
 
 def code_sim(answer: str, reference: str, classes: Sequence[str] = ()) -> float:
-    """Return the edit similarity of the answer's first line that is neither a comment nor a code fence."""
+    """Edit similarity of the answer's first line that is neither a comment nor a code fence."""
     lines = answer.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(sign in line for sign in COMMENT_SIGNS)), "")
     total = len(line) + len(reference)
@@ -90,7 +90,7 @@ def _words(text: str) -> list[str]:
 
 
 def _common(a: str, b: str) -> int:
-    """Return the length of the longest common subsequence."""
+    """Length of the longest common subsequence."""
     row = [0] * (len(b) + 1)
     for letter in a:
         diagonal = 0

@@ -1,7 +1,7 @@
-"""Read the documents of a LongBench task from the files in data.zip of the hub dataset THUDM/LongBench.
+"""The documents of a LongBench task, out of the files in data.zip of the hub dataset THUDM/LongBench.
 
-Each line of `data/<task>.jsonl` is {"input", "context", "answers": [str, ...], "length", "dataset", "language",
-"all_classes": [str, ...] | null, "_id"}.
+`data/<task>.jsonl` has one {"input", "context", "answers": [str, ...], "length", "dataset", "language",
+"all_classes": [str, ...] | null, "_id"} a line.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ COLUMNS = {
     "answers": "string[]",
     "all_classes": "string[]",
     "length": "int32",
-    "document": "string",  # digest of the context: questions about one text are not independent samples
+    "document": "string",  # digest of the context: questions about one text are no independent samples
 }
 PROMPTS = "dataset2prompt.json"
 
 
 def read_task(folder: Path, task: str) -> dict[str, datasets.Dataset]:
-    """Read the task's documents as the split `test`.
+    """The task's documents as the split `test`.
 
     Args:
-        folder: has `data/<task>.jsonl` or `<task>.jsonl`, and may have the benchmark's `config/dataset2prompt.json`.
+        folder: has `data/<task>.jsonl` or `<task>.jsonl`, and may have the benchmark's own `config/dataset2prompt.json`.
 
     Raises:
-        DataError: a file is missing or not in the released schema.
+        DataError: files that are missing or not in the released schema.
     """
     name = own_name(task)
     prompt = _own_prompt(folder, name) or subtask(task).prompt
@@ -57,13 +57,13 @@ def read_task(folder: Path, task: str) -> dict[str, datasets.Dataset]:
 
 
 def _own_prompt(folder: Path, name: str) -> str | None:
-    """Return the benchmark's prompt if its file is in the folder, otherwise None."""
+    """The benchmark's wording, if its file lies beside the data."""
     for place in (folder / "config" / PROMPTS, folder / PROMPTS):
         if place.is_file():
             prompts = load_json(place)
             if not isinstance(prompts, dict) or not isinstance(prompts.get(name), str):
                 raise DataError(
-                    f"{place} has no prompt of {name}; give the released file, or remove it to use this project's wording"
+                    f"{place} has no prompt of {name}; give the released file, or remove it to use our wording"
                 )
             return prompts[name]
     return None

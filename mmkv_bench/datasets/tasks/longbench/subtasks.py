@@ -1,9 +1,9 @@
 """The 16 tasks of LongBench v1 in English (Bai et al. 2023, arXiv 2308.14508), code included.
 
-Names, metrics and answer lengths are those of the benchmark's code (config/dataset2maxlen.json, eval.py of
-github.com/THUDM/LongBench). The prompts have the benchmark's formats in this project's words: the texts before and after the
-context, the repeated instruction, and the request for the answer. If a folder has the benchmark's
-config/dataset2prompt.json, the original words are used: see `reading`.
+Names, metrics and answer lengths are those of the benchmark's own code (config/dataset2maxlen.json, eval.py of
+github.com/THUDM/LongBench). The prompts have its formats in our words: what stands before and after the context, what is
+repeated after it, and how the answer is asked for. A folder with the benchmark's config/dataset2prompt.json has its words:
+see `reading`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Subtask:
     """One task.
 
     scorer          name of a function in `metrics`
-    max_new_tokens  limit of the answer
-    prompt          template with {context} and {input}
+    max_new_tokens  longest answer
+    prompt          with {context} and {input}
     first_line      only the answer's first line is scored
     """
 
@@ -122,7 +122,7 @@ SUBTASKS = {
 
 
 def subtask(task: str) -> Subtask:
-    """Return the sub-task of an lmms-eval name (`longbench_repobench_p`) or of the benchmark's name (`repobench-p`)."""
+    """The sub-task of an lmms-eval name (`longbench_repobench_p`) or of the benchmark's own (`repobench-p`)."""
     name = own_name(task)
     if name not in SUBTASKS:
         raise ConfigError(f"LongBench has no English task {task!r}; {nearest(name, SUBTASKS)}")
@@ -130,5 +130,5 @@ def subtask(task: str) -> Subtask:
 
 
 def own_name(task: str) -> str:
-    """Return the name of a task's file in the benchmark: `longbench_repobench_p` -> `repobench-p`."""
+    """`longbench_repobench_p` -> `repobench-p`: what its file is called."""
     return task.removeprefix("longbench_").replace("repobench_p", "repobench-p")

@@ -1,17 +1,17 @@
 """Scores of MileBench answers, by the rules of its evaluate.py (github.com/MileBench/MileBench).
 
-These odd rules are kept, because published numbers were made with them:
-- Punctuation next to a space is deleted, other punctuation becomes a space. If a number has a comma (1,000), all
-  punctuation is deleted. The first 32 periods are deleted, unless a digit follows.
-- An option counts as chosen if its text occurs anywhere in the answer, even inside a word. The leftmost match wins, and
-  of matches at the same position the option listed first: among "Image 1" to "Image 12", the answer "Image 12" chooses
+Kept although they are odd, because published numbers are made by them:
+- Punctuation next to a space is deleted and other punctuation becomes a space; where a number has a comma (1,000), all
+  of it is deleted. Periods go unless a digit follows, the first 32 of them.
+- An option counts as chosen where its text stands anywhere in the answer, inside of words too, and the leftmost match
+  wins, at one place the option listed first: among "Image 1" to "Image 12", the answer "Image 12" is the choice
   "Image 1". `exact_match` has no such trap.
-- An option's text with one of . ^ $ * | is recognised only after the option's letter: the benchmark compares the match
+- A text with one of . ^ $ * | is not recognised by itself, only after its letter: the benchmark compares what it found
   with the option escaped for a regular expression. So "$5" alone is no answer, "B. $5" is.
 - An answer without an option's text is read as the letters among its characters that name options: "option c" is C.
 
-One rule is changed: the benchmark reads an empty answer as choice C. Here an empty answer, or an answer that names no
-option or several options, has no choice: it scores 0 and counts in `parse_failed`.
+Changed: an empty answer is read as choice C there; here it has no choice, so it scores 0 and counts in `parse_failed`.
+So does any answer that names no option or several.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MARKS = (";", "/", "[", "]", '"', "{", "}", "(", ")", "=", "+", "\\", "_", "-", 
 NUMBER_WITH_COMMA = re.compile(r"\d,\d")
 PERIOD = re.compile(r"\.(?!\d)")
 UNRECOGNISED = (".", "^", "$", "*", "|")
-PERIODS = 32  # periods deleted: the benchmark passes the flag re.UNICODE as the parameter `count`
+PERIODS = 32  # that are deleted: the benchmark hands the flag re.UNICODE to the parameter `count`
 
 
 def normalised(text: str) -> str:
-    """Return the text in lower case, without most punctuation."""
+    """Lower case, without most punctuation."""
     text = text.replace("\n", " ").replace("\t", " ").strip()
     bare, number = text, NUMBER_WITH_COMMA.search(text) is not None
     for mark in MARKS:
@@ -41,7 +41,7 @@ def normalised(text: str) -> str:
 
 
 def chosen(answer: str, choices: Sequence[str]) -> int | None:
-    """Return the position of the option that an answer names, None if it names no option or several."""
+    """Position of the option that an answer names, None where it names none or several."""
     answer, options = normalised(answer), [normalised(choice) for choice in choices]
     if not answer:
         return None
@@ -65,7 +65,7 @@ def _leftmost(text: str, options: Sequence[str]) -> int | None:
 
 
 def choice_scores(answer: str, choices: Sequence[str], reference: str) -> dict[str, float]:
-    """Score an answer to a question with choices; the reference is one of the choices."""
+    """Scores of an answer to a question with choices, one of which is the reference."""
     options = [normalised(choice) for choice in choices]
     right = options.index(normalised(reference))
     found = chosen(answer, choices)
@@ -78,24 +78,24 @@ def choice_scores(answer: str, choices: Sequence[str], reference: str) -> dict[s
 
 
 def needle_scores(answer: str, reference: str) -> dict[str, float]:
-    """Score 1 if the reference is one of the answer's words."""
+    """The reference is to be one of the answer's words."""
     given, wanted = normalised(answer), normalised(reference)
     return {"accuracy": float(wanted in given.split()), "exact_match": float(given == wanted)}
 
 
 def contains_scores(answer: str, reference: str) -> dict[str, float]:
-    """Score 1 if the reference occurs anywhere in the answer, even inside a word."""
+    """The reference is to stand anywhere in the answer, inside of words too."""
     given, wanted = normalised(answer), normalised(reference)
     return {"accuracy": float(wanted in given), "exact_match": float(given == wanted)}
 
 
 def rouge_scores(answer: str, reference: str) -> dict[str, float]:
-    """Return the ROUGE-L F of the normalised texts; 0 for an empty answer."""
+    """ROUGE-L F of the normalised texts; 0 for an empty answer."""
     return {"rouge_l": rouge_l(normalised(answer), normalised(reference))}
 
 
 def scores(scorer: str, answer: str, doc: Mapping[str, object]) -> dict[str, float]:
-    """Score an answer with a sub-task's scorer (see `subtasks.SubTask`)."""
+    """Scores of an answer by a sub-task's scorer (see `subtasks.SubTask`)."""
     reference = str(doc["response"])
     if scorer == "choice":
         return choice_scores(answer, list(doc["choices"]), reference)

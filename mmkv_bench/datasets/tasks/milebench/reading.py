@@ -8,9 +8,9 @@ The release (hub dataset FreedomIntelligence/MileBench, six archives) has a fold
                                                       "combined_1_images"?: [str]}}, ...]}
     <Task>/images/       the pictures that `images_path` names
 
-The bytes of the pictures are copied into an Arrow file in the cache of `datasets`, once per state of the files. So memory
-stays small, and fingerprint and clusters depend on the pictures' content and not on their paths. A missing picture makes
-its sample's images unreadable; other samples are not affected.
+Pictures are copied, as the bytes they are, into an Arrow file in the cache of `datasets`, once for each state of the
+files: memory stays small, and fingerprint and clusters follow what the pictures show and not where they lie. A picture
+that is not there leaves a sample whose images cannot be read; the others are not affected.
 
 Not read: the `-adv` files, and the pictures that join all images of a sample (combined_1_images).
 """
@@ -31,22 +31,22 @@ from mmkv_bench.file_state import state_of
 if TYPE_CHECKING:
     import datasets
 
-VERSION = 1  # of the rows; a new version makes the cached files again
+VERSION = 1  # of the rows; another one makes the cached files anew
 
 
 def read(folder: Path, task: str) -> dict[str, datasets.Dataset]:
-    """Read the sub-task's samples, in the order of the file, as the split `test`.
+    """The sub-task's samples, in the order of the file, as the split `test`.
 
     Args:
-        folder: the sub-task's folder, or the release's folder that contains it.
-        task: lmms-eval's name, for example `milebench_docvqa`.
+        folder: the sub-task's folder, or the one of the release that has it.
+        task: lmms-eval's name, `milebench_docvqa`.
 
     Returns:
         Rows with sample_id, task, instruction, context, choices (empty for open questions), response, image_count,
         image_quantity_level and images.
 
     Raises:
-        DataError: a file is missing or not in the release's schema; the message names the sample and the key.
+        DataError: files that are missing or not in the release's schema; it names the sample and the key.
     """
     import datasets
 
@@ -70,7 +70,7 @@ def read(folder: Path, task: str) -> dict[str, datasets.Dataset]:
 
 
 def _files(folder: Path, task: str) -> tuple[Path, Path]:
-    """Return the annotation file and the folder of the pictures."""
+    """The annotation file and the folder of the pictures."""
     name = subtask(task).folder
     for place in (folder, folder / name):
         if (place / f"{name}.json").is_file():
@@ -78,21 +78,21 @@ def _files(folder: Path, task: str) -> tuple[Path, Path]:
     raise DataError(
         f"{folder} has neither {name}.json nor {name}/{name}.json, the file of {task}; unpack "
         f"MileBench_part{subtask(task).part}.tar.gz of the hub dataset FreedomIntelligence/MileBench and give the folder "
-        f"{name} or its parent folder"
+        f"{name}, or the one that has it"
     )
 
 
 def _rows(content: bytes, file: Path, task: str) -> list[dict[str, Any]]:
-    """Return the samples; `images` has the names of their pictures."""
+    """The samples, with the names of their pictures as `images`."""
     try:
         found = json.loads(content)
         instructions, samples = found["meta_data"]["task_instruction"], found["data"]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{file} is not a file of MileBench ({error!r}); give a JSON file with meta_data.task_instruction and data"
+            f"{file} is not a file of MileBench ({error!r}); it has to be JSON with meta_data.task_instruction and data"
         ) from error
     if not isinstance(samples, list) or not samples:
-        raise DataError(f"{file} has no samples in the list `data`; give the released file")
+        raise DataError(f"{file} has no samples; data has to be a list of them")
     rows = []
     for position, sample in enumerate(samples):
         try:
@@ -109,15 +109,15 @@ def _row(sample: Mapping[str, Any], instructions: Any, task: str) -> dict[str, A
     key, instance = sample["task_instruction_id"], sample["task_instance"]
     names = [str(name) for name in instance["images_path"]]
     if any(Path(name).is_absolute() or ".." in Path(name).parts for name in names):
-        raise ValueError("images_path points outside the folder of the pictures")
+        raise ValueError("images_path leaves the folder of the pictures")
     choices = [str(choice) for choice in instance.get("choice_list") or ()]
     response = str(sample["response"])
     if not normalised(response):
         raise ValueError("response has no word")
     if bool(choices) != (subtask(task).scorer == "choice"):
-        raise ValueError(f"choice_list has {len(choices)} choices, but {task} is scored by {subtask(task).scorer}")
+        raise ValueError(f"choice_list has {len(choices)} choices, and {task} is scored by {subtask(task).scorer}")
     if choices and normalised(response) not in map(normalised, choices):
-        raise ValueError(f"response {response!r} is not in choice_list")
+        raise ValueError(f"response {response!r} is none of choice_list")
     return {
         "sample_id": str(sample["sample_id"]),
         "task": task,
@@ -137,12 +137,12 @@ def _with_images(rows: Sequence[Mapping[str, Any]], folder: Path) -> Iterator[di
 
 
 def _picture(file: Path) -> dict[str, Any]:
-    """Return a picture's bytes; for a missing file return its path, so that decoding fails."""
+    """Bytes of a picture; of one that is not there the place where it should be, so that decoding it fails."""
     return {"bytes": file.read_bytes(), "path": None} if file.is_file() else {"bytes": None, "path": str(file)}
 
 
 def _state(content: bytes, rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
-    """Return a digest of the files' current state: the annotations' text and the states of the pictures."""
+    """Digest of what the files are now: the annotations' text, and the states of the pictures."""
     digest = hashlib.sha256(f"{VERSION} {folder}".encode() + content)
     for name in dict.fromkeys(name for row in rows for name in row["images"]):
         file = folder / name

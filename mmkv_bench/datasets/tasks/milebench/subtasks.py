@@ -1,9 +1,9 @@
 """The 29 sub-tasks of MileBench (Song et al., COLM 2024, arXiv 2404.18532) and their groups, as data.
 
-The groups are those of the paper's taxonomy table (T-1 to T-4, S-1 to S-5, N-1, N-2, I-1). MEDA (Table 1) prints these
-groups with both needle tasks as NH and GPR1200 as IR; FlashCache (Tables 1 and 9) prints T, S, NH and IR. A group's
-score is the unweighted mean of its sub-tasks' scores. `python -m mmkv_bench tables <rows> --groups` prints it and reads the
-groups of conf/dataset/milebench_*.yaml; a test checks that they equal the groups here.
+Membership is what the paper's taxonomy table says (T-1 to T-4, S-1 to S-5, N-1, N-2, I-1); MEDA (Table 1) prints these
+groups with both needle tasks as NH and GPR1200 as IR, FlashCache (Tables 1 and 9) prints T, S, NH and IR. A group's
+score is the mean of its sub-tasks' scores, each sub-task counting once: `python -m mmkv_bench tables <rows> --groups`,
+which reads the groups of conf/dataset/milebench_*.yaml (the same ones, as a test sees to).
 
 This module imports nothing, so that tables and documentation can read it.
 """
@@ -19,13 +19,13 @@ PREFIX = "milebench_"
 class SubTask:
     """One sub-task.
 
-    folder  folder in the release, which also names the annotation file: <folder>/<folder>.json
-    group   the smallest group that contains the sub-task
-    scorer  how MileBench scores the answers: `choice` (option out of a list), `rouge` (ROUGE-L), `contains` (the
-            reference occurs in the answer), `needle` (the reference is one of the answer's words)
-    source  the dataset from which the sub-task was made
-    count   number of samples
-    part    number n of the archive MileBench_part<n>.tar.gz on the hub that contains the sub-task
+    folder  its folder in the release, which also names its annotation file: <folder>/<folder>.json
+    group   the smallest group it belongs to
+    scorer  how MileBench scores it: `choice` (option out of a list), `rouge` (ROUGE-L), `contains` (the reference
+            stands somewhere in the answer), `needle` (the reference is one of the answer's words)
+    source  the dataset it was made of
+    count   samples
+    part    number n of the archive MileBench_part<n>.tar.gz on the hub that holds it
     """
 
     folder: str
@@ -37,7 +37,7 @@ class SubTask:
 
     @property
     def metric(self) -> str:
-        """Return the per-sample metric that the benchmark reports."""
+        """The per-sample metric the benchmark reports."""
         return "rouge_l" if self.scorer == "rouge" else "accuracy"
 
 
@@ -87,25 +87,25 @@ TITLES: dict[str, str] = {
     "NH": "needle in a haystack, text and image",
     "IR": "image retrieval",
 }
-"""The groups of MEDA's Table 1; each sub-task is in one group."""
+"""The groups of MEDA's Table 1, which no sub-task shares."""
 
 LARGER: dict[str, tuple[str, ...]] = {
     "T": ("T-1", "T-2", "T-3", "T-4"),
     "S": ("S-1", "S-2", "S-3", "S-4", "S-5"),
 }
-"""Groups that FlashCache prints besides NH and IR: temporal and semantic multi-image tasks."""
+"""What FlashCache prints besides NH and IR: temporal and semantic multi-image tasks."""
 
 HYBRIDKV = ("clevr_change", "spot_the_diff", "docvqa", "mmcoqa", "multimodalqa", "slidevqa", "webqa", "wikivqa")
-"""Sub-tasks of HybridKV's Table 1."""
+"""HybridKV's Table 1."""
 
 
 def subtask(task: str) -> SubTask:
-    """Return the sub-task of an lmms-eval task name such as `milebench_docvqa`."""
+    """The sub-task of an lmms-eval task name, `milebench_docvqa`."""
     return SUBTASKS[task.removeprefix(PREFIX)]
 
 
 def groups() -> dict[str, tuple[str, ...]]:
-    """Map each group to its datasets (`milebench_...`): T-1 to T-4, S-1 to S-5, NH, IR, then T, S and HybridKV."""
+    """Group -> its datasets (`milebench_...`): T-1 to T-4, S-1 to S-5, NH, IR, then T, S and HybridKV."""
     found = {code: tuple(PREFIX + name for name, task in SUBTASKS.items() if task.group == code) for code in TITLES}
     for code, parts in LARGER.items():
         found[code] = tuple(name for part in parts for name in found[part])

@@ -1,14 +1,13 @@
-"""A needle in a haystack: a question asks for one sentence that is hidden at some depth of a long text.
+"""A needle in a haystack: one sentence hidden at some depth of a long text, and asked for (gkamradt's
+LLMTest_NeedleInAHaystack, in the form of PyramidKV's run_needle_in_haystack.py, which PrefixKV's table 14 follows).
 
-The task is gkamradt's LLMTest_NeedleInAHaystack, in the form of PyramidKV's run_needle_in_haystack.py, which PrefixKV's
-table 14 follows. The haystack is the text of the folder: `haystack/*.txt`, `PaulGrahamEssays/*.txt` (which papers take) or
-`*.txt`. A file `needle.json` in the folder may set the fields of `Settings`; the default is the papers' grid, 71 lengths x
-10 depths.
+The haystack is whatever text the folder has: `*.txt`, `haystack/*.txt` or `PaulGrahamEssays/*.txt`, which is what papers
+take. `needle.json` beside it may set what `Settings` has; without it the papers' grid is made: 71 lengths x 10 depths.
 
-Lengths are in tokens of the tokenizer that `needle.json` names (a local folder, or one in the hub's cache). Without a
-tokenizer `characters_per_token` converts, and the count differs from a model's by some percent. As in PyramidKV's script,
-`buffer` tokens of each length are reserved for question and answer, and the needle's tokens are part of the rest. The needle
-follows the last full stop before its depth. The script searches that full stop among tokens, this file in the text.
+Lengths are in tokens: of the tokenizer that `needle.json` names (a local folder, or one that the cache of the hub has), else
+by `characters_per_token`, which differs from a model's own count by some percent. As in PyramidKV's script, `buffer` tokens of
+each length are left for the question and the answer, the needle takes its part of what remains, and it is put after the last
+full stop before its depth. The script looks for that full stop among tokens, here it is looked for in the text.
 """
 
 from __future__ import annotations
@@ -40,13 +39,8 @@ Prefix = Callable[[str, int], str]  # the first n tokens of a text, as text
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the grid.
-
-    lengths    lengths of haystack, needle and buffer together [tokens]
-    depths     positions of the needle [percent of the haystack]
-    answer     the expected answer, whose words are counted
-    tokenizer  folder or hub name; None counts characters
-    """
+    """lengths: of haystack, needle and buffer [tokens]; depths: where the needle is put [percent of the haystack];
+    answer: the words that the needle's answer has; tokenizer: folder or hub name, None counts characters."""
 
     lengths: tuple[int, ...] = tuple(range(1000, 8001, 100))
     depths: tuple[int, ...] = (0, 11, 22, 33, 44, 56, 67, 78, 89, 100)
@@ -59,10 +53,10 @@ class Settings:
 
 
 def read_grid(folder: Path) -> dict[str, datasets.Dataset]:
-    """Make one document per length and depth, as the split `test`.
+    """One document for each length and depth, as the split `test`.
 
     Raises:
-        DataError: no text, an unknown or invalid setting in needle.json, or a tokenizer that cannot be loaded.
+        DataError: no text, a needle.json with other settings than those, or a tokenizer that is not there.
     """
     settings = _settings(folder)
     text, prefix = _text(folder), _prefix(settings)
@@ -71,11 +65,8 @@ def read_grid(folder: Path) -> dict[str, datasets.Dataset]:
 
 
 def hidden(text: str, needle: str, depth: int, prefix: Prefix, tokens: int) -> str:
-    """Return the first `tokens` tokens of the text with the needle inserted on a line of its own.
-
-    The needle follows the last full stop before `depth` percent of the tokens. Without such a full stop it is at the start; a
-    depth of 100 puts it at the end.
-    """
+    """`tokens` tokens of the text with the needle, on a line of its own, after the last full stop before `depth` percent of
+    them; at the start where there is none, at the end at 100."""
     hay = prefix(text, tokens)
     place = len(hay) if depth == 100 else prefix(text, int(tokens * depth / 100)).rfind(".") + 1
     return f"{hay[:place]}\n{needle}\n{hay[place:]}"
@@ -87,7 +78,7 @@ def _rows(text: str, settings: Settings, prefix: Prefix) -> Iterator[dict[str, A
         tokens = length - settings.buffer - taken
         if tokens < 1:
             least = length - tokens + 1
-            raise DataError(f"length {length} of needle.json is too short for needle and buffer; give at least {least}")
+            raise DataError(f"length {length} of needle.json leaves no room beside the needle; give at least {least}")
         whole = _repeated(text, tokens, prefix)
         for depth in settings.depths:
             yield {
@@ -102,7 +93,7 @@ def _rows(text: str, settings: Settings, prefix: Prefix) -> Iterator[dict[str, A
 
 
 def _repeated(text: str, tokens: int, prefix: Prefix) -> str:
-    """Repeat the text until it has at least `tokens` tokens."""
+    """The text, repeated until it has at least that many tokens."""
     times = 1
     while len(prefix(text * times, tokens + 1)) == len(text * times):
         times *= 2
@@ -115,13 +106,13 @@ def _settings(folder: Path) -> Settings:
         return Settings()
     given = load_json(file)
     names = [field.name for field in dataclasses.fields(Settings)]
-    unknown = [name for name in given if name not in names] if isinstance(given, dict) else ["the content"]
+    unknown = [name for name in given if name not in names] if isinstance(given, dict) else ["what it holds"]
     if unknown:
-        raise DataError(f"{unknown[0]} in {file} is not a setting; {nearest(unknown[0], names)}")
+        raise DataError(f"{unknown[0]} in {file} is no setting; {nearest(unknown[0], names)}")
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     settings = Settings(**given)
     if not settings.lengths or not settings.depths or any(not 0 <= depth <= 100 for depth in settings.depths):
-        raise DataError(f"{file} needs lengths, and depths from 0 to 100; correct the file")
+        raise DataError(f"{file} needs lengths, and depths from 0 to 100")
     return settings
 
 
@@ -144,7 +135,7 @@ def _prefix(settings: Settings) -> Prefix:
 
     def prefix(text: str, tokens: int) -> str:
         if text not in ids:
-            ids.clear()  # lengths are made one after the other, so only the current text is cached
+            ids.clear()  # lengths come one after the other: one text is worked on at a time
             ids[text] = tokenizer.encode(text, add_special_tokens=False)
         return text if tokens >= len(ids[text]) else tokenizer.decode(ids[text][:tokens], skip_special_tokens=True)
 

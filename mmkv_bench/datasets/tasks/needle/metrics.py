@@ -1,4 +1,4 @@
-"""Scores of how much of the needle an answer contains, 0 to 1."""
+"""How much of the needle an answer has, 0 to 1."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from collections import Counter
 
 
 def recall(answer: str, expected: str) -> float:
-    """Return the fraction of the expected answer's different words that occur in the answer.
-
-    PyramidKV's script plots and averages this (scripts_needle/visualize.py). White space separates words; case is ignored.
-    """
+    """The fraction of the expected answer's different words that the answer has: what PyramidKV's script plots and averages
+    (scripts_needle/visualize.py). Words are what white space separates, without case."""
     wanted = set(expected.lower().split())
     return len(wanted & set(answer.lower().split())) / len(wanted)
 
 
 def rouge1(answer: str, needle: str) -> float:
-    """Return the F of single words as multisets, stemmed, against the whole needle.
-
-    It is `rouge1` of the package rouge_score, which the script writes to its files (times 10).
-    """
+    """F of single words as multisets, stemmed, against the whole needle: the package rouge_score's `rouge1`, which the
+    script writes to its files (times 10)."""
     given, wanted = _stems(answer), _stems(needle)
     common = (Counter(given) & Counter(wanted)).total()
     if not common:
@@ -29,7 +25,7 @@ def rouge1(answer: str, needle: str) -> float:
 
 
 def first_line(answer: str) -> str:
-    """Return the first line of an answer: the script stops decoding at a line break."""
+    """What the script's decoding ends at: it takes a line break for the end of an answer."""
     return answer.strip().split("\n")[0]
 
 
