@@ -1,8 +1,8 @@
 """Promises of every method, as checks of one composed method.
 
-`mmkv-bench check` runs them on a user's file with the problems of `toy_layers`, and the tests run them on every shipped method
-with problems of their own. Seven check its parts on random layers, two check whole answers of the embedded model. A check returns
-what is broken, or None; the first line of its docstring is the promise.
+`mmkv-bench check` runs the checks on a user's file with the problems of `toy_layers`. The tests run them on every
+shipped method with problems of their own. Seven checks test its parts on random layers, two test whole answers of the
+embedded model. A check returns what is broken, or None; the first line of its docstring is the promise.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def method(path: str, settings: Sequence[str] = ()) -> Compressor:
         settings: `name=<class>` and constructor arguments, `<argument>=<value>`.
 
     Raises:
-        ConfigError: the file cannot be used, or a word is no setting.
+        ConfigError: the file cannot be used, or a setting has no `=`.
     """
     from omegaconf import OmegaConf
 
     for word in settings:
         if "=" not in word:
             raise ConfigError(
-                f"{word!r} is no setting; allowed: name=<class> and <argument>=<value> of the constructor"
+                f"{word!r} is not a setting; allowed: name=<class> and <argument>=<value> of the constructor"
             )
     arguments = OmegaConf.to_container(OmegaConf.from_dotlist(list(settings)))
     node = content("method", CUSTOM) | {"path": path, "name": arguments.pop("name", None), "args": arguments}
@@ -125,7 +125,8 @@ def _miscounted(made: Compressor, kept: Sequence[Tensor], budget: int) -> str | 
 
 
 def _malformed(kept: Sequence[Tensor], layers: int, heads: int, candidates: int) -> str | None:
-    """Say what is wrong with the form of kept indices: per layer int64, per head ascending behind padding, below `candidates`."""
+    """Return what is wrong with the form of kept indices, or None. Allowed: int64 per layer; in every head ascending after
+    the padding, and below `candidates`."""
     if {(len(kept), index.shape[0], index.dtype) for index in kept} != {(layers, heads, torch.int64)}:
         return f"indices of {[(tuple(index.shape), index.dtype) for index in kept]}"
     for row in (row for index in kept for row in index.tolist()):
@@ -193,7 +194,8 @@ def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] =
 
 
 def _neighbours(scorer: Any) -> list[tuple[str, Any]]:
-    """Return the scorer, and copies with one number changed, as far as it accepts them, with the number's name."""
+    """Return pairs of a parameter's name and the scorer with that number changed, if it accepts the change; first the
+    scorer itself."""
     copies = [("", scorer)]
     for field in dataclasses.fields(scorer) if dataclasses.is_dataclass(scorer) else ():
         value = getattr(scorer, field.name)

@@ -1,4 +1,4 @@
-"""PyramidKV: many entries for the first layers, few for the last ones."""
+"""PyramidKV: many entries for the first layers, few for the last."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Pyramid(Allocator):
     falls_short = exceeds
 
     def layer_caps(self, budget: int, candidates: int, n_layers: int) -> list[int]:
-        """Entries per KV head for every layer of the model, window included."""
+        """Return the entries per KV head of every layer of the model, window included."""
         window = min(effective_window(self.window, budget, candidates), budget) if self.window else 0
         base = budget - window
         if budget >= candidates:
