@@ -1,4 +1,4 @@
-"""torch, imported when something of it is first used: commands that compute nothing read parts of methods as well."""
+"""torch, imported at the first use of one of its names: commands that compute nothing also import parts of methods."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_an_answer_beyond_the_room_is_one_sentence():
     model = zoo.model(name)
     with (
         attach(model, "snapkv", 8, compiled_tokens=3) as session,
-        pytest.raises(UnsupportedError, match="longer than the .* entries per head that were set aside"),
+        pytest.raises(UnsupportedError, match="needs more than the .* entries per head reserved"),
     ):
         model.generate(
             **zoo.prompt(name),
