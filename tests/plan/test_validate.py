@@ -192,7 +192,7 @@ def test_factors_for_another_number_of_layers_are_refused_before_any_work() -> N
     words = ["methods.mmshift.expansion=layer", "methods.mmshift.layer_gamma=[2.0,3.0]"]
     config = compose(["method=mmshift", *words])
     methods = [method.compressor for method in build_methods(method_entries(config.method_config))]
-    with pytest.raises(ConfigError, match="2 factors and the model has 4 layers"):
+    with pytest.raises(ConfigError, match="2 factors, but the model has 4 layers"):
         validate_combinations(config.protocol, MULTIMODAL, methods, [])
 
 

@@ -109,9 +109,9 @@ class HeadBudgets:
 class Hybrid(Allocator):
     """HybridKV (arXiv 2604.05887, sections 3.1 and 3.2, equations 2 to 5): budgets top down.
 
-    S* of a KV head is the mean over the prompt's text rows, and over its g query heads, of the sum of the ``k =
-    ceil(top * T)`` largest attention probabilities of the row (causal, softmax in float32). With ``B = C * L * Hkv``
-    entries for N heads:
+    S* of a KV head is the mean over the prompt's text rows, and over its g query heads, of the sum of the
+    ``k = ceil(top * T)`` largest attention probabilities of the row (causal, softmax in float32). With
+    ``B = C * L * Hkv`` entries for N heads:
 
     - ``B_dyn = ceil(r * C * N_dyn)``, at most B. A model without static heads gives B to the dynamic heads; without
       dynamic heads, to the static heads.
@@ -132,7 +132,8 @@ class Hybrid(Allocator):
             5), with r=1 its "w/o H & HT".
         top: k, the keys per text row whose attention is the sparsity score, as a fraction of the prompt's tokens, in
             (0, 1].
-        chunk: tokens per chunk, as in the decode policy. window: the selector's observation window [tokens].
+        chunk: tokens per chunk, as in the decode policy.
+        window: the selector's observation window [tokens].
         power: rounding of a dynamic head's share. "nearest": the nearest power of two; the lower of two equally near
             powers, and the next lower power if the static heads have less than rounding up takes. "up": the next power
             of two, above B if the static heads have less than it takes. "down": the power of two below. "none": whole

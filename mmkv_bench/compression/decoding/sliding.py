@@ -14,8 +14,8 @@ class Sliding(Holding):
     """StreamingLLM (arXiv 2309.17453) with a window that moves on while decoding: "Local" in PrefixKV's tables.
 
     Args:
-        hold: "size" by default: a window of constant size, which slides; "ratio": it grows with the answer. See also
-            ``Holding``, as for ``positions`` and ``slack``.
+        hold: "size" by default: a window of constant size, which slides; "ratio": it grows with the answer.
+        positions, slack: see ``Holding``.
         sinks: first entries that stay, at most all but the newest; equal to the selector's sinks.
 
     Paper and code: the release (ElasticCache's, which PrefixKV's tables use) lets the window grow with the answer

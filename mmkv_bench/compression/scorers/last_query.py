@@ -1,4 +1,4 @@
-"""LastAttn: attention of the prompt's last query."""
+"""LastAttn: the attention of the prompt's last query."""
 
 from __future__ import annotations
 
