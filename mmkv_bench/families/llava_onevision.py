@@ -56,7 +56,7 @@ class LlavaOneVision(Family):
 
 
 class LlavaVideo(LlavaOneVision):
-    """Rules of LLaVA-Video where they differ; its classes are in `classes/llava_video.py`."""
+    """Rules of LLaVA-Video that differ; its classes are in `classes/llava_video.py`."""
 
     def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
         part = settings["processor"]
@@ -74,7 +74,7 @@ class LlavaVideo(LlavaOneVision):
 
 
 def _most_tiles(aspect: str) -> int:
-    """9 of `anyres_max_9`."""
+    """Return the number of tiles in a setting such as `anyres_max_9`: 9."""
     return int(aspect.removeprefix("anyres_max_"))
 
 
