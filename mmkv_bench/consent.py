@@ -83,7 +83,7 @@ def require(path: Path | str, digest: str | None) -> None:
         )
     if place not in _PROCESS.shown:
         _PROCESS.shown.add(place)
-        print(f"mmkv_bench: runs {place} ({digest[:DIGITS]}), which the rows name", file=sys.stderr)
+        print(f"mmkv_bench: running {place} ({digest[:DIGITS]}), a file named by the rows", file=sys.stderr)
 
 
 def require_folder(folder: str) -> None:

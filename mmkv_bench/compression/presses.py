@@ -22,7 +22,7 @@ POOLED = (ADA, CRITICAL_ADA)
 
 _HUB = "it reads {} of the hub, made for a few text models"
 _DECODING = "it evicts while the answer is decoded, from queries that a prefill does not have"
-_WITHIN = "it {}; its press can be named by itself"
+_WITHIN = "it {}; name its inner press instead"
 _REPLAY = (
     "it scores with further passes over a repetition of the prompt, which placeholders of images cannot repeat (KVzip feeds "
     "token ids alone)"
@@ -34,7 +34,7 @@ REFUSED = {
     "CAMPress": "it merges values while the answer is decoded",
     "ChunkKVPress": _WITHIN.format("keeps whole chunks, the same in every head, instead of entries"),
     "ChunkPress": _WITHIN.format("divides the budget evenly among pieces of the prompt and evicts in each by itself"),
-    "ComposedPress": "it evicts in steps, each after the eviction of the one before it, so that no score says what stays",
+    "ComposedPress": "it evicts in several steps, so no single score decides what stays",
     "CompressionRatioDecodingPress": _DECODING,
     "DMSPress": _WITHIN.format("keeps what lies above a threshold, whatever the budget"),
     "DecodingPress": _DECODING,
@@ -54,7 +54,7 @@ REFUSED = {
     "ObservedAttentionPress": "it wants the whole T x T attention; method=h2o sums its columns in O(T) memory",
     "PerLayerCompressionPress": _WITHIN.format("takes a list of ratios, one a layer, instead of a budget"),
     "PrefillDecodingPress": _DECODING,
-    "PyramidKVPress": "it divides the budget among layers in the library's own way; method=pyramidkv does as its paper does",
+    "PyramidKVPress": "it divides the budget among layers in the library's way; method=pyramidkv follows the paper",
     "QFilterPress": _HUB.format("filters"),
     "RestoreKVPress": _HUB.format("adapters"),
     "SimLayerKVPress": "it keeps every entry of the layers that it does not call lazy, whatever the budget",
@@ -62,8 +62,8 @@ REFUSED = {
 }
 """Presses of the checked versions that cannot be run, and why."""
 _OVERRIDES = {
-    "__call__": "it drives the model itself, with passes or tables of its own",
-    "forward_hook": "it has a hook of its own, which decodes, masks or composes",
+    "__call__": "it runs the model itself, with its own passes or tables",
+    "forward_hook": "it overrides the hook, to decode, mask or compose",
     "compress": "it changes keys and values, or divides the budget, instead of scoring entries",
     "post_init_from_model": "it loads tables or weights for each model",
 }
@@ -135,7 +135,7 @@ def refusal(library: ModuleType, name: str, cls: type) -> str | None:
         common = getattr(library.ScorerPress, method)
         if getattr(cls, method) is not common and not (method == "post_init_from_model" and _wraps(cls)):
             return reason
-    return None if issubclass(cls, library.ScorerPress) else "it has no score of its own"
+    return None if issubclass(cls, library.ScorerPress) else "it defines no score"
 
 
 def _wraps(cls: type) -> bool:

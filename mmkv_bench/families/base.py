@@ -214,7 +214,9 @@ class Family:
     def __post_init__(self) -> None:
         for kind in self.media:
             if getattr(type(self), f"{kind}_tokens") is getattr(Family, f"{kind}_tokens"):
-                raise TypeError(f"{type(self).__name__} has a processor of {kind}s and states no {kind}_tokens")
+                raise TypeError(
+                    f"{type(self).__name__} has a processor of {kind}s but no {kind}_tokens; define that method"
+                )
 
     @property
     def media(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 Qwen2-VL, Qwen2.5-VL   arXiv 2409.12191 section 2.1: sides rounded to multiples of 28, area scaled into [min_pixels,
                        max_pixels], one token per 28x28; frames in pairs, each pair as many tokens as one image
-Qwen3-VL               the same with 32x32; a video's limits are of all its frames together
+Qwen3-VL               likewise with 32x32; a video's limits are for all its frames together
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def encode(
     if family.max_context is not None and prompt.length > family.max_context:
         raise UnsupportedError(
             f"the prompt of {identity} has {prompt.length} tokens, more than the model's context of "
-            f"{family.max_context}{_shorter(processor, images, videos) or '; it cannot take this sample'}"
+            f"{family.max_context}; leave this sample out{_shorter(processor, images, videos)}"
         )
     return prompt
 
@@ -298,10 +298,10 @@ def _check_markers(processor, text: str, images: int, videos: int) -> None:
         count = text.count(marker) if marker else wanted
         if count != wanted:
             why = (
-                "the question spells it: change the text, or say what the word means there with "
+                "the question contains this marker; change the text, or set "
                 "datasets.<name>.placeholders=interleave or remove"
                 if count > wanted
-                else "the chat template has no place for it"
+                else "the chat template leaves markers out; correct the template"
             )
             raise UnsupportedError(
                 f"the prompt has {wanted} {kind}s but {count} times {marker}, the marker of "

@@ -104,7 +104,7 @@ def scores_are_finite(made: Compressor, problems: Sequence[Problem] = ()) -> str
 
 
 def the_budget_is_kept(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """exactly the budget is kept, or more or less where the method says so, also under strict"""
+    """exactly the budget is kept, or more or less if the method says so, also under strict"""
     for problem in problems or toy_layers.problems():
         layers, budget = problem.observe(made.needs), problem.budget
         layer_scores, layer_summaries = scores(made, layers, budget), summaries(made, layers, budget)
@@ -121,7 +121,7 @@ def the_budget_is_kept(made: Compressor, problems: Sequence[Problem] = ()) -> st
 def _miscounted(made: Compressor, kept: Sequence[Tensor], budget: int) -> str | None:
     count = sum(int((index >= 0).sum()) for index in kept)
     wrong = (count > budget and not made.exceeds) or (count < budget and not made.falls_short)
-    return f"{count} entries where {budget} are asked for" if wrong else None
+    return f"{count} entries instead of {budget}" if wrong else None
 
 
 def _malformed(kept: Sequence[Tensor], layers: int, heads: int, candidates: int) -> str | None:
@@ -150,7 +150,7 @@ def nothing_is_remembered(
         disturb()
         layers = problem.observe(needs or made.needs)
         if not all(_same(first, select(made, problem, layers)) for _ in range(2)):
-            return f"{problem}: another selection the second time"
+            return f"{problem}: the second run selects other entries"
     return None
 
 
@@ -216,7 +216,7 @@ def _scored(made: Compressor, layers: Sequence[Observation], budget: int) -> lis
 
 
 def neighbours_change_nothing(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """the same entries stay whatever other methods and settings of a run gather, score and memoise beside it"""
+    """the same entries stay, whatever other methods and settings of a run gather, score and memoise"""
     everything = Needs(64, *[True] * (len(vars(Needs())) - 1))
     for problem in problems or [toy_layers.problem(shape, shape[0] // 3) for shape in toy_layers.SHAPES[3:]]:
         alone = select(made, problem)
@@ -226,7 +226,7 @@ def neighbours_change_nothing(made: Compressor, problems: Sequence[Problem] = ()
             if not _same(alone, select(made, problem, layers)):
                 return f"{problem}: other entries stay beside the same method with another {name}"
         if not _same(alone, select(made, problem, layers)):
-            return f"{problem}: other entries stay where other methods need more of the prompt"
+            return f"{problem}: other entries stay if other methods need more of the prompt"
     return None
 
 

@@ -110,12 +110,12 @@ def _outside(node: ast.AST) -> tuple[str, str] | None:
     if isinstance(node, ast.Attribute) and (name == "from_file" or ast.unparse(node) == "torch.jit.load"):
         return f"uses {ast.unparse(node)}", "put the data into the file, or give them as arguments"
     if isinstance(node, ast.ImportFrom) and node.level:
-        return "imports a module relative to it", INSTALL
+        return "imports a module by a relative path", INSTALL
     modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
     modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else modules
     for root in (module.split(".")[0] for module in modules):
         if root in DYNAMIC | UNHEARD:
-            return f"imports {root}", "do without it: import what the method needs by name"
+            return f"imports {root}", "import what the method needs by name instead"
         spec = find_spec(root) if root not in ("", "mmkv_bench", "__main__") else None
         if spec is not None and not all(map(is_installed, _places(spec))):
             return f"imports {root}", INSTALL

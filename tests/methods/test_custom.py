@@ -271,7 +271,7 @@ BAD = {
         scorer(fields="def __post_init__(self):\n        open('neighbour.py').close()"),
         "methods.custom.args: ",
     ),
-    "relative": ("from . import neighbour\n", "imports a module relative to it"),
+    "relative": ("from . import neighbour\n", "imports a module by a relative path"),
     "arguments": (scorer(), "takes no 'pwoer'; did you mean 'power'"),
     "refused": (
         scorer(fields="def __post_init__(self):\n        raise ValueError('too much')"),
@@ -385,7 +385,7 @@ CAUSES = {
     ),
     "torch's own stream": (
         scorer("import torch; return torch.rand(obs.key.shape[:2])"),
-        "another selection the second time; draw with `generator=obs.generator(seed)`",
+        "the second run selects other entries; draw with `generator=obs.generator(seed)`",
         3,
     ),
     "an undeclared seed": (

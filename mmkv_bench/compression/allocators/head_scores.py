@@ -76,8 +76,8 @@ class HeadScores(Allocator):
         check_share(self, "rho_min", "the budget")
         if self.rounding == "nearest" and self.surplus == "redistribute":
             raise ConfigError(
-                "rounding=nearest with surplus=redistribute: caps that are rounded one by one keep no total that could be "
-                "redistributed; allowed: rounding=remainder, or surplus=drop"
+                "rounding=nearest with surplus=redistribute: separately rounded caps have no fixed total, so "
+                "nothing can be redistributed; allowed: rounding=remainder, or surplus=drop"
             )
         if isinstance(self.calibration, Mapping):
             _check(self.calibration)

@@ -140,7 +140,8 @@ class RetrievalLayer(CompressedLayer):
         """Make ``heads`` (int64 ``[H]``) dynamic.
 
         Args:
-            pages: their entries. width: slots of their buffer. origin: logical index of the pages' first token.
+            pages: the entries of these heads. width: slots of a head's buffer. origin: logical index of the pages'
+                first token.
             keep_last: see ``Pages.best``.
         """
         self.heads, self.pages, self.width = heads, pages, width

@@ -1,4 +1,4 @@
-"""StreamMem's generic query: what the chat template's own tokens attend to."""
+"""StreamMem's generic query: attention of the chat template's own tokens."""
 
 from __future__ import annotations
 

@@ -238,7 +238,9 @@ class _View:
         """Return cos, sin `[1,n,D]` in the dtype of `like` at positions `[1,n]`, counted from the prompt's first token."""
         offsets = positions[0] - (self._obs.length - 1)
         if int(offsets.min()) < 1:
-            raise UnsupportedError("it asks for rotations inside the prompt, which mrope does not count along one axis")
+            raise UnsupportedError(
+                "the press needs rotations inside the prompt, which mrope does not number along one axis"
+            )
         cos, sin = self._obs.rope(offsets)
         return cos[None].to(like.dtype), sin[None].to(like.dtype)
 

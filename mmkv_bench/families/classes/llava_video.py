@@ -1,11 +1,11 @@
 """LLaVA-Video (Zhang et al. 2024, arXiv 2410.02713) as a variant of transformers' LLaVA-OneVision.
 
-The two share SigLIP, the two-layer projector, Qwen2 and what becomes of an image. A video differs: OneVision pools each
+Both share SigLIP, the two-layer projector, Qwen2 and the treatment of images. Videos differ: OneVision pools each
 frame's 27x27 features to 14x14 by bilinear interpolation and ends the video with one newline feature; LLaVA-Video ends
-every row of every frame with one, 210 tokens a frame. Its paper and lmms-eval average 2x2 features to 13x13 instead
-(`average`, 182 tokens); its training script leaves the code's default, `bilinear`. The published weights are in the
-format of their own repository; tools/llava_video_weights.py rewrites them for these classes. Nothing of that
-repository's code is needed or run.
+every row of every frame with a newline feature, 210 tokens a frame. Its paper and lmms-eval average 2x2 features to
+13x13 instead (`average`, 182 tokens); its training script leaves the code's default, `bilinear`. The published weights
+are in the format of their own repository; tools/llava_video_weights.py rewrites them for these classes. No code of that
+repository is needed or run.
 
 Not reproduced: the sentence with the frames' times that its config asks to put before the question
 (`add_time_instruction`; lmms-eval leaves it out, too), and the faster stream of frames, which the checkpoints have off.
