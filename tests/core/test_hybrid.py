@@ -396,7 +396,7 @@ def _tiny(config_class, **more):
         ),
         (
             lambda: _tiny(tf.MistralConfig, sliding_window=4),
-            "only full attention in every layer",
+            "allowed: full attention in every layer",
             "sliding_attention layers",
         ),
     ],

@@ -104,7 +104,9 @@ def test_of_what_a_press_keeps_in_any_case_the_last_stays_and_the_row_says_so(fa
 def test_a_press_that_divides_the_budget_takes_no_other_allocator(fake):
     pool = "methods.kvpress.allocator._target_=mmkv_bench.compression.allocators.head_pool.HeadPool"
     assert type(make("LoudPress", "{}", pool).allocator).__name__ == "HeadPool"
-    with pytest.raises(ConfigError, match="HeadPool, and kvpress' AdaKVPress divides the budget itself"):
+    with pytest.raises(
+        ConfigError, match="HeadPool has no effect, because kvpress' AdaKVPress divides the budget itself"
+    ):
         make("AdaKVPress", "{press: LoudPress}", pool)
 
 
