@@ -2,8 +2,8 @@
 
 While a prompt is prefilled the layer works like any `CompressedLayer`. When heads or rows keep different numbers of
 entries it is folded: each head of each row becomes a sequence of its own, with slack for new tokens after it, and
-attention reads these sequences in place, by torch's `varlen_attn`. That has kernels for CUDA devices in half precision
-only; elsewhere heads are padded (`compression/cache.py`).
+attention reads these sequences in place, by torch's `varlen_attn`. This function has kernels for CUDA devices in half
+precision only; elsewhere heads are padded (`compression/cache.py`).
 """
 
 from __future__ import annotations

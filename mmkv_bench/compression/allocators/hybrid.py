@@ -256,7 +256,7 @@ class Hybrid(Allocator):
         return HeadBudgets(dynamic, entries, bool(n_static) and requested > total)
 
     def _readable(self, share: int, candidates: int, most: int) -> int:
-        """Return the entries of a share that a dynamic head can read: a power of two (unless all candidates fit), in whole
+        """Round a share to entries that a dynamic head can read: a power of two (unless all candidates fit), in whole
         chunks; above ``most`` only with power=up."""
         if share >= candidates or share == 0:
             return min(share, candidates)
