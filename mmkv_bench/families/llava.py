@@ -25,7 +25,7 @@ class Llava(Family):
         part, edge = prompt.processor.image_processor, prompt.tower_edge()
         if not part.do_center_crop or getattr(part, "do_pad", False) or "shortest_edge" not in dict(part.size):
             raise UnsupportedError(
-                f"the image processor has size={dict(part.size)}, do_center_crop={part.do_center_crop}, do_pad= "
+                f"the image processor has size={dict(part.size)}, do_center_crop={part.do_center_crop}, do_pad="
                 f"{getattr(part, 'do_pad', False)}; allowed for a llava model: the shorter edge scaled, the "
                 "middle cut out; restore the checkpoint's own processor files"
             )

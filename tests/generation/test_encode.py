@@ -291,7 +291,7 @@ def muirbench() -> list[Request]:
 def test_places_and_media_are_counted():
     _, processor, family = parts("llava")
     message = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
-    with pytest.raises(DataError, match="1 placeholders for images, and 2 images"):
+    with pytest.raises(DataError, match="1 placeholders for images, but 2 images"):
         encode(processor, family, "sample", message, [picture(), picture()])
 
 
