@@ -105,8 +105,8 @@ class Budget:
                 raise ConfigError(f"budget={text} keeps nothing; allowed: {_ALLOWED}")
             if cost is None:
                 raise ConfigError(
-                    f"budget={text} is in bytes, which only become entries if the model's shape is known, and it "
-                    "is not; allowed: entries per KV head or a fraction"
+                    f"budget={text} is in bytes, but the model's shape is unknown, so bytes cannot be converted "
+                    "into entries; allowed: entries per KV head or a fraction"
                 )
             entries = cost.entries(nbytes, text)
             if entries > LARGEST:

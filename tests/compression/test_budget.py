@@ -126,7 +126,7 @@ def test_bytes_are_the_entries_that_they_leave_when_windows_and_states_are_paid(
             Budget.parse(text, known)
     with pytest.raises(ConfigError, match="more than rows can store"):
         Budget.parse("99999999999TiB", cost)
-    with pytest.raises(ConfigError, match="the model's shape is known, and it is not"):
+    with pytest.raises(ConfigError, match="the model's shape is unknown"):
         Budget.parse("16MiB")
     for wrong in ("16Mi", "MiB", "-1MiB", "1e3MiB", "16MiB2"):
         with pytest.raises(ConfigError, match="is not a budget"):

@@ -31,15 +31,15 @@ class HeavyHitters(DecodePolicy):
     prompt within its budget stays the full cache, also when its answer outgrows the budget.
 
     Args:
-        share: of the held entries that are recents, in [0, 1]; use the selector's.
+        share: share of the held entries that are recents, in [0, 1]; equal to the selector's share.
 
     Paper and code: the authors' release implements it in two files. ``h2o_hf/utils_real_drop/modify_llama.py``
     accumulates and evicts as this class does: entries are dropped together with their sums.
     ``h2o_hf/utils_hh/modify_llama.py`` stores every entry and masks those that it would evict, with sizes that are
     fractions of the prompt. ElasticCache's release, behind the H2O rows of PrefixKV's tables, decodes differently: one
     gathered score for all layers and heads, not gathered along with the entries when the prompt is reduced, so that its
-    minimum points at other tokens than were scored; and a size that follows the ratio as the answer grows. That depends
-    on an accident of buffer indices and is not reproduced; its selection after the prefill is
+    minimum points at other tokens than those scored; and a size that follows the ratio as the answer grows. That
+    depends on an accident of buffer indices and is not reproduced; its selection after the prefill is
     ``method=h2o reading=released``.
     """
 
