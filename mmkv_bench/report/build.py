@@ -1,4 +1,4 @@
-"""Rows -> the folder of a report: each store is read once, one after the other; the pages of tables are written last."""
+"""Write the folder of a report from rows: stores are read one after the other, each once; pages of tables are written last."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Receipts = Mapping[Path, Mapping[str, Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Report:
-    """A report that was written. index: the page to open; left_out: sentences on what it does not show."""
+    """A written report. index: the page to open. left_out: sentences on what the report does not show."""
 
     index: Path
     about: str
@@ -37,12 +37,14 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
     """Write the report of these stores.
 
     Args:
-        samples: of each dataset, how many are shown. receipts: of `verify`, by store, linked from the pages of
-            their cells.
+        roots: folders of the stores.
+        out: folder of the report.
+        samples: largest number of samples per dataset.
+        receipts: receipts of `verify` by store, which the pages of their cells link to.
 
     Raises:
-        ConfigError: a folder without rows, or `out` holds something that is no report. StoreError: rows that are damaged or of
-            another version, a disk that refuses.
+        ConfigError: a folder has no rows, or `out` contains something other than a report.
+        StoreError: rows are damaged or of another version, or the disk refuses to write.
     """
     from mmkv_bench.tables.deployment import deployment_tables
 
@@ -57,14 +59,14 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
         costs += store_costs
         rows = _scored(root, any(table.per_pass for table in store_costs))
         if not number:
-            folder.begin()  # not before some rows were read: a mistake leaves an earlier report as it was
+            folder.begin()  # only after some rows were read, so that a mistake leaves an earlier report unchanged
         if rows is None:
             continue
         tables = build(rows)
         pages = StorePages(number, root, rows, tables)
         views.add(number, tables, store_costs, pages.name)
         cells, answers = cells + len(rows.cells), answers + len(rows.responses)
-        del rows, tables  # answers are read next, with their texts: not beside what tables are made of
+        del rows, tables  # frees memory: the answers with their texts are read next
         left_out += pages.write(folder, commands, samples, (receipts or {}).get(root, {}))
     left_out += views.join_passes(costs)
     stores = list(map(str, roots))
@@ -79,11 +81,11 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
 
 
 def _scored(root: Path, timed: bool) -> Rows | None:
-    """The rows of scores; None of a store that holds timed passes alone."""
+    """Return the rows of scores; None for a store with timed passes only."""
     from mmkv_bench.tables.rows import load
 
     try:
-        return load(root, fidelity=())  # of which no table of scores shows any
+        return load(root, fidelity=())  # no table of scores in the report shows fidelity
     except ConfigError:
         if timed:
             return None
@@ -93,7 +95,7 @@ def _scored(root: Path, timed: bool) -> Rows | None:
 def _write_tables(
     folder: Folder, views: ScoreViews, stores: Sequence[str], about: str, left_out: Sequence[str]
 ) -> None:
-    """The libraries, the charts, and the pages of tables."""
+    """Write the libraries, the charts, and the pages of tables."""
     folder.libraries()
     styles = views.styles()
     for view in views.views:
@@ -112,7 +114,7 @@ def _write_tables(
 
 
 def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[CostTable]) -> None:
-    """Write the page of timed passes: costs against the length of the prompt, and what each budget gives a service."""
+    """Write the page of timed passes: costs against prompt length, and the deployment table of each setting."""
     figures = []
     for key, words in {
         "tpot_s": "Time per token",
@@ -127,7 +129,7 @@ def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[Cos
 
 
 def _family_page(folder: Folder, number: int, family: Family, shared: dict[str, object]) -> None:
-    """The overview of tables that belong together, and the charts of their ranks."""
+    """Write the overview page of a family of tables, with the charts of its ranks."""
     ranks = {}
     for place, budget in enumerate(family.budgets):
         if budget in family.ranks:

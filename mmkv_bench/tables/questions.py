@@ -1,14 +1,15 @@
-"""What a cache knew when it was compressed: the loss of many questions per document, split by cause.
+"""Loss of many questions per document, split by what the cache was compressed for.
 
-A document is compressed once and asked several questions. Beside compressing anew for each of them (`query_aware`):
+A document is compressed once and asked several questions. The baseline is compressing anew for each question (`query_aware`):
 
-- room: minus compressing once for all (`query_joint`), the price of holding what all questions need.
-- unknown: `query_joint` minus compressing for another question (`query_first`), the price of not knowing this one.
-- wording: minus compressing for the same question in other words (`query_paraphrase`).
-- generic, agnostic: minus compressing for a fixed instruction, or for no question.
-- turns: minus asking it in a conversation (`turns`), after other questions and answers under the same budget; also by turn.
+- room: the baseline minus compressing once for all questions (`query_joint`), the price of keeping what all questions need.
+- unknown: `query_joint` minus compressing for another question (`query_first`), the price of not knowing this question.
+- wording: the baseline minus compressing for the same question in other words (`query_paraphrase`).
+- generic, agnostic: the baseline minus compressing for a fixed instruction, or for no question.
+- turns: the baseline minus asking in a conversation (`turns`), after other questions and answers under the same budget; also by
+  turn.
 
-Differences are paired by sample. Their unit is the document: intervals are of the means over documents.
+Differences are paired by sample. Intervals are for means over documents, the independent units.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 KNOWN = ("each", "joint", "other", "paraphrase", "generic", "agnostic", "turns")
-"""Columns of scores; `other`: rows of `query_first` whose question is not the one that was known."""
+"""Columns of scores; `other`: rows of `query_first` whose question is not the question that the cache was compressed for."""
 LOSSES = {
     "room": ("each", "joint"),
     "unknown": ("joint", "other"),
@@ -50,25 +51,27 @@ _LINE = ["model", "dataset", "metric", "method", "reading", "budget", "seed"]
 _SAMPLE = [*_LINE, "cluster", "sample_id"]
 
 LEAST = 10
-"""Documents that an interval takes."""
+"""Smallest number of documents for an interval."""
 
 _BY_TURN = "by turn of the conversation; in brackets the same questions, each compressed for anew"
 
 _TURNS = "; turns: in a conversation, after other questions of the document"
 
 _NOTHING = (
-    "{} has no such scores of several questions a document; run a dataset with questions (dataset=questions_records) with "
-    "'protocol=[query_aware,query_joint,query_first]', or choose others with --dataset and --metric"
+    "{} has no scores of several questions per document; run dataset=questions_records with "
+    "'protocol=[query_aware,query_joint,query_first]', or choose other rows with --dataset and --metric"
 )
 
 
 def question_tables(
     root: Path, datasets: Sequence[str] | None = None, metrics: Sequence[str] | None = None
 ) -> list[Table]:
-    """Return a table per model, dataset and metric of a store with rows of several questions a document.
+    """Return a table per model, dataset and metric of a store with rows of several questions per document.
 
     Args:
-        metrics: None: those of the datasets, without fidelity.
+        root: folder of the store.
+        datasets: names of datasets; None: all.
+        metrics: names of metrics; None: all except fidelity.
 
     Raises:
         StoreError: the store has no such rows.
@@ -83,13 +86,14 @@ def question_tables(
 
 
 def paired_scores(root: Path) -> pd.DataFrame:
-    """Return scores by sample: a line per cell without its protocol and sample, a column per name of `KNOWN`, `same` and `turn`.
+    """Return scores by sample: one line per sample and cell without its protocol, one column per name of `KNOWN`, `same` and
+    `turn`.
 
-    same: of the question that the cache of `query_first` was compressed for. turn: from 1, the question's place in the
-    conversation of `turns`. NaN where a score is missing.
+    same: score of the question for which the cache of `query_first` was compressed. turn: the question's position in the
+    conversation of `turns`, from 1. NaN if a score is missing.
 
     Raises:
-        StoreError: no rows of several questions, or two cells that a line does not tell apart, such as those of two versions.
+        StoreError: no rows of several questions, or two cells for the same line, such as cells of two versions.
     """
     from mmkv_bench.store.store import Store
 
@@ -117,8 +121,8 @@ def paired_scores(root: Path) -> pd.DataFrame:
     if len(twice):
         line = twice.iloc[0]
         raise StoreError(
-            f"{root} has two cells of {line['method']} {line['budget']} ({line['known']}) for {line['sample_id']}, of other "
-            "versions or parameters; name the method's variants (variants.<name>), or use a folder for each version"
+            f"{root} has two cells of {line['method']} {line['budget']} ({line['known']}) for {line['sample_id']}, with "
+            "different versions or parameters; name the method's variants (variants.<name>), or use a folder for each version"
         )
     wide = rows.pivot_table(index=_SAMPLE, columns="known", values="value", aggfunc="first", sort=False)
     talks = rows[rows["known"] == "turns"].drop_duplicates(_SAMPLE)
@@ -129,10 +133,12 @@ def paired_scores(root: Path) -> pd.DataFrame:
 def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[float, Interval, int]]:
     """Return the mean of each loss of `LOSSES` over documents, its interval and the number of documents.
 
-    A loss is positive where the second of its columns is worse, also of metrics of which less is better.
+    A loss is positive if the second of its columns is worse, also for metrics of which smaller values are better.
 
     Args:
-        line: samples of one line of `paired_scores`; those with both columns count.
+        line: samples of one line of `paired_scores`; samples with both columns count.
+        dataset: name of the dataset, which seeds the bootstrap.
+        metric: name of the metric.
     """
     sign, made = (-1 if lower_is_better(metric) else 1), {}
     for name, (first, second) in LOSSES.items():
@@ -211,12 +217,13 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
 
 
 def _place(method: str, reading: str, budget: str, seed: str) -> tuple[object, ...]:
-    """Return a line's sort key: `full` first, then by name and size, whatever order a store has."""
+    """Return a line's sort key: `full` first, then by name and size, independent of the store's order."""
     return method != "full", method, reading, float(budget.rstrip("%") or 0), seed
 
 
 def _at_turn(line: pd.DataFrame) -> GridCell:
-    """Return the mean score of one turn's questions, with that of `each` beside it."""
+    """Return the mean score of one turn's questions. The mean of the same questions under `query_aware` (column `each`) follows
+    in brackets if it exists."""
     both = line[line["turns"].notna() & line["each"].notna()]
     if both.empty:
         return _number(line["turns"].mean())

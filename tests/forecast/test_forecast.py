@@ -96,7 +96,7 @@ def test_lengths_of_stored_answers_are_taken(tmp_path):
         (["--bandwidth", "inf"], "--bandwidth: 'inf' is not a number above 0"),
         (["--prompt-tokens", "8k"], "--prompt-tokens: '8k' is not a whole number >= 1"),
         (["--prompt-tokens", "2048,200000"], "--prompt-tokens 200000 is beyond the context of qwen2_5_vl_7b"),
-        (["--prompt-tokens", "64", "--visual-tokens", "65"], "--visual-tokens 65 is more than --prompt-tokens 64"),
+        (["--prompt-tokens", "64", "--visual-tokens", "65"], "--visual-tokens 65 exceeds --prompt-tokens 64"),
         (["--image", "large"], "--image large is not a size in pixels"),
         (["--image", "28x28", "--prompt-tokens", "9"], "--image determines the length of prompts"),
         (["model=hf", "model.path=org/name", "--image", "28x28"], "--image needs the settings of a processor"),

@@ -59,7 +59,7 @@ def test_a_reading_that_changes_nothing_of_a_method_is_said():
     both = "reading=[paper,released]"
     notes = plan("method=[full,blind,snapkv]", both)[1]
     assert notes == [
-        "reading=released changes no parameter of blind, whose file has no released ones (see docs/methods.md)"
+        "reading=released changes no parameter of blind, whose file has no released values (see docs/methods.md)"
     ]
     assert plan("method=[full,blind,snapkv]", "reading=paper")[1] == []
 
@@ -214,7 +214,7 @@ def test_a_variant_with_the_name_of_a_method_is_refused():
         ("variants.a={base: mmshift, gama: 3}", "no parameter 'gama'; did you mean 'gamma'"),
         ("variants.a={base: mmshift, gamma: wide}", "variants.a.gamma=wide"),
         ("variants.a={gamma: 3}", "names no base"),
-        ("variants.keydiff={base: random}", "variants.keydiff has the name of a method and is random"),
+        ("variants.keydiff={base: random}", "variants.keydiff has the name of a method but is based on random"),
         ("variants.a={base: mmshft}", "did you mean 'mmshift'"),
         ("variants.a={base: full}", "no parameters to vary"),
         ("variants.a={base: snapkv, reading: code}", "variants.a.reading=code"),
@@ -240,7 +240,7 @@ def test_released_parameters_apply_under_that_reading_only():
 
 
 def test_an_override_that_released_would_undo_is_refused():
-    with pytest.raises(ConfigError, match="no effect under reading=released"):
+    with pytest.raises(ConfigError, match="no effect, because reading=released"):
         plan("method=snapkv", "methods.snapkv.window=16", "reading=[paper,released]")
     assert one("method=snapkv", "methods.snapkv.released.window=2", "reading=released").compressor.scorer.window == 2
 
@@ -277,5 +277,5 @@ def test_a_budget_in_bytes_is_the_cell_of_its_entries_and_says_what_was_asked():
     assert notes == [
         f"budget=1MiB of all state is {entries} entries per KV head, when 100,000 bytes of windows and recurrent states are paid"
     ]
-    with pytest.raises(ConfigError, match="shape of the model"):
+    with pytest.raises(ConfigError, match="the model's shape"):
         plan("method=snapkv", "budget=1MiB")

@@ -39,7 +39,7 @@ def check(*overrides: str) -> None:
         (["budget=[]"], "budget=[] is an empty list"),
         (
             ["gate.expected=0.5", "dataset=[pages_walk,docvqa]"],
-            "gate.expected=0.5 is one score and the run has 2 datasets",
+            "gate.expected=0.5 is one score, but the run has 2 datasets",
         ),
         (["gate.expected=0.5", "dataset=docvqa", "data=fixture"], "data=fixture is made up"),
         (["gate.expected=0.5", "dataset=docvqa", "dataset.metrics=[]"], "datasets.docvqa.metrics is empty"),
@@ -52,7 +52,7 @@ def check(*overrides: str) -> None:
         (["protocol=[paper,agnostic]"], "did you mean 'query_agnostic'"),
         (["reading=relesed"], "did you mean 'released'"),
         (["methods.mmshift.reading=code"], "methods.mmshift.reading=code is unknown"),
-        (["method=full", "methods.full.reading=released"], "full compresses nothing"),
+        (["method=full", "methods.full.reading=released"], "has no effect, because full compresses nothing"),
         (["page_size=huge"], "allowed: large, small"),
         (["sharing=of"], "did you mean 'off'"),
         (["stage=generat"], "did you mean 'generate'"),
@@ -192,7 +192,7 @@ def test_factors_for_another_number_of_layers_are_refused_before_any_work() -> N
     words = ["methods.mmshift.expansion=layer", "methods.mmshift.layer_gamma=[2.0,3.0]"]
     config = compose(["method=mmshift", *words])
     methods = [method.compressor for method in build_methods(method_entries(config.method_config))]
-    with pytest.raises(ConfigError, match="2 factors and the model has 4 layers"):
+    with pytest.raises(ConfigError, match="2 factors, but the model has 4 layers"):
         validate_combinations(config.protocol, MULTIMODAL, methods, [])
 
 
@@ -208,7 +208,7 @@ def test_what_windows_and_states_cannot_follow_is_refused_before_any_work():
     with pytest.raises(UnsupportedError, match="protocol=masked hides evicted tokens .* of Gemma 3"):
         validate_combinations(["paper", "masked"], facts, [full()], [])
     validate_combinations(["paper", "strict"], facts, [full()], [])
-    with pytest.raises(UnsupportedError, match="protocol=stream evicts while it prefills, and Gemma 3"):
+    with pytest.raises(UnsupportedError, match="protocol=stream evicts while it prefills, but Gemma 3"):
         validate_stream("eager", [(full(), None)], facts)
     for decode, attention in (("compiled", "sdpa"), ("eager", "flash_attention_2")):
         answering = SimpleNamespace(decode=decode, model=SimpleNamespace(attention=attention))

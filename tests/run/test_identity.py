@@ -85,9 +85,7 @@ def test_answers_to_a_swapped_picture_are_refused_and_made_again_on_request(task
     (task / PICTURES[0]).unlink()
     for words in ([], ["retry=[changed]"]):
         gone = go(root, *command(task, *words))
-        assert (
-            gone.code == 2 and "(pictures-000000)" in gone.err and "cannot be read now; restore the files" in gone.err
-        )
+        assert gone.code == 2 and "(pictures-000000)" in gone.err and "cannot be read; restore the files" in gone.err
     assert len(responses(root)) == 6
 
 
@@ -120,7 +118,7 @@ def test_weights_that_change_while_they_are_loaded_leave_no_row(tmp_path, monkey
     monkeypatch.setattr(stages, "_load", and_changed)
     asked = (*WALK, "model=hf", f"model.path={weights}")
     outcome = go(tmp_path / "rows", *asked)
-    assert outcome.code == 2 and "changed while this run was loading them" in outcome.err
+    assert outcome.code == 2 and "changed while this run loaded them" in outcome.err
     store = Store(tmp_path / "rows")
     assert store.cells().num_rows == store.responses().num_rows == 0
     monkeypatch.undo()

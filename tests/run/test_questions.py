@@ -54,7 +54,7 @@ def test_a_run_of_documents_prints_their_losses_and_one_question_made_again_has_
         assert main(["tables", str(tmp_path / "whole"), "--questions", "--pairs"]) == 2
     assert "leave out --pairs" in refused.getvalue()
     for store in ("large", "large_protocols"):  # other protocols, and one question a document
-        with pytest.raises(StoreError, match="no such scores of several questions"):
+        with pytest.raises(StoreError, match="no scores of several questions per document"):
             question_tables(Path(__file__).parents[2] / "results" / "tiny" / store)
     (table,) = question_tables(tmp_path / "whole", metrics=["fidelity_kl"])
     (line,) = (line for line in table.grids[0].rows if line[0] == "snapkv")
@@ -125,14 +125,14 @@ def test_what_has_no_further_questions_is_refused_in_one_sentence(tmp_path):
     for words, said in (
         (
             ("dataset=pages", "protocol=query_first"),
-            "pages_small has one question a document; choose dataset=questions_records",
+            "but pages_small has one; choose dataset=questions_records",
         ),
         (
             ("dataset=questions_records", "limit=6", *MODEL),
             "limit=6 ends within a document of questions_records.*limit=4 or limit=8",
         ),
         (("dataset=questions_records", "limit=3", *MODEL), "which has 4 questions; give limit=4"),
-        (("dataset=questions_records", "limit=4", "sharing=off", "protocol=query_joint", *MODEL), "needs sharing=on"),
+        (("dataset=questions_records", "limit=4", "sharing=off", "protocol=query_joint", *MODEL), "write sharing=on"),
         (
             ("dataset=questions_records", "limit=4", "method=oracle", "protocol=query_first", *MODEL),
             "oracle scores by the answer",

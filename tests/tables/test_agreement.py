@@ -56,7 +56,7 @@ def test_a_score_a_metric_and_a_count_that_contradict_each_other_are_refused(tmp
             ("samples", "value", 0.25, 0.75, "is 0.416667 in metrics/ and 0.583333"),
             ("samples", "parts", [0.25, 1.0], [2.25, 1.0], "ppl of cell"),
             ("samples", "status", "ok", "oom", "is of 3 samples in metrics/ and of 2"),
-            ("samples", "cluster", "page-s001", "page-s000", "whose clusters are others than their answers have"),
+            ("samples", "cluster", "page-s001", "page-s000", "whose clusters differ from those of their answers"),
             (
                 "metrics",
                 "value",

@@ -117,7 +117,7 @@ def refusal(capsys: pytest.CaptureFixture, *argv: object) -> str:
 
 def test_a_folder_without_rows_is_refused_in_one_sentence(tmp_path: Path, capsys) -> None:
     assert "no rows folder at" in refusal(capsys, tmp_path / "nowhere")
-    assert "holds no result rows" in refusal(capsys, tmp_path)
+    assert "has no result rows" in refusal(capsys, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
