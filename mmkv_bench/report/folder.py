@@ -31,14 +31,17 @@ MISSING = (
 class Folder:
     """Where a report is written. An earlier one of ours is replaced when the new one is whole, other files are never touched.
 
+    Args:
+        further: file and words of pages that are linked behind the overview and the table.
+
     Attributes:
         bytes: of everything written so far, by folder; `pages` are those at the top.
     """
 
-    def __init__(self, root: Path, passes: bool = False) -> None:
+    def __init__(self, root: Path, further: Sequence[tuple[str, str]] = ()) -> None:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-        self.root, self.passes = root, passes
+        self.root, self.further = root, further
         self.bytes: dict[str, int] = {}
         self.files = 0
         self._heads: set[str] = set()
@@ -84,7 +87,7 @@ class Folder:
     def page(self, name: str, template: str, /, **values: Any) -> None:
         """Write `<name>.html`; values: what the template shows."""
         root = "../" * name.count("/")
-        shared = {"root": root, "page": f"{name}.html", "passes": self.passes}
+        shared = {"root": root, "page": f"{name}.html", "further": self.further}
         text = self._templates.get_template(template).render(**shared, **values)
         self.write(f"{name}.html", text.encode())
 
