@@ -142,19 +142,17 @@ def paired_scores(root: Path) -> pd.DataFrame:
 
 def _places(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the place of each question in its document's order, from 1: its number where no row says what comes first."""
-    asked = rows.drop_duplicates(["dataset", "sample_id"])[["dataset", "sample_id", "cluster", "question_number"]]
-    asked = asked.set_index(["dataset", "sample_id"])
-    number = asked["question_number"].astype(float)
-    ordered = rows[rows["known"].isin(["same", "other", "turns"])].dropna(subset=["question_known"])
-    begun = ordered.groupby(["dataset", "sample_id"])["question_known"].first().str.partition(",")[0].astype(float)
-    known = (
-        rows[rows["known"] == "joint"].groupby(["dataset", "sample_id"])["question_known"].first().str.count(",") + 1.0
-    )
-    size = known.reindex(asked.index).fillna(
-        number.groupby([asked.index.get_level_values(0), asked["cluster"]]).transform("max") + 1
-    )
-    first = begun.reindex(asked.index) if len(begun) else 0.0
-    return (((number - first) % size) + 1).rename("place").reset_index()
+    sample = ["dataset", "sample_id"]
+    asked = rows.drop_duplicates(sample)
+    asked = asked.assign(size=asked.groupby(["dataset", "cluster"])["question_number"].transform("max") + 1)
+    asked = asked.set_index(sample)[["question_number", "size"]].astype(float)
+    known = rows.dropna(subset=["question_known"]).drop_duplicates([*sample, "known"]).set_index(sample)
+    listed = known.loc[known["known"] == "joint", "question_known"].str.count(",").astype(float) + 1
+    size = listed.reindex(asked.index).fillna(asked["size"])
+    ordered = known.loc[known["known"].isin(["same", "other", "turns"]), "question_known"]
+    first = ordered[~ordered.index.duplicated()].str.split(",").str[0].astype(float).reindex(asked.index)
+    place = (asked["question_number"] - (first if len(ordered) else 0)) % size + 1
+    return place.rename("place").reset_index()
 
 
 def by_place(scores: pd.DataFrame) -> pd.DataFrame:
