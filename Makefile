@@ -229,7 +229,7 @@ results-continuation: $(STAMP)
 	$(BIN)/python -m mmkv_bench pack $(PACK) results/continuation
 
 # Conversations take methods that cut a cache back after each answer; a run refuses the others with the reason.
-TALKING = full,random,streamingllm,snapkv,snapkv_kvpress,keydiff,expected_attention,h2o,mmshift,last_query
+TALKING = full,random,streamingllm,snapkv,keydiff,expected_attention,h2o,mmshift,last_query
 results-questions: $(STAMP)
 	$(BIN)/python -m mmkv_bench experiment=questions_pages
 	$(BIN)/python -m mmkv_bench experiment=questions_pages protocol=turns 'method=[$(TALKING)]'

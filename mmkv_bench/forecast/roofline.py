@@ -56,11 +56,16 @@ def step_operations(decoder: Decoder, entries: float, batch: int = 1) -> float:
 def prefill_operations(decoder: Decoder, tokens: int) -> float:
     """Operations of the text model over a prompt of `tokens`, causal, with the logits of the last token alone. The vision
     tower's are not among them."""
+    return fed_operations(decoder, tokens, 0) + 2 * decoder.table
+
+
+def fed_operations(decoder: Decoder, tokens: int, before: int) -> float:
+    """Operations of the text model over `tokens` in one piece, behind `before` entries per KV head, causal, without logits."""
     states, product = decoder.states, 4 * decoder.query_heads * decoder.head_dim
-    near = min(tokens, states.window + 1)  # tokens that a query of a sliding layer sees, itself among them
-    pairs = decoder.compressed * tokens * (tokens + 1) // 2
-    pairs += states.windows * (near * (near + 1) // 2 + (tokens - near) * near)
-    return tokens * (2 * decoder.multiplied + _recurrent(decoder)) + product * pairs + 2 * decoder.table
+    near = min(tokens, max(states.window + 1 - before, 0))  # tokens whose window begins before the first stored entry
+    pairs = decoder.compressed * (tokens * before + tokens * (tokens + 1) // 2)
+    pairs += states.windows * (near * before + near * (near + 1) // 2 + (tokens - near) * (states.window + 1))
+    return tokens * (2 * decoder.multiplied + _recurrent(decoder)) + product * pairs
 
 
 def _recurrent(decoder: Decoder) -> int:
