@@ -76,6 +76,20 @@ def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
     return made
 
 
+def caches_held(plan: Plan) -> tuple[int, int]:
+    """Return how many documents' whole caches a run holds while their questions are answered, and while one more is prefilled.
+
+    A cache that all questions of a document share stays until the next document is prefilled under its protocol.
+    """
+    several = {part.dataset for part in plan.parts if part.spec.questions_key}
+    rules = {cell.protocol: protocol(cell.protocol) for cell in plan.cells if cell.dataset in several}
+    once = [rule for rule in rules.values() if rule.serves_all_questions(reads_answer=False)]
+    if not once or not plan.answering.shares_prefill:
+        return 0, 0
+    joint = any(rule.knows == "joint" for rule in once)  # its first prompt's cache stays while the others are prefilled
+    return len(once), len(once) - 1 + joint
+
+
 def notes_of(plan: Plan) -> list[str]:
     """Return a sentence for each dataset whose documents are not counted, because only its data tell how many there are."""
     return [

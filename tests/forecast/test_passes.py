@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 import pytest
 from transformers.models.llama.modeling_llama import LlamaModel
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
+from mmkv_bench.compression.session import Session
 from mmkv_bench.config.compose import compose
-from mmkv_bench.forecast.passes import passes, questions_per_document
+from mmkv_bench.forecast.passes import caches_held, passes, questions_per_document
 from mmkv_bench.plan.planner import outline
 from tests.each import each
 from tests.run.setting import done
@@ -82,3 +85,34 @@ def test_a_plan_counts_what_the_engine_reads(words, prefills, replays, turns, tm
     assert (reads.prefills, reads.replays) == (made.prefills, made.replays.total())
     if turns:  # each turn's question is fed by itself
         assert reads.behind == made.turns.total() + len(part.samples) * len(part.cells)
+
+
+@each(
+    ("protocols", "answering", "prefilling"),
+    [
+        ("query_first,query_generic", 2, 1),
+        ("query_first,query_joint,query_agnostic", 3, 3),  # joint: its first prompt's, while it prefills the second
+    ],
+)
+def test_a_run_holds_as_many_whole_caches_of_documents_as_its_plan_says(
+    protocols, answering, prefilling, tmp_path, monkeypatch
+):
+    words = (*PAGES, "method=[snapkv]", "budget=32", f"protocol=[{protocols}]", "limit=8")
+    assert caches_held(outline(compose([*words, f"out={tmp_path}"]))) == (answering, prefilling)
+    caches, most = WeakSet(), {"answering": 0, "prefilling": 0}
+    new_cache, forward = Session.new_cache, Qwen2_5_VLTextModel.forward
+
+    def recorded(session, *args):
+        made = new_cache(session, *args)
+        caches.add(made)
+        return made
+
+    def counting(model, *args, **kwargs):
+        place = "answering" if kwargs["past_key_values"].get_seq_length() else "prefilling"
+        most[place] = max(most[place], sum(one.get_seq_length() > 200 for one in caches))
+        return forward(model, *args, **kwargs)
+
+    monkeypatch.setattr(Session, "new_cache", recorded)
+    monkeypatch.setattr(Qwen2_5_VLTextModel, "forward", counting)
+    done(tmp_path, *words)
+    assert most == {"answering": answering, "prefilling": prefilling}
