@@ -169,7 +169,7 @@ def by_place(scores: pd.DataFrame) -> pd.DataFrame:
 
     made = []
     for names, line in sorted(scores.groupby(LINE), key=lambda item: (*item[0][:3], _place(*item[0][3:]))):
-        named = dict(zip(LINE, names, strict=True)) | {"label": label(*names[3:5], names[6])}
+        named = dict(zip(LINE, names, strict=True)) | {"label": label(names[3], names[4], names[6])}
         for mode, columns in MODES.items():
             value = line[columns].bfill(axis=1).iloc[:, 0]
             for place, rows in line.assign(value=value).dropna(subset=["value", "place"]).groupby("place"):
