@@ -234,7 +234,7 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
         ),
         Note(
             "Losses, positive where the second is worse: room = each - joint; unknown = joint - other, at questions that were "
-            "not known; wording = each - paraphrase; generic and agnostic: each minus these. Paired by sample, means over "
+            "not known; wording = each - paraphrase; generic, agnostic and turns: each minus these. Paired by sample, means over "
             "documents, 95 % bootstrap intervals over documents, not corrected for their number.",
             Rank.MARK,
         ),
