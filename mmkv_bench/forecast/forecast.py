@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.forecast import prompt_length, roofline
+from mmkv_bench.forecast.passes import Passes, passes, questions_per_document
 from mmkv_bench.forecast.prompt_length import PromptLength
 from mmkv_bench.forecast.weights import ModelBytes, model_sizes
 from mmkv_bench.protocols import protocol
@@ -59,6 +61,8 @@ class Workload:
         new_tokens: most tokens of an answer; None if unknown.
         cells: cells that read the prompts.
         prefills: tokens of a prompt -> number of such prompts to prefill.
+        fed: (tokens, entries before them) -> number of such pieces that are fed after a prefill: chunks of contexts that are fed
+            again, turns of conversations.
         weight_reads: number of times that decoding reads the weights; entry_reads: number of entries that it reads. None if
             answers have no known length.
         batch: sequences decoded together. together: their prompts are prefilled in one pass, not one by one.
@@ -75,6 +79,7 @@ class Workload:
     batch: int = 1
     together: bool = False
     state_reads: float = 0.0
+    fed: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -184,20 +189,7 @@ def kept_entries(cell: Cell, tokens: int) -> int:
 
 def prefills(plan: Plan, coverage: Coverage) -> int:
     """Count the prompts that a run prefills for the missing answers."""
-    return sum(coverage.missing(part) * _passes(plan, part) for part in plan.parts)
-
-
-def _passes(plan: Plan, part: DatasetShare) -> int:
-    """Count the prefills of a sample: one for all cells of a protocol, one more for each cell that prefills again, and one for
-    each cell that streams or converses."""
-    if not plan.answering.shares_prefill:
-        return len(part.cells)
-    rules = {cell.protocol: protocol(cell.protocol) for cell in part.cells}
-    again = sum(rules[cell.protocol].prefills_again and cell.budget is not None for cell in part.cells)
-    if plan.family is not None and plan.family.states.layers:  # states belong to one position in the prompt
-        return len(rules) + again
-    apart = sum(rules[cell.protocol].apart for cell in part.cells)
-    return len({rule.cuts for rule in rules.values() if not rule.apart}) + again + apart
+    return sum(passes(plan, part, coverage.missing(part)).prefills for part in plan.parts)
 
 
 def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int) -> Workload:
@@ -205,18 +197,44 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
     entries of every cell."""
     forks = plan.answering.fork_batch if plan.answering.shares_prefill else 1
     new = json.loads(part.cells[0].generation).get("max_new_tokens") or None
-    entries = sum(kept_entries(cell, length.tokens) + (new or 0) / 2 for cell in part.cells)
+    made = passes(plan, part, samples)
+    turn = _turn(length, new)
+    earlier = (questions_per_document(part) or 1.0) / 2 - 0.5  # turns before one, the mean over a conversation
+    entries = 0.0
+    for cell in part.cells:
+        grown = earlier * turn if cell in made.turns and cell.budget is None else 0.0
+        entries += kept_entries(cell, length.tokens) + grown + (new or 0) / 2
+    alone = sum(protocol(cell.protocol).apart for cell in part.cells)
     steps = None if new is None else samples * int(new)
     return Workload(
         part.dataset,
         length,
         new,
         part.cells,
-        {length.tokens: samples * _passes(plan, part)},
-        None if steps is None else steps * -(-len(part.cells) // forks),
+        {length.tokens: made.prefills},
+        None if steps is None else steps * (-(-(len(part.cells) - alone) // forks) + alone),
         None if steps is None else steps * entries,
         state_reads=(steps or 0) * len(part.cells),
+        fed=_fed(made, length, turn),
     )
+
+
+def _turn(length: PromptLength, new: int | None) -> int:
+    """Tokens of a question and its answer at least: texts of prompts without pictures are not told apart from their questions."""
+    return (length.tokens - length.visual if length.visual else 0) + (new or 0)
+
+
+def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, int], int]:
+    """Pieces that are fed behind prefills: contexts in the chunks of their scorers, and turns behind what is kept."""
+    fed: Counter[tuple[int, int]] = Counter()
+    for cell, count in made.replays.items():
+        chunk = int(json.loads(cell.parameters).get("chunk") or length.tokens)
+        whole, rest = divmod(length.tokens, chunk)
+        fed[chunk, length.tokens] += count * whole
+        fed[rest, length.tokens] += count * bool(rest)
+    for cell, count in made.turns.items():
+        fed[turn, kept_entries(cell, length.tokens)] += count
+    return {piece: count for piece, count in fed.items() if count and piece[0]}
 
 
 def _check(plan: Plan, given: Assumptions) -> None:
@@ -242,6 +260,7 @@ def _dataset(work: Workload, model: ModelBytes, given: Assumptions) -> DatasetFo
         operations = sum(
             count * roofline.prefill_operations(model.decoder, tokens) for tokens, count in work.prefills.items()
         )
+        operations += sum(count * roofline.fed_operations(model.decoder, *piece) for piece, count in work.fed.items())
         prefill = operations / given.rate / HOUR
     if given.bandwidth is not None and work.weight_reads is not None and work.entry_reads is not None:
         read = work.weight_reads * model.step_weights + work.entry_reads * model.kv_per_token

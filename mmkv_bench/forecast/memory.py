@@ -14,17 +14,20 @@ from torch import Tensor
 
 from mmkv_bench.calibrate.artefact import StandIns
 from mmkv_bench.columns import aligned
+from mmkv_bench.columns import size as nbytes
 from mmkv_bench.config.schema import TOGETHER
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.families.registry import apply_limits
 from mmkv_bench.forecast.dry_run import dry_model, prompt_types
+from mmkv_bench.forecast.passes import caches_held
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.one_pass import DECODE, LOAD, PHASES
 from mmkv_bench.models.load import quiet_transformers
 from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan.cells import build_methods
+from mmkv_bench.protocols import protocol
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
@@ -120,8 +123,9 @@ def count_peaks(
                 made = [replace(own, fits=own.largest <= memory, largest_batch=most) for own in made]
             counted += made
     counted.sort(key=lambda one: one.batch)
+    longest = max((one.tokens for one in counted), default=0) * (forecast.kv_per_token or 0)
     unseen = any(prompt.inputs is None and bool((prompt.types > 0).any()) for prompt in prompts)
-    return counted, _notes(plan, stand_ins, unseen, batches != [1])
+    return counted, _notes(plan, stand_ins, unseen, batches != [1]) + _held(plan, longest)
 
 
 def without_weights(plan: Plan) -> LoadedModel:
@@ -275,6 +279,22 @@ def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Bu
         label += f" {cell.reading}" if cell.reading not in (None, "paper") else ""
         cells.setdefault(label, (built[cell.method, cell.compressor.reading], cell.budget))
     return cells
+
+
+def _held(plan: Plan, cache: int) -> list[str]:
+    """Sentences about caches that a run holds beside those of one cell. cache: bytes of the longest prompt's whole cache."""
+    answering, prefilling = caches_held(plan)
+    notes = []
+    if answering:
+        notes.append(
+            f"whole caches of documents stay for their further questions and come on top: {answering} while answers are decoded "
+            f"({nbytes(answering * cache)}), {prefilling} while one more is prefilled ({nbytes(prefilling * cache)})"
+        )
+    if any(protocol(cell.protocol).converses for cell in plan.cells):
+        notes.append(
+            "turns: a conversation holds a question and its answer beside its budget, and full's those of all earlier turns"
+        )
+    return notes
 
 
 def _notes(plan: Plan, stand_ins: StandIns, unseen: bool, batched: bool) -> list[str]:

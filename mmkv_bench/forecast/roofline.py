@@ -58,11 +58,16 @@ def step_operations(decoder: Decoder, entries: float, batch: int = 1) -> float:
 def prefill_operations(decoder: Decoder, tokens: int) -> float:
     """Return the operations of the text model for a causal prompt of `tokens`, with the logits of only the last token and without
     the vision tower."""
+    return fed_operations(decoder, tokens, 0) + 2 * decoder.table
+
+
+def fed_operations(decoder: Decoder, tokens: int, before: int) -> float:
+    """Return the text model's operations for a causal piece of `tokens` after `before` entries per KV head, without logits."""
     states, product = decoder.states, 4 * decoder.query_heads * decoder.head_dim
-    near = min(tokens, states.window + 1)  # tokens that a query of a sliding layer attends to, itself included
-    pairs = decoder.compressed * tokens * (tokens + 1) // 2
-    pairs += states.windows * (near * (near + 1) // 2 + (tokens - near) * near)
-    return tokens * (2 * decoder.multiplied + _recurrent(decoder)) + product * pairs + 2 * decoder.table
+    near = min(tokens, max(states.window + 1 - before, 0))  # tokens whose window begins before the first stored entry
+    pairs = decoder.compressed * (tokens * before + tokens * (tokens + 1) // 2)
+    pairs += states.windows * (near * before + near * (near + 1) // 2 + (tokens - near) * (states.window + 1))
+    return tokens * (2 * decoder.multiplied + _recurrent(decoder)) + product * pairs
 
 
 def _recurrent(decoder: Decoder) -> int:

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.errors import ConfigError
-from mmkv_bench.report.charts import against_budget, against_cost, against_length, printed, rank_intervals
+from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.report.charts import (
+    against_budget,
+    against_cost,
+    against_length,
+    against_place,
+    printed,
+    rank_intervals,
+)
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.folder import Folder, check
 from mmkv_bench.report.scores import COSTS, Family, ScoreViews
@@ -18,6 +25,9 @@ from mmkv_bench.tables.cost_rows import KNOWN
 from mmkv_bench.tables.costs import CostTable, cost_tables
 from mmkv_bench.tables.rows import Rows
 from mmkv_bench.tables.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Receipts = Mapping[Path, Mapping[str, Mapping[str, Any]]]
 """Store -> hash of a cell -> its entry in a receipt of `verify`, with `made_at`, `file` and `path`."""
@@ -50,9 +60,10 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
 
     check(out)
     measured = [table for root in roots for table in deployment_tables(root)]
-    folder, views, commands = Folder(out, passes=bool(measured)), ScoreViews(), Commands()
+    asked, left_out = _asked(roots)
+    further = [("passes.html", "Timed passes")] * bool(measured) + [("questions.html", "Questions")] * bool(asked)
+    folder, views, commands = Folder(out, further), ScoreViews(), Commands()
     costs: list[CostTable] = []
-    left_out: list[str] = []
     cells = answers = 0
     for number, root in enumerate(roots):
         store_costs = cost_tables(root, (), beside=[*COSTS, KNOWN["ttft_s"], KNOWN["peak_total"]])
@@ -74,6 +85,8 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
     _write_tables(folder, views, stores, about, left_out)
     if measured:
         _write_passes(folder, measured, [table for table in costs if table.per_pass])
+    if asked:
+        _write_questions(folder, asked)
     parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in sorted(folder.bytes.items()) if size)
     size = f"{sum(folder.bytes.values()) / 1e6:.1f} MB in {folder.files:,} files ({parts})"
     folder.finish()
@@ -126,6 +139,48 @@ def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[Cos
             folder.figure(f"passes-{key}", figure)
             figures.append((f"passes-{key}", words))
     folder.page("passes", "passes.html", title="Timed passes", figures=figures, tables=list(map(printed, measured)))
+
+
+def _asked(roots: Sequence[Path]) -> tuple[list[tuple[Table, pd.DataFrame]], list[str]]:
+    """Return tables of several questions a document with the scores by place, and why a store has none although it asks them."""
+    from mmkv_bench.tables.questions import NoQuestionsError, by_place, tables_with_scores
+
+    asked, left_out = [], []
+    for root in roots:
+        try:
+            asked += [(table, by_place(scores)) for table, scores in tables_with_scores(root)]
+        except NoQuestionsError:
+            continue
+        except StoreError as problem:
+            left_out.append(f"No page of questions: {problem}.")
+    return asked, left_out
+
+
+def _write_questions(folder: Folder, asked: Sequence[tuple[Table, pd.DataFrame]]) -> None:
+    """Write the page of several questions a document: what was known, and scores by the place of a question."""
+    lines: dict[str, int] = {}
+    parts = []
+    for number, (table, points) in enumerate(asked):
+        full = points[points["method"] == "full"]
+        charts = []
+        for (label, budget), line in points[points["method"] != "full"].groupby(["label", "budget"], sort=False):
+            words = f"{label}, {budget}" if budget else label
+            name = f"places-{number}-{lines.setdefault(words, len(lines))}"
+            held = line[["mode", "place", "value", "low", "high"]].to_numpy(dtype=object)
+            folder.figure(name, against_place(line, full), ("mode", "question", "score", "low", "high"), held)
+            charts.append((lines[words], words, name))
+        parts.append({"words": table.title.partition(":")[0], "table": printed(table), "charts": charts})
+    folder.page(
+        "questions",
+        "questions.html",
+        title="Many questions per cache",
+        asked=[
+            (number, f"{part['words']}, {table.caption}")
+            for number, (part, (table, _)) in enumerate(zip(parts, asked, strict=True))
+        ],
+        lines=[(place, words) for words, place in lines.items()],
+        parts=parts,
+    )
 
 
 def _family_page(folder: Folder, number: int, family: Family, shared: dict[str, object]) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.report.fields import budget_words, byte_words, number, rank_words
 from mmkv_bench.report.scores import FamilyRanks, ScoreLine, ScoreView, cost_value
 from mmkv_bench.tables.costs import CostEntry, CostTable
 from mmkv_bench.tables.figure import COLOURS, GREY, MARKERS, Look, looks
+from mmkv_bench.tables.question_figure import LOOKS, PLACE, aside
+from mmkv_bench.tables.questions import MODES
 from mmkv_bench.tables.table import Table
 from mmkv_bench.tables.text import axis_words
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 AXIS = {"automargin": True}
@@ -135,10 +140,47 @@ def against_length(tables: Sequence[CostTable], cost: str) -> Figure | None:
     return _figure(traces, height=480, xaxis=axis, yaxis=AXIS | {"title": {"text": unit}, "rangemode": "tozero"})
 
 
+def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
+    """Scores against the place of a question in its document's order, a line per mode; the full cache is dashed.
+
+    Args:
+        line, full: lines of `tables.questions.by_place`, of one method and budget and of the full cache.
+    """
+    modes = [mode for mode in MODES if (line["mode"] == mode).any()]
+    traces = []
+    for mode in modes:
+        rows = line[line["mode"] == mode]
+        points = [
+            (value, _known(low), _known(high))
+            for value, low, high in zip(rows["value"], rows["low"], rows["high"], strict=True)
+        ]
+        trace = _trace(mode, [number(place + aside(mode, modes)) for place in rows["place"]], points, LOOKS[mode])
+        words = [
+            f"{mode}, question {place}: {value:.2f}" for place, value in zip(rows["place"], rows["value"], strict=True)
+        ]
+        traces.append(trace | {"text": words, "hoverinfo": "text"})
+    rows = full[full["mode"] == "each"]
+    if len(rows):
+        values = [(value, None, None) for value in rows["value"]]
+        traces.insert(
+            0, _trace("full", [*map(int, rows["place"])], values, Look(GREY, "x"), dash="dash") | {"mode": "lines"}
+        )
+    places = sorted({*map(int, line["place"])})
+    bounded = {"range": [-0.03, 1.05]} if line["value"].between(0, 1).all() else {}
+    axis = AXIS | {"title": {"text": PLACE}, "tickvals": places}
+    metric = str(line["metric"].iloc[0])
+    return _figure(traces, height=420, xaxis=axis, yaxis=AXIS | {"title": {"text": metric}} | bounded)
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
 def printed(table: Table) -> dict[str, Any]:
     """Convert a table for the page of timed passes: texts with intervals and marks, and all notes."""
     grids = [
         {
+            "heading": grid.heading,
             "header": grid.header,
             "rows": [
                 [" ".join(filter(None, (cell.text, cell.interval, *cell.marks))) for cell in row] for row in grid.cells

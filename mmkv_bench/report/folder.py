@@ -31,14 +31,17 @@ MISSING = (
 class Folder:
     """The folder into which a report is written. A complete new report replaces an earlier one; other files are never touched.
 
+    Args:
+        further: file and words of pages that are linked behind the overview and the table.
+
     Attributes:
         bytes: bytes written so far, by subfolder; `pages` stands for the top folder.
     """
 
-    def __init__(self, root: Path, passes: bool = False) -> None:
+    def __init__(self, root: Path, further: Sequence[tuple[str, str]] = ()) -> None:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-        self.root, self.passes = root, passes
+        self.root, self.further = root, further
         self.bytes: dict[str, int] = {}
         self.files = 0
         self._heads: set[str] = set()
@@ -84,7 +87,7 @@ class Folder:
     def page(self, name: str, template: str, /, **values: Any) -> None:
         """Write `<name>.html`. values: variables of the template."""
         root = "../" * name.count("/")
-        shared = {"root": root, "page": f"{name}.html", "passes": self.passes}
+        shared = {"root": root, "page": f"{name}.html", "further": self.further}
         text = self._templates.get_template(template).render(**shared, **values)
         self.write(f"{name}.html", text.encode())
 

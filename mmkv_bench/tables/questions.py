@@ -47,8 +47,11 @@ _PROTOCOLS = {
     "query_agnostic": "agnostic",
     "turns": "turns",
 }
-_LINE = ["model", "dataset", "metric", "method", "reading", "budget", "seed"]
-_SAMPLE = [*_LINE, "cluster", "sample_id"]
+MODES = {name: [name] for name in ("each", "joint")} | {"first": ["same", "other"]}
+MODES |= {name: [name] for name in ("paraphrase", "generic", "agnostic", "turns")}
+"""What was known -> its columns of scores, of which a sample has one; `first` is `query_first`, its known question included."""
+LINE = ["model", "dataset", "metric", "method", "reading", "budget", "seed"]
+_SAMPLE = [*LINE, "cluster", "sample_id"]
 
 LEAST = 10
 """Smallest number of documents for an interval."""
@@ -63,6 +66,10 @@ _NOTHING = (
 )
 
 
+class NoQuestionsError(StoreError):
+    """A store without scores of several questions a document."""
+
+
 def question_tables(
     root: Path, datasets: Sequence[str] | None = None, metrics: Sequence[str] | None = None
 ) -> list[Table]:
@@ -74,26 +81,33 @@ def question_tables(
         metrics: names of metrics; None: all except fidelity.
 
     Raises:
-        StoreError: the store has no such rows.
+        NoQuestionsError: the store has no such rows.
     """
+    return [table for table, _ in tables_with_scores(root, datasets, metrics)]
+
+
+def tables_with_scores(
+    root: Path, datasets: Sequence[str] | None = None, metrics: Sequence[str] | None = None
+) -> list[tuple[Table, pd.DataFrame]]:
+    """Return the tables of `question_tables`, each with the lines of `paired_scores` that it is made of."""
     scores = paired_scores(root)
     if datasets:
         scores = scores[scores["dataset"].isin(datasets)]
     scores = scores[scores["metric"].isin(metrics) if metrics else ~scores["metric"].isin(list(FIDELITY))]
     if scores.empty:
-        raise StoreError(_NOTHING.format(root))
-    return [_table(names, rows) for names, rows in scores.groupby(_LINE[:3], sort=False)]
+        raise NoQuestionsError(_NOTHING.format(root))
+    return [(_table(names, rows), rows) for names, rows in scores.groupby(LINE[:3], sort=False)]
 
 
 def paired_scores(root: Path) -> pd.DataFrame:
-    """Return scores by sample: one line per sample and cell without its protocol, one column per name of `KNOWN`, `same` and
-    `turn`.
+    """Return scores by sample: a line per cell without its protocol and sample, a column per name of `KNOWN`, `same` and `place`.
 
-    same: score of the question for which the cache of `query_first` was compressed. turn: the question's position in the
-    conversation of `turns`, from 1. NaN if a score is missing.
+    same: score of the question for which the cache of `query_first` was compressed. place: the question's position in its
+    document's order, from 1: first the question that `query_first` knows and `turns` begins with. NaN if a score is missing.
 
     Raises:
-        StoreError: no rows of several questions, or two cells for the same line, such as cells of two versions.
+        NoQuestionsError: no rows of several questions.
+        StoreError: two cells for the same line, such as cells of two versions.
     """
     from mmkv_bench.store.store import Store
 
@@ -101,7 +115,7 @@ def paired_scores(root: Path) -> pd.DataFrame:
     cells = store.cells().to_pandas()
     cells = cells[cells["protocol"].isin(_PROTOCOLS)]
     if cells.empty:
-        raise StoreError(_NOTHING.format(root))
+        raise NoQuestionsError(_NOTHING.format(root))
     cells = cells.assign(known=cells["protocol"].map(_PROTOCOLS))
     shares = (cells["budget_fraction"].astype(float) * 100).map("{:g}%".format)
     cells["budget"] = cells["budget_entries"].map("{:g}".format).where(cells["budget_entries"].notna(), shares)
@@ -112,7 +126,7 @@ def paired_scores(root: Path) -> pd.DataFrame:
     answers = store.responses(cells["cell"], ["cell", "sample_id", "question_number", "question_known"]).to_pandas()
     answers = answers[answers["question_number"].notna()]
     if answers.empty:
-        raise StoreError(_NOTHING.format(root))
+        raise NoQuestionsError(_NOTHING.format(root))
     scores = store.samples(cells["cell"], ["cell", "dataset", "sample_id", "cluster", "metric", "value"]).to_pandas()
     rows = scores.merge(answers, on=["cell", "sample_id"]).merge(cells[named], on="cell")
     number = rows["question_number"].astype("Int64").astype(str)
@@ -125,9 +139,55 @@ def paired_scores(root: Path) -> pd.DataFrame:
             "different versions or parameters; name the method's variants (variants.<name>), or use a folder for each version"
         )
     wide = rows.pivot_table(index=_SAMPLE, columns="known", values="value", aggfunc="first", sort=False)
-    talks = rows[rows["known"] == "turns"].drop_duplicates(_SAMPLE)
-    turn = talks.set_index(_SAMPLE)["question_known"].str.count(",").astype(float) + 1
-    return wide.reindex(columns=[*KNOWN, "same"]).join(turn.rename("turn")).reset_index()
+    wide = wide.reindex(columns=[*KNOWN, "same"]).reset_index()
+    return wide.merge(_places(rows), on=["dataset", "sample_id"], how="left")
+
+
+def _places(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the place of each question in its document's order, from 1: its number where no row says what comes first."""
+    sample = ["dataset", "sample_id"]
+    asked = rows.drop_duplicates(sample)
+    asked = asked.assign(size=asked.groupby(["dataset", "cluster"])["question_number"].transform("max") + 1)
+    asked = asked.set_index(sample)[["question_number", "size"]].astype(float)
+    known = rows.dropna(subset=["question_known"]).drop_duplicates([*sample, "known"]).set_index(sample)
+    listed = known.loc[known["known"] == "joint", "question_known"].str.count(",").astype(float) + 1
+    size = listed.reindex(asked.index).fillna(asked["size"])
+    ordered = known.loc[known["known"].isin(["same", "other", "turns"]), "question_known"]
+    first = ordered[~ordered.index.duplicated()].str.split(",").str[0].astype(float).reindex(asked.index)
+    place = (asked["question_number"] - (first if len(ordered) else 0)) % size + 1
+    return place.rename("place").reset_index()
+
+
+def by_place(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean score of each mode at each place of a question in its document's order.
+
+    Args:
+        scores: of `paired_scores`.
+
+    Returns:
+        A line per line of scores, mode of `MODES` and place: `label` of the method, `mode`, `place`, `value`, `low` and `high`
+        (95 %, over documents; NaN of fewer than `LEAST`), `documents`.
+    """
+    import pandas as pd
+
+    made = []
+    for names, line in sorted(scores.groupby(LINE), key=lambda item: (*item[0][:3], _place(*item[0][3:]))):
+        named = dict(zip(LINE, names, strict=True)) | {"label": label(names[3], names[4], names[6])}
+        for mode, columns in MODES.items():
+            value = line[columns].bfill(axis=1).iloc[:, 0]
+            for place, rows in line.assign(value=value).dropna(subset=["value", "place"]).groupby("place"):
+                clusters, interval = rows["cluster"].to_numpy(str), NO_INTERVAL
+                documents = len(set(clusters))
+                if documents >= LEAST:
+                    (interval,) = intervals([(rows["value"].to_numpy(np.float64), clusters)], named["dataset"])
+                ends = {"low": interval.low, "high": interval.high, "documents": documents}
+                made.append(named | {"mode": mode, "place": int(place), "value": rows["value"].mean()} | ends)
+    return pd.DataFrame(made).astype({"low": float, "high": float})
+
+
+def label(method: str, reading: str, seed: str) -> str:
+    """Return a line's name as tables print it."""
+    return method + (f" ({reading})" if reading == "released" else "") + (f" seed={seed}" if seed else "")
 
 
 def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[float, Interval, int]]:
@@ -156,17 +216,18 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
     model, dataset, metric = names
     held = [name for name in KNOWN if rows[name].notna().any()]
     causes = [name for name in LOSSES if name != "turns" or name in held]
-    turns = sorted(rows["turn"].dropna().unique())
+    turns = sorted(rows.loc[rows["turns"].notna(), "place"].dropna().unique())
     grid, split, talk = [], [], []
-    for (method, reading, budget, seed), line in sorted(rows.groupby(_LINE[3:]), key=lambda item: _place(*item[0])):
-        label = method + (f" ({reading})" if reading == "released" else "") + (f" seed={seed}" if seed else "")
-        means = [line[name].mean() for name in held]
-        grid.append([label, budget, *(_number(value) for value in means)])
-        talk.append([label, budget, *(_at_turn(line[line["turn"] == turn]) for turn in turns)])
+    for (method, reading, budget, seed), line in sorted(rows.groupby(LINE[3:]), key=lambda item: _place(*item[0])):
+        name = label(method, reading, seed)
+        means = [line[column].mean() for column in held]
+        grid.append([name, budget, *(_number(value) for value in means)])
+        if line["turns"].notna().any():
+            talk.append([name, budget, *(_at_turn(line[line["place"] == turn]) for turn in turns)])
         if not budget:
             continue
-        found = losses(line, dataset, metric)
-        split.append([label, budget, *(_loss(found.get(name)) for name in causes)])
+        made = losses(line, dataset, metric)
+        split.append([name, budget, *(_loss(made.get(cause)) for cause in causes)])
     documents, questions = rows["cluster"].nunique(), rows["sample_id"].nunique()
     same = rows.dropna(subset=["same", "each"])
     notes = [
@@ -178,16 +239,16 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
         ),
         Note(
             "Losses, positive where the second is worse: room = each - joint; unknown = joint - other, at questions that were "
-            "not known; wording = each - paraphrase; generic and agnostic: each minus these. Paired by sample, means over "
+            "not known; wording = each - paraphrase; generic, agnostic and turns: each minus these. Paired by sample, means over "
             "documents, 95 % bootstrap intervals over documents, not corrected for their number.",
             Rank.MARK,
         ),
     ]
     if documents < LEAST:
-        notes.append(Note(f"No intervals: {documents} documents, and they take {LEAST} or more.", Rank.WARNING))
-    missing = sum(int(rows[name].isna().sum()) for name in held if name != "other")
-    if "other" in held:
-        missing += int((rows["other"].isna() & rows["same"].isna()).sum())
+        notes.append(
+            Note(f"No intervals: {_count(documents, 'document')}, and they take {LEAST} or more.", Rank.WARNING)
+        )
+    missing = sum(_missing(line) for _, line in rows.groupby(LINE[3:]))
     if missing:
         notes.append(Note(f"{missing} scores are missing (failed, or not there yet) and left out.", Rank.WARNING))
     if len(same):
@@ -198,7 +259,7 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
                 Rank.READING,
             )
         )
-    heading = f"model={model}; {documents} documents, {questions} questions"
+    heading = f"model={model}; {_count(documents, 'document')}, {_count(questions, 'question')}"
     return Table(
         title=f"{dataset}, {metric}: many questions per cache",
         caption=heading,
@@ -214,6 +275,16 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
         notes=notes,
         records=lambda: rows.astype(object).where(rows.notna(), None).to_dict("records"),
     )
+
+
+def _missing(line: pd.DataFrame) -> int:
+    """Count the scores that one line lacks, in modes of which it has some."""
+    lacking = [line[columns].isna().all(axis=1) for columns in MODES.values()]
+    return sum(int(gone.sum()) for gone in lacking if not gone.all())
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _place(method: str, reading: str, budget: str, seed: str) -> tuple[object, ...]:
