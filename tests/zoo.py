@@ -46,7 +46,7 @@ _SPECIAL = {
     "vision_end_token_id": VISION_END,
 }
 
-_PER_TOKEN = ("input_ids", "attention_mask", "mm_token_type_ids")
+_PER_TOKEN = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
 
 
 @dataclass(frozen=True)
@@ -217,20 +217,38 @@ def _qwen3_5_vl() -> Any:
     return tf.Qwen3_5Config(text_config=_qwen3_5_text(), vision_config=vision, **_SPECIAL)
 
 
+def _gemma3_text() -> dict[str, Any]:
+    return _GQA | {
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 1,
+        "head_dim": HEAD_DIM,
+        "tie_word_embeddings": False,  # of random weights the last token would answer
+        "query_pre_attn_scalar": HEAD_DIM,
+        "sliding_window": 16,
+        "layer_types": [kind.format("sliding") for kind in _KINDS],
+    }
+
+
+def _gemma3_vl() -> Any:
+    vision = _TILE | {"model_type": "siglip_vision_model", "num_hidden_layers": 2, "vision_use_head": False}
+    ids = {"image_token_index": IMAGE, "boi_token_index": VISION_START, "eoi_token_index": VISION_END}
+    text = tf.Gemma3TextConfig(**_gemma3_text())
+    return tf.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=16, tie_word_embeddings=False, **ids
+    )
+
+
+def _gemma3_pictures(generator: torch.Generator) -> tuple[list[list[int]], dict[str, Tensor]]:
+    """Two pictures of 16 tokens, one more than a window holds."""
+    segment = [VISION_START] + [IMAGE] * 16 + [VISION_END]
+    return [segment, segment], {"pixel_values": torch.randn(2, 3, 28, 28, generator=generator)}
+
+
 _ENTRIES |= {
     "qwen3_5": Entry(lambda: tf.Qwen3_5TextConfig(**_qwen3_5_text()), "Qwen3_5ForCausalLM"),
     "qwen3_5_vl": Entry(_qwen3_5_vl, "Qwen3_5" + _CLASS, _grid(16, IMAGE, _IMAGES)),
-    "gemma3": Entry(
-        lambda: tf.Gemma3TextConfig(
-            **_GQA | {"num_hidden_layers": 4, "num_key_value_heads": 1},
-            head_dim=HEAD_DIM,
-            tie_word_embeddings=False,  # of random weights the last token would answer
-            query_pre_attn_scalar=HEAD_DIM,
-            sliding_window=16,
-            layer_types=[kind.format("sliding") for kind in _KINDS],
-        ),
-        "Gemma3ForCausalLM",
-    ),
+    "gemma3": Entry(lambda: tf.Gemma3TextConfig(**_gemma3_text()), "Gemma3ForCausalLM"),
+    "gemma3_vl": Entry(_gemma3_vl, "Gemma3" + _CLASS, _gemma3_pictures),
     "gpt_oss": Entry(
         lambda: tf.GptOssConfig(
             **_GQA | {"num_hidden_layers": 4, "intermediate_size": 64},
@@ -266,6 +284,8 @@ def build(name: str, seed: int = 0) -> tf.PreTrainedModel:
             if name == "gpt_oss":  # from -4 to 12: some heads give most to no key, some nearly all to keys
                 layer.self_attn.sinks.copy_(torch.linspace(-4.0, 12.0, HEADS))
                 layer.self_attn.q_proj.bias.normal_()
+        if name == "gemma3_vl":  # zeros otherwise
+            model.model.multi_modal_projector.mm_input_projection_weight.normal_(0, 0.1)
         text.embed_tokens.weight.mul_(25.0 / float(getattr(text.embed_tokens, "embed_scale", 1.0)))  # Gemma scales them
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = PAD
@@ -321,6 +341,8 @@ def inputs_of(name: str, ids: list[int], tensors: dict[str, Tensor] | None = Non
     if name.startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5_vl")):
         # Without it Qwen-VL silently falls back to one-dimensional positions.
         inputs["mm_token_type_ids"] = ((input_ids == IMAGE).int() + 2 * (input_ids == VIDEO).int()).int()
+    if name == "gemma3_vl":  # without it a picture's tokens are causal
+        inputs["token_type_ids"] = (input_ids == IMAGE).long()
     return inputs
 
 

@@ -21,6 +21,7 @@ from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.fixed_layer import FixedLayer, fix, pool_of
 from mmkv_bench.compression.listeners import AnswerAttention, Phases, PrefillListener, untimed
 from mmkv_bench.compression.observation import Chunk, Needs, Observation, PromptBatch, Received
+from mmkv_bench.compression.reach import check_start, reach_of
 from mmkv_bench.compression.replay import Replay, ReplayText
 from mmkv_bench.compression.streaming import StreamListener
 from mmkv_bench.compression.varlen_layer import VarlenLayer, folds
@@ -205,10 +206,12 @@ class Session:
                 cache = self.new_cache()
                 kwargs = dict(kwargs, past_key_values=cache)
             self._start_prompt(cache, args, kwargs)
+            self._add_reach(kwargs)
             if self.listener.needs.replay:
                 self._receive(args, kwargs)
         elif self.prompt is not None and not self.prompt.complete and cache is self.prompt.cache:
             self._add_types(self._new_tokens(args, kwargs))
+            self._add_reach(kwargs)
             self.prompt.rotations.clear()  # of places behind an earlier chunk
         if isinstance(cache, CompressedCache) and cache.query_positions is not None:
             kwargs = dict(kwargs, position_ids=cache.query_positions(cache, kwargs["position_ids"]))
@@ -269,7 +272,6 @@ class Session:
         new = self._new_tokens(args, kwargs)
         embeds = kwargs.get("inputs_embeds")
         rows = (embeds if embeds is not None else args[0] if args else kwargs["input_ids"]).shape[0]
-        _check_causal(kwargs.get("attention_mask"))
         mask = self._top.get("attention_mask")
         if mask is None:
             mask = kwargs.get("attention_mask")
@@ -313,6 +315,15 @@ class Session:
                 types[ids == token] = value
         prompt.token_types = types if prompt.token_types is None else torch.cat([prompt.token_types, types], 1)
 
+    def _add_reach(self, kwargs: Kwargs) -> None:
+        """Note how far tokens of the newest chunk see, from the mask that the model made."""
+        prompt = self.prompt
+        assert prompt is not None, "it is being prefilled"
+        prompt.reach = reach_of(kwargs.get("attention_mask"), prompt.token_types, prompt.pads)
+        prompt.two_way |= prompt.reach is not None
+        if prompt.two_way:
+            check_start(prompt.token_types, prompt.cache.get_seq_length())
+
     @property
     def _listening(self) -> Listener:
         assert self.listener is not None, "a prompt is started for a listener"
@@ -346,6 +357,7 @@ class Session:
                     hidden=hidden[row, skip:],
                     cos=cos[rope, skip:],
                     sin=sin[rope, skip:],
+                    reach=None if prompt.reach is None else prompt.reach[row, skip:] - pad,
                 )
             )
         seen = layer.seen
@@ -489,22 +501,3 @@ def attach(
     if replay is not None:
         listener.replay = partial(Replay, session.text, replay)
     return session
-
-
-def _check_causal(mask: object) -> None:
-    """Refuse a prompt whose tokens attend to later ones: every score and every statistic of attention here is causal.
-
-    Args:
-        mask: of the text model's first forward, `[B, 1, n, slots]`, bool or added to scores, or several by layer type.
-
-    Raises:
-        UnsupportedError: a query may see a later token, as in PaliGemma's prompts.
-    """
-    for one in mask.values() if isinstance(mask, dict) else [mask]:
-        if not isinstance(one, Tensor) or one.ndim != 4 or one.shape[-2] < 2:
-            continue
-        if bool((one if one.dtype == torch.bool else one == 0).triu(1).any()):
-            raise UnsupportedError(
-                "this model's prompt tokens attend to later ones (a bidirectional mask), and scores are computed from causal "
-                "attention; only models with a causal prompt can be compressed"
-            )
