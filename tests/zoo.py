@@ -229,6 +229,17 @@ def _gemma3_text() -> dict[str, Any]:
     }
 
 
+def _gemma4_text() -> Any:
+    """The last two layers read the two before them; full ones have wider heads, fewer of keys, and no projection of values."""
+    return tf.Gemma4TextConfig(
+        **_GQA | {"num_hidden_layers": 6, "head_dim": HEAD_DIM, "tie_word_embeddings": False},
+        **{"global_head_dim": 2 * HEAD_DIM, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
+        **{"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY},
+        sliding_window=16,
+        layer_types=[kind.format("sliding") for kind in ("{}_attention", "full_attention") * 3],
+    )
+
+
 def _gemma3_vl() -> Any:
     vision = _TILE | {"model_type": "siglip_vision_model", "num_hidden_layers": 2, "vision_use_head": False}
     ids = {"image_token_index": IMAGE, "boi_token_index": VISION_START, "eoi_token_index": VISION_END}
@@ -249,6 +260,7 @@ _ENTRIES |= {
     "qwen3_5_vl": Entry(_qwen3_5_vl, "Qwen3_5" + _CLASS, _grid(16, IMAGE, _IMAGES)),
     "gemma3": Entry(lambda: tf.Gemma3TextConfig(**_gemma3_text()), "Gemma3ForCausalLM"),
     "gemma3_vl": Entry(_gemma3_vl, "Gemma3" + _CLASS, _gemma3_pictures),
+    "gemma4": Entry(_gemma4_text, "Gemma4ForCausalLM"),
     "gpt_oss": Entry(
         lambda: tf.GptOssConfig(
             **_GQA | {"num_hidden_layers": 4, "intermediate_size": 64},
@@ -279,8 +291,9 @@ def build(name: str, seed: int = 0) -> tf.PreTrainedModel:
         for layer in text.layers:
             if not hasattr(layer, "self_attn"):
                 continue
-            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
-                projection.weight.mul_(8.0)
+            for projection in ("q_proj", "k_proj", "v_proj"):
+                if getattr(layer.self_attn, projection, None) is not None:  # Gemma 4 lacks some
+                    getattr(layer.self_attn, projection).weight.mul_(8.0)
             if name == "gpt_oss":  # from -4 to 12: some heads give most to no key, some nearly all to keys
                 layer.self_attn.sinks.copy_(torch.linspace(-4.0, 12.0, HEADS))
                 layer.self_attn.q_proj.bias.normal_()
@@ -315,6 +328,16 @@ def full_attention(model: tf.PreTrainedModel) -> list[torch.nn.Module]:
     kinds = get_layer_types_and_kwargs(model.get_decoder().config)[0]
     layers = zip(model.get_decoder().layers, kinds, strict=True)
     return [layer.self_attn for layer, kind in layers if kind == "full_attention"]
+
+
+def readers(model: tf.PreTrainedModel) -> dict[torch.nn.Module, torch.nn.Module]:
+    """Attention of full layers that store nothing -> that of the layer whose keys they read: the last full one that stores."""
+    config, layers = model.get_decoder().config, model.get_decoder().layers
+    if not getattr(config, "num_kv_shared_layers", 0):
+        return {}
+    kinds, stored = config.layer_types, full_attention(model)
+    full = [layer.self_attn for layer, kind in zip(layers, kinds, strict=True) if kind == "full_attention"]
+    return {module: stored[-1] for module in full if module not in stored}
 
 
 def set_attention(model: tf.PreTrainedModel, attention: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression import flash, states
-from mmkv_bench.compression.attention import LAYER, SESSIONS, Attention, register, sinks_of
+from mmkv_bench.compression.attention import LAYER, READS, SESSIONS, Attention, register, sinks_of
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer
 from mmkv_bench.compression.compressor import Compressor
@@ -95,6 +95,7 @@ class Session:
         self.kinds = states.check_layers(type(model).__name__, self.text.config)[: len(self.text.layers)]
         self.full = [i for i, kind in enumerate(self.kinds) if kind == states.FULL]
         self.attentions = [self.text.layers[i].self_attn for i in self.full]
+        self.readers = {i: j for i, j in states.readers(self.text.config).items() if i < len(self.kinds)}
         self.prompt_length, self.token_types, self.identity = prompt_length, token_types, identity
         self.base, self.reserve = attention or self.text.config._attn_implementation, reserve
         self.prompt: PromptBatch | None = None
@@ -113,7 +114,7 @@ class Session:
     def check_method(self, compressor: Compressor, rule: ProtocolRule) -> None:
         """Refuse a method or protocol that layers with states cannot follow. Raises UnsupportedError."""
         if self.has_states:
-            compressor.check_beside_states(type(self.model).__name__, rule)
+            compressor.check_beside_states(type(self.model).__name__, rule, bool(self.readers))
 
     def _check(self, packs: bool) -> None:
         if self.has_states and (self.fixed or self.base == flash.FLASH):
@@ -140,7 +141,7 @@ class Session:
         width = self.attentions[0].head_dim
         if self.base == flash.FLASH:
             flash.check_head(width)
-        self._packs = packs and self.base != "eager" and folds(weight.device, weight.dtype, width)
+        self._packs = packs and not self.readers and self.base != "eager" and folds(weight.device, weight.dtype, width)
 
     # ------------------------------------------------------------------ context
     def __enter__(self) -> Self:
@@ -158,6 +159,9 @@ class Session:
         for module in self.attentions:
             SESSIONS[module] = self
             self._hooks.append(module.register_forward_pre_hook(self._before_attention, with_kwargs=True))
+        for i in self.readers:
+            module = self.text.layers[i].self_attn
+            self._hooks.append(module.register_forward_pre_hook(self._before_reader, with_kwargs=True))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -227,6 +231,12 @@ class Session:
             hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
             self._calls[module.layer_idx] = (hidden, kwargs["position_embeddings"])
         return args, {**kwargs, LAYER: layer}
+
+    def _before_reader(self, module: Attention, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
+        cache = kwargs.get("past_key_values")
+        if not isinstance(cache, CompressedCache):
+            return None
+        return args, {**kwargs, LAYER: cache.layers[self.readers[module.layer_idx]], READS: True}
 
     def _after_text(self, text: object, args: Args, kwargs: Kwargs, output: object) -> None:
         if _is_fixed(kwargs):

@@ -205,10 +205,13 @@ class Sizes:
 
 
 def decoder_of(config: Any) -> Decoder | None:
-    """The text model's shape, from a transformers config or what a config.json states; None where a number is missing."""
+    """The text model's shape, from a transformers config or what a config.json states; None where a number is missing, or one number
+    does not hold for all layers."""
     text, facts = text_config(config), model_facts(config)
     backbone = facts.rules.text_model(text.model_type)
     assert backbone is not None, "model_facts refuses other ones"
+    if backbone.uneven:
+        return None
     values: dict[str, Any] = {name: getattr(text, name, None) for name in _NEEDED}
     tied = getattr(config, "tie_word_embeddings", None)
     tied = getattr(text, "tie_word_embeddings", None) if tied is None else tied
