@@ -58,13 +58,11 @@ def reach_of(mask: object, types: Tensor | None, pads: Sequence[int]) -> Tensor 
     start = seen - new
     if not bool(visible.triu(1 + start).any()):
         return None
-    slots = torch.arange(seen, device=visible.device)
-    ends = None if types is None else start + picture_ends(types[:, start:seen].to(visible.device))
+    known = torch.zeros(1, seen) if types is None else types[:, :seen]
+    slots, ends = torch.arange(seen, device=visible.device), start + picture_ends(known[:, start:].to(visible.device))
     padding = torch.tensor(pads, device=visible.device)[:, None, None]
-    if ends is not None:
-        wanted = (slots <= ends[:, :, None]) & (slots >= padding)
-        same = (visible == wanted) | (slots[start:, None] < padding)
-    if ends is None or not bool(same.all()):
+    wanted = (slots <= ends[:, :, None]) & (slots >= padding)
+    if not bool(((visible == wanted) | (slots[start:, None] < padding)).all()):
         raise UnsupportedError(
             "this model's prompt tokens attend to later ones (a bidirectional mask), and scores are computed from causal "
             "attention; only models with a causal prompt, or one whose pictures alone see themselves to their ends, can be "

@@ -72,8 +72,8 @@ class ImagePrompt(NamedTuple):
 
 
 FULL, SLIDING, LINEAR, READER = "full_attention", "sliding_attention", "linear_attention", "dummy"
-"""Kinds of layers, as transformers names them. Only layers of full attention are compressed; a reader stores nothing and reads what
-an earlier layer of its kind stored."""
+"""Kinds of layers, as transformers names them. Only layers of full attention are compressed. A reader stores nothing and reads
+what an earlier layer of its kind stored."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class States:
     """Layers of a text model that are not compressed, and the numbers that each holds of one sequence.
 
     Attributes:
-        windows: sliding layers; window: entries per KV head that each of them keeps, the newest; entry: numbers of one token's keys
-            and values in each of them, where they are not as many as in a compressed layer.
+        windows: sliding layers; window: entries per KV head that each of them keeps, the newest; entry: numbers of one token's
+            keys and values in each of them, where they are not as many as in a compressed layer.
         readers: layers that store nothing; full_readers: those of them that read a compressed layer.
         linear: recurrent layers; conv, recurrent: numbers of the two states of each, in the model's dtype and in float32.
         weights: parameters of a recurrent layer's mixer, where the family states them.

@@ -2,8 +2,8 @@
 
 Each kind of layer has its own rotary embedding. Queries and keys are normalised per head, and every block is normalised before
 and after. A picture is squashed into the tower's square, and the squares of its features are averaged to 256 tokens; all layers
-let these see each other in both directions (`compression/reach.py`). Pan and scan, which adds crops of a long picture, is off: its
-processor turns it on for a single call only, whatever the checkpoint's files say.
+let these see each other in both directions (`compression/reach.py`). Pan and scan, which adds crops of a long picture, is off:
+its processor turns it on for a single call only, whatever the checkpoint's files say.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gemma 4 (text): sliding windows beside full attention, whose heads are wider and may be fewer; the last layers store nothing.
 
-A layer that stores nothing is handed the keys and values that the last storing layer of its kind has at that moment: in the prefill
-all of them, afterwards those that were left. So evicting in that layer evicts for its readers too. Only the storing layer's own
+A layer that stores nothing is handed the keys and values that the last storing layer of its kind has at that moment: in the
+prefill all of them, afterwards those that were left. So evicting in that layer evicts for its readers too. Only the storing layer's own
 queries vote for what stays: its scores are made when it is done, before its readers run, and transformers runs these for the last
 tokens of a prompt alone. Some full layers have no projection of values: normalised keys, before rotation, are their values.
 A table of embeddings adds a part of its own to every layer. Full layers rotate a quarter of a head's dimensions; cos and sin are
@@ -23,7 +23,10 @@ class Gemma4Text(TextModel):
     """The text model of Gemma 4."""
 
     def check(self, text: Any) -> None:
-        for name, why in (("enable_moe_block", "its experts are not tested here"), ("use_bidirectional_attention", _ALL)):
+        for name, why in (
+            ("enable_moe_block", "its experts are not tested here"),
+            ("use_bidirectional_attention", _ALL),
+        ):
             if getattr(text, name, None) not in (None, False, "vision"):
                 raise UnsupportedError(
                     f"Gemma 4 (text) with {name}={getattr(text, name)} is not supported, because {why}; allowed: null; choose a "

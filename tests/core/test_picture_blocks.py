@@ -141,7 +141,9 @@ def test_statistics_of_a_layer_are_those_of_the_probabilities_of_stock_attention
         with attach(model, parts.compressor(scorer=spy), parts.budget(5)):
             model(**inputs, use_cache=True)
         rows = len(inputs["input_ids"])
-        for (reach, sums, mass, top, mean, apart, rounded, first), wanted in zip(spy.seen[rows - 1 :: rows], weights, strict=True):
+        for (reach, sums, mass, top, mean, apart, rounded, first), wanted in zip(
+            spy.seen[rows - 1 :: rows], weights, strict=True
+        ):
             p = wanted[0].double()
             assert torch.equal(torch.arange(44) <= reach[:, None], seen_by)
             torch.testing.assert_close(sums[0].double(), p.sum((0, 1)), atol=1e-5, rtol=1e-5)
@@ -161,7 +163,10 @@ def test_every_statistic_equals_a_dense_softmax_and_is_another_number_without_bl
     draw = torch.Generator().manual_seed(0)
     ids = torch.tensor([5] * 4 + [zoo.IMAGE] * 9 + [6] * 2 + [zoo.IMAGE] * 7 + [7] * 2)
     total, heads, group, dim = len(ids), 2, 3, 8
-    query, key = 2 * torch.randn(heads * group, total, dim, generator=draw), torch.randn(heads, total, dim, generator=draw)
+    query, key = (
+        2 * torch.randn(heads * group, total, dim, generator=draw),
+        torch.randn(heads, total, dim, generator=draw),
+    )
     reach, scaling = picture_ends((ids == zoo.IMAGE).int()[None])[0], dim**-0.5
     assert torch.equal(torch.arange(total) <= reach[:, None], blocks(ids))
     scores = query.double() @ key.double().repeat_interleave(group, 0).mT * scaling
@@ -195,7 +200,9 @@ def test_every_statistic_equals_a_dense_softmax_and_is_another_number_without_bl
     pieces = [(0, 13), (13, 22), (22, 24)]
     sums = torch.zeros(heads, total)
     for start, end in pieces:
-        sums[:, :end] += attention.column_sums(query[:, start:end], key[:, :end], scaling, start, reach=reach[start:end])
+        sums[:, :end] += attention.column_sums(
+            query[:, start:end], key[:, :end], scaling, start, reach=reach[start:end]
+        )
     torch.testing.assert_close(sums.double(), wanted["column_sums"], atol=2e-6, rtol=2e-6)
 
 
@@ -216,7 +223,12 @@ def chunked(cuts: list[int], told: bool = True) -> list[torch.Tensor]:
     with attach(model, parts.window(), parts.budget(9), prompt_length=total, **options) as session, torch.no_grad():
         cache = session.new_cache()
         for start, end in zip([0, *cuts], [*cuts, total], strict=True):
-            model(inputs_embeds=embeds[0][:, start:end], token_type_ids=types[:, :end], past_key_values=cache, use_cache=True)
+            model(
+                inputs_embeds=embeds[0][:, start:end],
+                token_type_ids=types[:, :end],
+                past_key_values=cache,
+                use_cache=True,
+            )
         return session.kept()
 
 

@@ -9,8 +9,8 @@ KV head h // g.
 Sinks, float32 ``[Hq]``, are learned scores beside those of keys (gpt-oss): each takes its share of its head's softmax and goes to
 no key, so that the probabilities of a row sum to less than 1. None: there are none.
 
-Reach, int64 ``[n]`` on the CPU, ascending, is the last key that each row sees: of a picture's tokens that see their picture to its
-end (Gemma 3) it lies behind the row. None: rows are causal, and each sees keys up to its own.
+Reach, int64 ``[n]`` on the CPU, ascending, is the last key that each row sees. It lies behind the row where a picture's tokens
+see it to its end (Gemma 3). None: rows are causal, and each sees keys up to its own.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ def top_mass(
 ) -> Tensor:
     """Share of its attention that a row gives to its ``top`` keys, on average: HybridKV's sparsity score (equation 3).
 
-    Row i attends to keys 0..i, or to its reach (softmax in float32); the ``top`` largest probabilities are added up. Rows that see at
-    most ``top`` keys give exactly 1. Nothing larger than one tile (``tiles.py``) exists at any time.
+    Row i attends to keys 0..i, or to its reach (softmax in float32); the ``top`` largest probabilities are added up. Rows that
+    see at most ``top`` keys give exactly 1. Nothing larger than one tile (``tiles.py``) exists at any time.
 
     Args:
         query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. Any floating dtype.

@@ -136,8 +136,8 @@ class PressScorer(Scorer):
             )
         if obs.reach is not None:
             raise UnsupportedError(
-                f"kvpress' {self.press} knows causal attention alone, and this model's pictures see themselves to their ends; use "
-                "a method of this package"
+                f"kvpress' {self.press} knows causal attention alone, and this model's pictures see themselves to their ends; "
+                "use a method of this package"
             )
         cos, sin = (part[None].to(obs.states.dtype) for part in obs.rotation)
         kwargs = {
