@@ -233,8 +233,12 @@ def _gemma4_text() -> Any:
     """The last two layers read the two before them; full ones have wider heads, fewer of keys, and no projection of values."""
     return tf.Gemma4TextConfig(
         **_GQA | {"num_hidden_layers": 6, "head_dim": HEAD_DIM, "tie_word_embeddings": False},
-        **{"global_head_dim": 2 * HEAD_DIM, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
-        **{"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY},
+        global_head_dim=2 * HEAD_DIM,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=VOCABULARY,
         sliding_window=16,
         layer_types=[kind.format("sliding") for kind in ("{}_attention", "full_attention") * 3],
     )

@@ -1,7 +1,7 @@
-"""Promise: where a picture's tokens see each other to its end (Gemma 3), scores are those of the attention that the model computes.
+"""Promise: where a picture's tokens see each other to its end (Gemma 3), scores are those of the attention that is computed.
 
-The references are stock attention over masked keys, the probabilities that stock transformers gives of itself, and dense softmaxes
-in float64 under the mask of blocks, written as transformers' documentation says it.
+The references are stock attention over masked keys, the probabilities that stock transformers gives of itself, and dense
+softmaxes in float64 under the mask of blocks, written as transformers' documentation says it.
 """
 
 from __future__ import annotations

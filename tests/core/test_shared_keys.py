@@ -1,4 +1,4 @@
-"""Promise: where layers read the keys of an earlier one (Gemma 4), what that one evicts is gone for all of them, and nothing else.
+"""Promise: where layers read the keys of an earlier one (Gemma 4), what that one evicts is gone for all of them, nothing else.
 
 The reference is stock transformers over a full `DynamicCache`, with what the storing layer evicted masked out in its readers too.
 """
