@@ -1,11 +1,11 @@
 """Gemma 4 (text): sliding windows beside full attention, whose heads are wider and may be fewer; the last layers store nothing.
 
 A layer that stores nothing is handed the keys and values that the last storing layer of its kind has at that moment: in the
-prefill all of them, afterwards those that were left. So evicting in that layer evicts for its readers too. Only the storing layer's own
-queries vote for what stays: its scores are made when it is done, before its readers run, and transformers runs these for the last
-tokens of a prompt alone. Some full layers have no projection of values: normalised keys, before rotation, are their values.
-A table of embeddings adds a part of its own to every layer. Full layers rotate a quarter of a head's dimensions; cos and sin are
-handed for all, with angle 0 for the rest.
+prefill all of them, afterwards those that were left. So evicting in that layer evicts for its readers too. Only the storing
+layer's own queries vote for what stays: its scores are made when it is done, before its readers run, and transformers runs these
+for the last tokens of a prompt alone. Some full layers have no projection of values: normalised keys, before rotation, are their
+values. A table of embeddings adds a part of its own to every layer. Full layers rotate a quarter of a head's dimensions; cos and
+sin are handed for all, with angle 0 for the rest.
 """
 
 from __future__ import annotations

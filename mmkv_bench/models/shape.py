@@ -251,8 +251,8 @@ def sizes_of(model: Mapping[str, Any], config: Any, full_config: Any = None, fol
             None,
             None,
             "",
-            f"config.json of model {model['name']} does not state its widths, vocabulary or whether its embeddings are tied, or its "
-            "layers are not alike, so its bytes are not known before it is loaded",
+            f"config.json of model {model['name']} does not state its widths, vocabulary or whether its embeddings are tied, or "
+            "its layers are not alike, so its bytes are not known before it is loaded",
         )
     stored = None if folder is None else stored_parameters(folder)
     if stored is not None:
