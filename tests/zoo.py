@@ -232,7 +232,7 @@ def _gemma3_text() -> dict[str, Any]:
 def _gemma4_text() -> Any:
     """The last two layers read the two before them; full ones have wider heads, fewer of keys, and no projection of values."""
     return tf.Gemma4TextConfig(
-        **_GQA | {"num_hidden_layers": 6, "head_dim": HEAD_DIM, "tie_word_embeddings": False},
+        **_GQA | {"num_hidden_layers": 6, "num_key_value_heads": 4, "head_dim": HEAD_DIM, "tie_word_embeddings": False},
         global_head_dim=2 * HEAD_DIM,
         num_global_key_value_heads=1,
         attention_k_eq_v=True,

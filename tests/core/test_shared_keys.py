@@ -16,7 +16,7 @@ from mmkv_bench.compression.numerics.moments import rotate
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.families.facts import model_facts, state_bytes
+from mmkv_bench.families.facts import kv_bytes_per_token, model_facts, state_bytes
 from mmkv_bench.generation.single import generate_alone
 from mmkv_bench.protocols import SINGLE, protocol
 from tests import reference, zoo
@@ -68,12 +68,12 @@ def test_every_scorer_answers_as_stock_attention_masked_in_readers_too(rule):
 
 
 def test_readers_see_what_their_own_layer_kept_and_not_what_another_kept():
-    """A question of several tokens, read behind a compressed context; the reference with its readers unmasked, or masked as the
-    first layer, gives other logits."""
+    """A question of several tokens, read behind a context of which layers keep unequal numbers; the reference with its readers
+    unmasked, or masked as the first layer, gives other logits."""
     model, inputs = zoo.model(NAME), zoo.prompt(NAME)
-    out = generate_alone(
-        model, inputs, parts.window(), parts.budget(9), "query_agnostic", context=CUT, max_new_tokens=4
-    )
+    made = common.registry(model=NAME)["pyramidkv"]
+    out = generate_alone(model, inputs, made, parts.budget(9), "query_agnostic", context=CUT, max_new_tokens=4)
+    assert len({index.shape[2] for index in out.session.kept()}) == 2
     keep = reference.keep_of(out.session.kept(), CUT)
     for made, same in ((keep, True), ([keep[0], torch.ones_like(keep[1])], False), ([keep[0], keep[0]], False)):
         stock = reference.masked_generate(model, inputs, made, CUT, 4).logits
@@ -144,7 +144,10 @@ def test_bytes_of_windows_are_those_of_the_stock_cache_and_readers_hold_none(len
     prompt = common.encoded(NAME, inputs)
     rows = common.together(model, NAME, prompt, [common.cell(full(), None), common.cell(parts.window(), 2)])
     assert {row.bytes_state for row in rows} == {held} == {state_bytes(common.family(NAME), length, "float32")}
-    assert rows[0].bytes_full == 2 * length * 1 * WIDTH * 2 * 4 and common.family(NAME).all_layers == 6
+    facts, entry = common.family(NAME), 2 * 1 * WIDTH * 2 * 4
+    assert (
+        rows[0].bytes_full == length * entry == length * kv_bytes_per_token(facts, "float32") and facts.all_layers == 6
+    )
 
 
 def test_what_readers_cannot_follow_is_refused_and_the_model_left_as_it_was():
