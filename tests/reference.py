@@ -84,15 +84,15 @@ def masked(model: nn.Module, rule: Callable[[int, Tensor, int], Tensor]) -> Iter
     def restrict(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         mask = kwargs["attention_mask"]  # additive float [B,1,n,S]
         n, columns = mask.shape[-2:]
-        allowed = rule(full.index(module), torch.arange(columns - n, columns), columns)
+        allowed = rule(full.index(reading.get(module, module)), torch.arange(columns - n, columns), columns)
         allowed = allowed.repeat_interleave(module.num_key_value_groups, dim=1)
         if allowed.shape[0] != mask.shape[0]:  # beams repeat rows
             allowed = allowed.repeat_interleave(mask.shape[0] // allowed.shape[0], dim=0)
         restricted = mask.expand(-1, allowed.shape[1], -1, -1).masked_fill(~allowed, torch.finfo(mask.dtype).min)
         return args, dict(kwargs, attention_mask=restricted)
 
-    full = zoo.full_attention(model)
-    hooks = [module.register_forward_pre_hook(restrict, with_kwargs=True) for module in full]
+    full, reading = zoo.full_attention(model), zoo.readers(model)
+    hooks = [module.register_forward_pre_hook(restrict, with_kwargs=True) for module in (*full, *reading)]
     try:
         yield DynamicCache(config=model.config)
     finally:

@@ -46,7 +46,7 @@ _SPECIAL = {
     "vision_end_token_id": VISION_END,
 }
 
-_PER_TOKEN = ("input_ids", "attention_mask", "mm_token_type_ids")
+_PER_TOKEN = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
 
 
 @dataclass(frozen=True)
@@ -217,20 +217,54 @@ def _qwen3_5_vl() -> Any:
     return tf.Qwen3_5Config(text_config=_qwen3_5_text(), vision_config=vision, **_SPECIAL)
 
 
+def _gemma3_text() -> dict[str, Any]:
+    return _GQA | {
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 1,
+        "head_dim": HEAD_DIM,
+        "tie_word_embeddings": False,  # of random weights the last token would answer
+        "query_pre_attn_scalar": HEAD_DIM,
+        "sliding_window": 16,
+        "layer_types": [kind.format("sliding") for kind in _KINDS],
+    }
+
+
+def _gemma4_text() -> Any:
+    """The last two layers read the two before them; full ones have wider heads, fewer of keys, and no projection of values."""
+    return tf.Gemma4TextConfig(
+        **_GQA | {"num_hidden_layers": 6, "num_key_value_heads": 4, "head_dim": HEAD_DIM, "tie_word_embeddings": False},
+        global_head_dim=2 * HEAD_DIM,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=VOCABULARY,
+        sliding_window=16,
+        layer_types=[kind.format("sliding") for kind in ("{}_attention", "full_attention") * 3],
+    )
+
+
+def _gemma3_vl() -> Any:
+    vision = _TILE | {"model_type": "siglip_vision_model", "num_hidden_layers": 2, "vision_use_head": False}
+    ids = {"image_token_index": IMAGE, "boi_token_index": VISION_START, "eoi_token_index": VISION_END}
+    text = tf.Gemma3TextConfig(**_gemma3_text())
+    return tf.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=16, tie_word_embeddings=False, **ids
+    )
+
+
+def _gemma3_pictures(generator: torch.Generator) -> tuple[list[list[int]], dict[str, Tensor]]:
+    """Two pictures of 16 tokens, one more than a window holds."""
+    segment = [VISION_START] + [IMAGE] * 16 + [VISION_END]
+    return [segment, segment], {"pixel_values": torch.randn(2, 3, 28, 28, generator=generator)}
+
+
 _ENTRIES |= {
     "qwen3_5": Entry(lambda: tf.Qwen3_5TextConfig(**_qwen3_5_text()), "Qwen3_5ForCausalLM"),
     "qwen3_5_vl": Entry(_qwen3_5_vl, "Qwen3_5" + _CLASS, _grid(16, IMAGE, _IMAGES)),
-    "gemma3": Entry(
-        lambda: tf.Gemma3TextConfig(
-            **_GQA | {"num_hidden_layers": 4, "num_key_value_heads": 1},
-            head_dim=HEAD_DIM,
-            tie_word_embeddings=False,  # of random weights the last token would answer
-            query_pre_attn_scalar=HEAD_DIM,
-            sliding_window=16,
-            layer_types=[kind.format("sliding") for kind in _KINDS],
-        ),
-        "Gemma3ForCausalLM",
-    ),
+    "gemma3": Entry(lambda: tf.Gemma3TextConfig(**_gemma3_text()), "Gemma3ForCausalLM"),
+    "gemma3_vl": Entry(_gemma3_vl, "Gemma3" + _CLASS, _gemma3_pictures),
+    "gemma4": Entry(_gemma4_text, "Gemma4ForCausalLM"),
     "gpt_oss": Entry(
         lambda: tf.GptOssConfig(
             **_GQA | {"num_hidden_layers": 4, "intermediate_size": 64},
@@ -261,11 +295,14 @@ def build(name: str, seed: int = 0) -> tf.PreTrainedModel:
         for layer in text.layers:
             if not hasattr(layer, "self_attn"):
                 continue
-            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
-                projection.weight.mul_(8.0)
+            for projection in ("q_proj", "k_proj", "v_proj"):
+                if getattr(layer.self_attn, projection, None) is not None:  # Gemma 4 lacks some
+                    getattr(layer.self_attn, projection).weight.mul_(8.0)
             if name == "gpt_oss":  # from -4 to 12: some heads give most to no key, some nearly all to keys
                 layer.self_attn.sinks.copy_(torch.linspace(-4.0, 12.0, HEADS))
                 layer.self_attn.q_proj.bias.normal_()
+        if name == "gemma3_vl":  # zeros otherwise
+            model.model.multi_modal_projector.mm_input_projection_weight.normal_(0, 0.1)
         text.embed_tokens.weight.mul_(25.0 / float(getattr(text.embed_tokens, "embed_scale", 1.0)))  # Gemma scales them
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = PAD
@@ -297,6 +334,16 @@ def full_attention(model: tf.PreTrainedModel) -> list[torch.nn.Module]:
     return [layer.self_attn for layer, kind in layers if kind == "full_attention"]
 
 
+def readers(model: tf.PreTrainedModel) -> dict[torch.nn.Module, torch.nn.Module]:
+    """Attention of full layers that store nothing -> that of the layer whose keys they read: the last full one that stores."""
+    config, layers = model.get_decoder().config, model.get_decoder().layers
+    if not getattr(config, "num_kv_shared_layers", 0):
+        return {}
+    kinds, stored = config.layer_types, full_attention(model)
+    full = [layer.self_attn for layer, kind in zip(layers, kinds, strict=True) if kind == "full_attention"]
+    return {module: stored[-1] for module in full if module not in stored}
+
+
 def set_attention(model: tf.PreTrainedModel, attention: str) -> None:
     """Only the text model's implementation; a plain text model ignores the dict form without a word."""
     multimodal = model.config.get_text_config(decoder=True) is not model.config
@@ -321,6 +368,8 @@ def inputs_of(name: str, ids: list[int], tensors: dict[str, Tensor] | None = Non
     if name.startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5_vl")):
         # Without it Qwen-VL silently falls back to one-dimensional positions.
         inputs["mm_token_type_ids"] = ((input_ids == IMAGE).int() + 2 * (input_ids == VIDEO).int()).int()
+    if name == "gemma3_vl":  # without it a picture's tokens are causal
+        inputs["token_type_ids"] = (input_ids == IMAGE).long()
     return inputs
 
 

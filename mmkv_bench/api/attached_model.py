@@ -101,7 +101,7 @@ def attach(
         )
     _check(compressor, family)
     if family.states.layers:
-        compressor.check_beside_states(family.name, protocol_named(protocol))
+        compressor.check_beside_states(family.name, protocol_named(protocol), family.states.full_readers > 0)
     if compiled_tokens is not None:
         if compiled_tokens < 1:
             raise ConfigError(

@@ -47,6 +47,8 @@ LAYER = (
     "compressed_layer"  # the argument by which a session's hook passes the layer of a call to the attention function
 )
 
+READS = "reads_another"  # the same of a layer that stores nothing: `LAYER` is the one whose keys it was handed
+
 # Which session serves an attention module.
 SESSIONS: WeakKeyDictionary[Attention, Serving] = WeakKeyDictionary()
 
@@ -132,6 +134,11 @@ def _around(base: str) -> Kernel:
         module: Attention, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         layer: CompressedLayer | None = kwargs.pop(LAYER, None)
+        if kwargs.pop(READS, False) and layer is not None:
+            # In the prefill it was handed the keys of before any eviction.
+            if key.shape[2] != layer.stored:
+                return stock(module, query, key, value, attention_mask, **kwargs)
+            return layer.attention(partial(kernel, module, **kwargs), query, key, value, attention_mask)
         if layer is None:
             return stock(module, query, key, value, attention_mask, **kwargs)
         if layer.fixed and layer.back_to_back and base != "eager":

@@ -156,8 +156,17 @@ class Compressor:
                 "allowed: methods that only evict; leave the method out, or use protocol=strict"
             )
 
-    def check_beside_states(self, owner: str, rule: Protocol) -> None:
-        """Raise UnsupportedError if layers with a window or a recurrent state cannot follow the method or the protocol."""
+    def check_beside_states(self, owner: str, rule: Protocol, read: bool = False) -> None:
+        """Raise UnsupportedError where layers with a window or a recurrent state cannot follow the method or the protocol.
+
+        Args:
+            owner: model or family, for people. read: later layers read the keys of compressed ones.
+        """
+        if read and self.decoding is not None:
+            raise UnsupportedError(
+                f"method {self.name} changes entries while it decodes, and later layers of {owner} read the same entries in the "
+                "same step; choose a method that compresses the prompt alone"
+            )
         if rule.prefills_again:
             raise UnsupportedError(
                 f"protocol={rule.name} hides evicted tokens from a second prefill, but the sliding or linear "

@@ -71,7 +71,8 @@ class Chunk:
     """One prefill chunk of n tokens in one layer; S tokens have been seen so far, this chunk's included.
 
     query: [Hq,n,D], rotated. key, value: [Hkv,S,D], rotated, ALL tokens so far. hidden: [n,E], the attention module's
-    input (after the input norm). cos, sin: [n,D] of this chunk, mrope already recomposed.
+    input (after the input norm). cos, sin: [n,D] of this chunk, mrope already recomposed. reach: int64 [n] on the CPU, the last
+    of the S tokens that each one attends to; None: itself.
     """
 
     query: Tensor
@@ -80,6 +81,7 @@ class Chunk:
     hidden: Tensor
     cos: Tensor
     sin: Tensor
+    reach: Tensor | None = None
 
 
 class Observation:
@@ -104,6 +106,7 @@ class Observation:
 
     Attributes:
         frames: see ``so_far``; None outside of a stream.
+        reach: int64 ``[T]`` on the CPU, the last token that each token attends to; None: itself, in all of them.
     """
 
     def __init__(
@@ -139,6 +142,7 @@ class Observation:
         self._shown = self._rounds = 0  # tokens, and evictions, of a stream
         self._places: Tensor | None = None
         self.frames: Frames | None = None
+        self.reach: Tensor | None = None
 
     def seen_by(self, part: object, needs: Needs, *key: Hashable) -> Observation:
         """Return a view of the layer for one reader, after the last chunk. What only others declared raises in this view,
@@ -162,13 +166,17 @@ class Observation:
                 f"layer {self.layer}: a chunk of {rows} queries and {total} keys after {self._seen} of {self.length}"
                 " tokens; feed every prefill chunk once, in order, with all keys so far"
             )
+        if chunk.reach is not None or self.reach is not None:
+            before = torch.arange(self._seen) if self.reach is None else self.reach
+            after = torch.arange(self._seen, total) if chunk.reach is None else chunk.reach
+            self.reach = torch.cat([before, after])
         if self._queries is not None:
             skip = max(0, QUERY_MOMENTS_SKIP - self._shown)
             self._queries.add(chunk.query[:, skip:], (chunk.cos[skip:], chunk.sin[skip:]))
         if self._hidden is not None:
             self._hidden.add(chunk.hidden)
         if self.needs.column_sums:
-            sums = column_sums(chunk.query, chunk.key, self.scaling, self._seen, self.sinks)
+            sums = column_sums(chunk.query, chunk.key, self.scaling, self._seen, self.sinks, chunk.reach)
             if self._columns is not None:
                 sums[:, : self._seen] += self._columns
             self._columns = sums
@@ -267,6 +275,10 @@ class Observation:
         # A copy, since another method may need a longer tail: equal numbers in another layout may round differently.
         return tail[:, -w:].clone() if w < tail.shape[1] else tail
 
+    def tail_reach(self, w: int) -> Tensor | None:
+        """``reach`` of the rows of ``tail(w)``, int64 ``[min(w,T)]``; None: they are causal."""
+        return None if self.reach is None else self.reach[-w:]
+
     @property
     def queries(self) -> Tensor:
         """``[Hq,T,D]``: the post-RoPE queries of all prompt tokens, in the model's dtype."""
@@ -286,11 +298,14 @@ class Observation:
         return self._whole("cos", 0), self._whole("sin", 0)
 
     def window_mass(self, w: int) -> Tensor:
-        """Return the mean over the last w queries and the g query heads of their causal softmax over all T keys:
-        ``[Hkv,T]`` float32. Memoised."""
-        tail = self.tail(w)
-        # A copy: a scorer that writes to it changes no other method.
-        return self.shared(("window_mass", w), lambda: window_mass(tail, self.key, self.scaling, self.sinks)).clone()
+        """``[Hkv,T]`` float32: mean over the last w queries and the g query heads of their softmax over the keys that they
+        see. Memoised."""
+        tail, reach = self.tail(w), self.tail_reach(w)
+
+        def mass() -> Tensor:
+            return window_mass(tail, self.key, self.scaling, self.sinks, reach)
+
+        return self.shared(("window_mass", w), mass).clone()  # a scorer that writes to it moves no other method
 
     def last_attention(self) -> Tensor:
         """Return the attention of the prompt's last query, mean over the g query heads: ``[Hkv,T]`` float32."""
@@ -329,7 +344,7 @@ class Observation:
 
     @property
     def column_sums(self) -> Tensor:
-        """``[Hkv,T]`` float32: column j is the causal attention of all T queries to key j, summed over the g query heads."""
+        """``[Hkv,T]`` float32: column j holds the attention of all T queries to key j, summed over g heads."""
         self._require(self.needs.column_sums, "column_sums")
         return self._complete(self._columns).clone()  # a copy, see `window_mass`
 
@@ -425,7 +440,8 @@ class PromptBatch:
         observations: layer -> one `Observation` per row, dropped as soon as the layer is done.
         received: the text model's arguments, if a scorer needs a replay.
         turn: number of a conversation's turn that is fed behind stored entries; 0 for a prompt.
-        rotations: cos and sin of positions behind each row, equal in every layer; cached during the prefill.
+        reach: of the newest chunk's tokens, see `reach.reach_of`; two_way: some token of the prompt sees later ones.
+        rotations: cos and sin of places behind each row, which are the same in every layer, while it is prefilled.
     """
 
     total: int
@@ -438,6 +454,8 @@ class PromptBatch:
     complete: bool = False
     received: Received | None = None
     turn: int = 0
+    reach: Tensor | None = None
+    two_way: bool = False
 
     def length(self, row: int) -> int:
         return self.total - self.pads[row]

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression import flash, states
-from mmkv_bench.compression.attention import LAYER, SESSIONS, Attention, register, sinks_of
+from mmkv_bench.compression.attention import LAYER, READS, SESSIONS, Attention, register, sinks_of
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.fixed_layer import FixedLayer, fix, pool_of
 from mmkv_bench.compression.listeners import AnswerAttention, Phases, PrefillListener, untimed
 from mmkv_bench.compression.observation import Chunk, Needs, Observation, PromptBatch, Received
+from mmkv_bench.compression.reach import check_start, reach_of
 from mmkv_bench.compression.replay import Replay, ReplayText
 from mmkv_bench.compression.streaming import StreamListener
 from mmkv_bench.compression.varlen_layer import VarlenLayer, folds
@@ -95,6 +96,7 @@ class Session:
         self.kinds = states.check_layers(type(model).__name__, self.text.config)[: len(self.text.layers)]
         self.full = [i for i, kind in enumerate(self.kinds) if kind == states.FULL]
         self.attentions = [self.text.layers[i].self_attn for i in self.full]
+        self.readers = {i: j for i, j in states.readers(self.text.config).items() if i < len(self.kinds)}
         self.prompt_length, self.token_types, self.identity = prompt_length, token_types, identity
         self.base, self.reserve = attention or self.text.config._attn_implementation, reserve
         self.prompt: PromptBatch | None = None
@@ -113,7 +115,7 @@ class Session:
     def check_method(self, compressor: Compressor, rule: ProtocolRule) -> None:
         """Refuse a method or protocol that layers with states cannot follow. Raises UnsupportedError."""
         if self.has_states:
-            compressor.check_beside_states(type(self.model).__name__, rule)
+            compressor.check_beside_states(type(self.model).__name__, rule, bool(self.readers))
 
     def _check(self, packs: bool) -> None:
         if self.has_states and (self.fixed or self.base == flash.FLASH):
@@ -143,7 +145,7 @@ class Session:
         width = self.attentions[0].head_dim
         if self.base == flash.FLASH:
             flash.check_head(width)
-        self._packs = packs and self.base != "eager" and folds(weight.device, weight.dtype, width)
+        self._packs = packs and not self.readers and self.base != "eager" and folds(weight.device, weight.dtype, width)
 
     # ------------------------------------------------------------------ context
     def __enter__(self) -> Self:
@@ -161,6 +163,9 @@ class Session:
         for module in self.attentions:
             SESSIONS[module] = self
             self._hooks.append(module.register_forward_pre_hook(self._before_attention, with_kwargs=True))
+        for i in self.readers:
+            module = self.text.layers[i].self_attn
+            self._hooks.append(module.register_forward_pre_hook(self._before_reader, with_kwargs=True))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -209,11 +214,13 @@ class Session:
                 cache = self.new_cache()
                 kwargs = dict(kwargs, past_key_values=cache)
             self._start_prompt(cache, args, kwargs)
+            self._add_reach(kwargs)
             if self.listener.needs.replay:
                 self._receive(args, kwargs)
         elif self.prompt is not None and not self.prompt.complete and cache is self.prompt.cache:
             self._add_types(self._new_tokens(args, kwargs))
-            self.prompt.rotations.clear()  # computed behind an earlier chunk
+            self._add_reach(kwargs)
+            self.prompt.rotations.clear()  # of places behind an earlier chunk
         if isinstance(cache, CompressedCache) and cache.query_positions is not None:
             kwargs = dict(kwargs, position_ids=cache.query_positions(cache, kwargs["position_ids"]))
         self.position_ids = kwargs.get("position_ids")
@@ -228,6 +235,12 @@ class Session:
             hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
             self._calls[module.layer_idx] = (hidden, kwargs["position_embeddings"])
         return args, {**kwargs, LAYER: layer}
+
+    def _before_reader(self, module: Attention, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
+        cache = kwargs.get("past_key_values")
+        if not isinstance(cache, CompressedCache):
+            return None
+        return args, {**kwargs, LAYER: cache.layers[self.readers[module.layer_idx]], READS: True}
 
     def _after_text(self, text: object, args: Args, kwargs: Kwargs, output: object) -> None:
         if _is_fixed(kwargs):
@@ -273,7 +286,6 @@ class Session:
         new = self._new_tokens(args, kwargs)
         embeds = kwargs.get("inputs_embeds")
         rows = (embeds if embeds is not None else args[0] if args else kwargs["input_ids"]).shape[0]
-        _check_causal(kwargs.get("attention_mask"))
         mask = self._top.get("attention_mask")
         if mask is None:
             mask = kwargs.get("attention_mask")
@@ -317,6 +329,15 @@ class Session:
                 types[ids == token] = value
         prompt.token_types = types if prompt.token_types is None else torch.cat([prompt.token_types, types], 1)
 
+    def _add_reach(self, kwargs: Kwargs) -> None:
+        """Note how far tokens of the newest chunk see, from the mask that the model made."""
+        prompt = self.prompt
+        assert prompt is not None, "it is being prefilled"
+        prompt.reach = reach_of(kwargs.get("attention_mask"), prompt.token_types, prompt.pads)
+        prompt.two_way |= prompt.reach is not None
+        if prompt.two_way:
+            check_start(prompt.token_types, prompt.cache.get_seq_length())
+
     @property
     def _listening(self) -> Listener:
         assert self.listener is not None, "a prompt is started for a listener"
@@ -350,6 +371,7 @@ class Session:
                     hidden=hidden[row, skip:],
                     cos=cos[rope, skip:],
                     sin=sin[rope, skip:],
+                    reach=None if prompt.reach is None else prompt.reach[row, skip:] - pad,
                 )
             )
         seen = layer.seen
@@ -495,23 +517,3 @@ def attach(
     if replay is not None:
         listener.replay = partial(Replay, session.text, replay)
     return session
-
-
-def _check_causal(mask: object) -> None:
-    """Refuse a prompt whose tokens attend to later ones: every score and every statistic of attention is causal.
-
-    Args:
-        mask: the mask of the text model's first forward, `[B, 1, n, slots]`, bool or added to scores, or a mapping by
-            layer type.
-
-    Raises:
-        UnsupportedError: a query may see a later token, as in PaliGemma's prompts.
-    """
-    for one in mask.values() if isinstance(mask, dict) else [mask]:
-        if not isinstance(one, Tensor) or one.ndim != 4 or one.shape[-2] < 2:
-            continue
-        if bool((one if one.dtype == torch.bool else one == 0).triu(1).any()):
-            raise UnsupportedError(
-                "this model's prompt tokens attend to later ones (a bidirectional mask), but scores are computed "
-                "from causal attention; choose a model with a causal prompt"
-            )

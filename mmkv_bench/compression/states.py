@@ -23,6 +23,8 @@ from mmkv_bench.errors import UnsupportedError
 
 FULL = "full_attention"
 SLIDING, LINEAR = "sliding_attention", "linear_attention"
+READER = "dummy"
+"""A layer that stores nothing: it reads the keys and values of an earlier one of its kind (Gemma 4)."""
 _STATES = ("conv_states", "recurrent_states")
 _PER_STATE = (
     *_STATES,
@@ -40,7 +42,8 @@ def check_layers(owner: str, config: Any) -> list[str]:
         UnsupportedError: a kind that is neither compressed nor kept unchanged, or no layer that can be compressed.
     """
     kinds: list[str] = get_layer_types_and_kwargs(config)[0]
-    other = sorted(set(kinds) - {FULL, SLIDING, LINEAR})
+    known = {FULL, SLIDING, LINEAR} | ({READER} if getattr(config, "num_kv_shared_layers", 0) else set())
+    other = sorted(set(kinds) - known)
     if other or FULL not in kinds:
         raise UnsupportedError(
             f"{owner} has {', '.join(other or sorted(set(kinds)))} layers; allowed: {FULL} layers, which are "
@@ -48,6 +51,13 @@ def check_layers(owner: str, config: Any) -> list[str]:
             "layers"
         )
     return kinds
+
+
+def readers(config: Any) -> dict[int, int]:
+    """Return for each full layer that stores nothing the layer whose keys and values it reads."""
+    kinds, own = get_layer_types_and_kwargs(config)[0], list(getattr(config, "layer_types", None) or [])
+    full = [i for i, kind in enumerate(kinds) if kind == READER and own[i] == FULL]
+    return {i: max(j for j, kind in enumerate(kinds) if kind == FULL) for i in full}
 
 
 def state_layer(config: Any, index: int) -> Any:
@@ -64,7 +74,7 @@ def mapped(layer: Any, change: Callable[[Tensor], Tensor]) -> Any:
             setattr(made, name, dict(getattr(layer, name)))
         for name in _STATES:
             setattr(made, name, {i: None if one is None else change(one) for i, one in getattr(layer, name).items()})
-    elif layer.is_initialized:
+    elif layer.is_initialized and layer.keys is not None:
         made.keys, made.values = change(layer.keys), change(layer.values)
     return made
 
@@ -74,7 +84,7 @@ def tensors(layer: Any) -> list[Tensor]:
     window."""
     if isinstance(layer, LinearAttentionLayer):
         return [one for name in _STATES for one in getattr(layer, name).values() if one is not None]
-    return [layer.keys, layer.values] if layer.is_initialized else []
+    return [layer.keys, layer.values] if layer.is_initialized and layer.keys is not None else []
 
 
 def beside(layers: Sequence[Any]) -> Any:

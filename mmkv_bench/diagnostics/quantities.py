@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from mmkv_bench.compression.numerics.attention import softmax
+from mmkv_bench.compression.numerics.attention import hide, softmax
 from mmkv_bench.compression.numerics.dct import dct
 from mmkv_bench.compression.numerics.entropy import cross_modal_entropy, top_mass
 from mmkv_bench.compression.numerics.moments import unrotate
@@ -138,7 +138,7 @@ def cumulative_attention(obs: Observation, facts: PromptFacts) -> Iterator[Value
     rows = [] if types is None else (types == 0).nonzero().flatten().tolist()
     for share in SHARES:
         top = math.ceil(share * facts.length - 1e-9)
-        mass = top_mass(obs.queries, obs.key, obs.scaling, rows or range(facts.length), top, obs.sinks)
+        mass = top_mass(obs.queries, obs.key, obs.scaling, rows or range(facts.length), top, obs.sinks, obs.reach)
         for head, value in enumerate(mass.tolist()):
             yield Value("top_mass", value, head=head, x=share)
 
@@ -261,12 +261,12 @@ def sinks(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """
     length, group = facts.length, obs.queries.shape[0] // obs.key.shape[0]
     first = length // 2
-    positions = torch.arange(length, device=obs.device)
-    future = positions > positions[first:, None]
+    sees = range(first, length) if obs.reach is None else obs.reach[first:length]
     for head, query in enumerate(obs.queries[:, first:length].float()):
         scores = query @ obs.key[head // group, :length].float().T * obs.scaling
         learned = None if obs.sinks is None else obs.sinks[head]
-        mass = softmax(scores.masked_fill(future, float("-inf")), learned)[:, 0]
+        hide(scores, sees)
+        mass = softmax(scores, learned)[:, 0]
         yield Value("first_token_mass", float(mass.double().mean()), head=head)
     sizes = obs.states[:length].float().abs()
     yield Value("activation_ratio", float(sizes.max() / sizes.median()))
@@ -300,7 +300,9 @@ def vision(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     yield Value("vision", float(mass.sum(1).mean()), "answer's attention")
     top = mass.topk(math.ceil(len(visual) / 10), dim=1).values.sum(1)
     yield Value("vision", float((top / mass.sum(1).clamp_min(1e-30)).mean()), "on a tenth of them")
-    seen_by = obs.key.shape[1] - visual  # queries of the token itself and of later tokens
+    seen_by = obs.key.shape[1] - visual  # queries of the token itself and behind it
+    if obs.reach is not None:  # and of its picture's before it
+        seen_by = obs.key.shape[1] - torch.searchsorted(obs.reach.to(obs.device), visual)
     gathered = obs.column_sums.double().sum(0)[visual] / seen_by
     yield Value("vision", float((gathered >= VISUAL_SINK * gathered.median()).double().mean()), "visual sinks")
     cos, sin = obs.rotation

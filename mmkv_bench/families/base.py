@@ -75,8 +75,9 @@ class ImagePrompt(NamedTuple):
         return edge
 
 
-FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
-"""Kinds of layers, as transformers names them. Only layers of full attention are compressed."""
+FULL, SLIDING, LINEAR, READER = "full_attention", "sliding_attention", "linear_attention", "dummy"
+"""Kinds of layers, as transformers names them. Only layers of full attention are compressed. A reader stores nothing and reads
+what an earlier layer of its kind stored."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,11 @@ class States:
     """Layers of a text model that are not compressed, and how many numbers each of them stores per sequence.
 
     Attributes:
-        windows: number of sliding layers; window: entries per KV head that each of them keeps, the newest.
-        linear: number of recurrent layers; conv, recurrent: numbers of the two states of each, in the model's dtype and
-            in float32.
-        weights: parameters of a recurrent layer's mixer, if the family states them.
+        windows: sliding layers; window: entries per KV head that each of them keeps, the newest; entry: numbers of one token's
+            keys and values in each of them, where they are not as many as in a compressed layer.
+        readers: layers that store nothing; full_readers: those of them that read a compressed layer.
+        linear: recurrent layers; conv, recurrent: numbers of the two states of each, in the model's dtype and in float32.
+        weights: parameters of a recurrent layer's mixer, where the family states them.
     """
 
     windows: int = 0
@@ -96,14 +98,17 @@ class States:
     conv: int = 0
     recurrent: int = 0
     weights: int = 0
+    entry: int = 0
+    readers: int = 0
+    full_readers: int = 0
 
     @property
     def layers(self) -> int:
-        return self.windows + self.linear
+        return self.windows + self.linear + self.readers
 
     def nbytes(self, tokens: int, entry: int, itemsize: int) -> int:
-        """Return the bytes after a prompt of `tokens`. entry: numbers of one layer's keys and values of one token."""
-        windows = self.windows * min(tokens, self.window) * entry * itemsize
+        """Bytes after a prompt of `tokens`. entry: numbers of one layer's keys and values of one token."""
+        windows = self.windows * min(tokens, self.window) * (self.entry or entry) * itemsize
         return windows + self.linear * (self.conv * itemsize + self.recurrent * 4)
 
 
@@ -135,10 +140,9 @@ class TextModel:
         qkv_bias: queries, keys and values always have biases; qk_norm: queries and keys are normalised per head.
         head_dim_follows: without `head_dim` in config.json it is hidden_size / num_attention_heads.
         window_switch: key of config.json that turns the sliding window off; None: there is no window.
-        beside: kinds of layers, besides full attention, that are kept unchanged; norms: norms of a layer's residual
-            stream.
-        gated: each query has a gate of its width; sinks: each query head has a learned sink, which only eager attention
-            supports.
+        beside: kinds of layers, beside full attention, that stay as they are; norms: of a layer's residual stream; gated: each
+            query has a gate of its width; sinks: each query head has a learned sink, for which only eager attention has a place.
+        uneven: heads, widths or tables differ by layer, so that only a config of transformers tells them.
     """
 
     model_type: str
@@ -150,6 +154,7 @@ class TextModel:
     norms: int = 2
     gated: bool = False
     sinks: bool = False
+    uneven: bool = False
 
     def check(self, text: Any) -> None:
         """Refuse a text config whose settings change what scores mean. Raises UnsupportedError."""
@@ -159,6 +164,12 @@ class TextModel:
         if SLIDING not in kinds:
             return NO_STATES
         return States(windows=kinds.count(SLIDING), window=text.sliding_window - 1)
+
+    def heads(self, text: Any) -> tuple[int, int]:
+        """KV heads of a layer that is compressed, and their width."""
+        query_heads: int = text.num_attention_heads
+        width = getattr(text, "head_dim", None) or text.hidden_size // query_heads
+        return getattr(text, "num_key_value_heads", None) or query_heads, width
 
     def experts(self, text: Any) -> Experts | None:
         """Return the mixture of experts of each layer; None for an MLP."""

@@ -101,7 +101,7 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
     kinds = _layer_kinds(text)
     _refuse_other_layers(known, backbone, text, kinds)
     backbone.check(text)
-    query_heads = text.num_attention_heads
+    kv_heads, width = backbone.heads(text)
     return ModelFacts(
         name=known.name,
         model_type=config.model_type,
@@ -111,9 +111,9 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
         closing_token_ids=_ids(config, known.closing_id_key) or _marker_ids(known.closing_marker, tokenizer),
         closing_marker=known.closing_marker,
         num_layers=kinds.count(FULL),
-        num_query_heads=query_heads,
-        num_kv_heads=getattr(text, "num_key_value_heads", None) or query_heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // query_heads,
+        num_query_heads=text.num_attention_heads,
+        num_kv_heads=kv_heads,
+        head_dim=width,
         max_context=getattr(text, "max_position_embeddings", None),
         states=backbone.states(text, kinds),
         sinks=backbone.sinks,
@@ -289,7 +289,9 @@ def stated(values: Mapping[str, Any]) -> StatedConfig | None:
 
 
 def _states_its_layers(backbone: TextModel, text: Mapping[str, Any]) -> bool:
-    """Tell whether the config states a supported kind for every layer."""
+    """Every layer is stated to be of a kind that the backbone is known for, and all are alike."""
+    if backbone.uneven:
+        return False
     if text.get("layer_types") is not None:
         return FULL in text["layer_types"] and set(text["layer_types"]) <= {FULL, *backbone.beside}
     switch = backbone.window_switch

@@ -1,17 +1,20 @@
-"""Gemma 3, arXiv 2503.19786: text models with five layers of a sliding window for each layer of full attention.
+"""Gemma 3, arXiv 2503.19786: five layers of a sliding window to each one of full attention, with pictures and without.
 
-Each kind of layer has its own rotary embedding. Queries and keys are normalised per head, and every block is normalised
-before and after. With pictures, full layers see a picture's block in both directions, so the family with pictures is
-refused.
+Each kind of layer has its own rotary embedding. Queries and keys are normalised per head, and every block is normalised before
+and after. A picture is squashed into the tower's square, and the squares of its features are averaged to 256 tokens; all layers
+let these see each other in both directions (`compression/reach.py`). Pan and scan, which adds crops of a long picture, is off:
+its processor turns it on for a single call only, whatever the checkpoint's files say.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.families.base import SLIDING, Family, TextModel
+from mmkv_bench.families.base import SLIDING, Box, Family, ImagePrompt, PixelLimits, Settings, Size, TextModel
+from mmkv_bench.families.tiles import even, grid
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,29 @@ class Gemma3Text(TextModel):
             )
 
 
+class Gemma3(Family):
+    """Rules of Gemma 3 with pictures."""
+
+    def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
+        return int(settings["processor"]["image_seq_length"])
+
+    def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
+        prompt.tower_edge()
+        across = even(math.isqrt(prompt.processor.image_seq_length))
+        return [box for image in range(len(prompt.sizes)) for box in grid(image, across, across)]
+
+
+_TEXT = Gemma3Text("gemma3_text", qk_norm=True, head_dim_follows=False, beside=(SLIDING,), norms=4)
 FAMILIES = (
-    Family(
-        "gemma3_text",
-        "Gemma 3 (text)",
-        (Gemma3Text("gemma3_text", qk_norm=True, head_dim_follows=False, beside=(SLIDING,), norms=4),),
-        "Gemma3ForCausalLM",
+    Family("gemma3_text", "Gemma 3 (text)", (_TEXT,), "Gemma3ForCausalLM"),
+    Gemma3(
+        "gemma3",
+        "Gemma 3",
+        (_TEXT,),
+        "Gemma3ForConditionalGeneration",
+        "Gemma3Processor",
+        "Gemma3ImageProcessor",
+        image_id_key="image_token_id",
+        closing_id_key="eoi_token_id",
     ),
 )

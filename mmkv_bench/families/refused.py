@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-_PICTURES = "its full layers see a picture's tokens in both directions, and scores are those of causal attention"
 _SHARED = "its later layers read the keys of an earlier one and would inherit what that evicts"
 _CONV = "its other layers are short convolutions, which are not tested here"
 _MAMBA = "its other layers are Mamba blocks, which are not tested here"
@@ -15,11 +14,10 @@ _EXPERTS = "its experts are not tested here"
 
 REFUSED = {
     "gemma2": _CAPPED,
-    "gemma3": _PICTURES,
     "gemma3n": _SHARED,
     "gemma3n_text": _SHARED,
-    "gemma4": _SHARED,
-    "gemma4_text": _SHARED,
+    "gemma4": "its pictures and sounds are not tested here; its text model alone, gemma4_text, is supported",
+    "gemma4_unified": "its pictures and sounds are not tested here",
     "lfm2": _CONV,
     "lfm2_moe": _CONV,
     "lfm2_vl": _CONV,

@@ -207,10 +207,13 @@ class Sizes:
 
 
 def decoder_of(config: Any) -> Decoder | None:
-    """Return the text model's shape from a transformers config or a config.json's values; None if a number is missing."""
+    """The text model's shape, from a transformers config or what a config.json states; None where a number is missing, or
+    does not hold for all layers."""
     text, facts = text_config(config), model_facts(config)
     backbone = facts.rules.text_model(text.model_type)
     assert backbone is not None, "model_facts refuses other ones"
+    if backbone.uneven:
+        return None
     values: dict[str, Any] = {name: getattr(text, name, None) for name in _NEEDED}
     tied = getattr(config, "tie_word_embeddings", None)
     tied = getattr(text, "tie_word_embeddings", None) if tied is None else tied
@@ -254,8 +257,8 @@ def sizes_of(model: Mapping[str, Any], config: Any, full_config: Any = None, fol
             None,
             None,
             "",
-            f"config.json of model {model['name']} does not state widths, vocabulary or whether embeddings are tied, so "
-            "the model's bytes are unknown until it is loaded",
+            f"config.json of model {model['name']} does not state its widths, vocabulary or whether its embeddings are tied, or "
+            "its layers are not alike, so its bytes are not known before it is loaded",
         )
     stored = None if folder is None else stored_parameters(folder)
     if stored is not None:

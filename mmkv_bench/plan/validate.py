@@ -129,7 +129,9 @@ def validate_combinations(
                 compressor.check_only_evicts(str(name))
         if family.states.layers:
             for compressor in compressors:
-                compressor.check_beside_states(family.name, protocols.protocol(str(name)))
+                compressor.check_beside_states(
+                    family.name, protocols.protocol(str(name)), family.states.full_readers > 0
+                )
         if protocols.protocol(str(name)).converses:
             from mmkv_bench.compression.streaming import check_turns
 

@@ -21,8 +21,11 @@ from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.numerics.moments import rotate, unrotate
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.session import Session, attach
+from mmkv_bench.compression.states import FULL, SLIDING, check_layers
+from mmkv_bench.compression.states import LINEAR as LINEAR_KIND
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.facts import state_bytes
+from mmkv_bench.families.refused import REFUSED
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.fidelity import ExtraMeasures
@@ -409,6 +412,27 @@ def test_models_with_other_layers_are_refused_before_anything_is_changed(made, b
     with pytest.raises(UnsupportedError, match=by_session):
         Session(model)
     assert (model.config._attn_implementation, len(model._forward_pre_hooks)) == (before, hooks)
+
+
+@each("kind", REFUSED)
+def test_attach_refuses_every_other_model_by_its_name_and_says_why(kind):
+    model = copy.copy(zoo.model("llama"))
+    model.config = tf.AutoConfig.for_model(kind)
+    with pytest.raises(UnsupportedError) as refused:
+        mmkv_bench.attach(model, "snapkv", 4)
+    assert f"model_type {kind!r} is not supported ({REFUSED[kind]})" in str(refused.value)
+
+
+@each("kind", ["reference_sliding_attention", "compressed_sparse_attention", *DYNAMIC_LAYER_TYPE_MAPPING])
+def test_a_session_names_every_kind_of_layer_that_is_not_known(kind):
+    config = copy.deepcopy(zoo.config("llama"))
+    config.layer_types = [kind, *["full_attention"] * (zoo.LAYERS - 1)]
+    config.sliding_window = config.attention_chunk_size = 4
+    if kind in (FULL, SLIDING, LINEAR_KIND):
+        assert check_layers("A model", config)[0] == kind
+        return
+    with pytest.raises(UnsupportedError, match=f"A model has {kind} layers; allowed: full_attention layers"):
+        check_layers("A model", config)
 
 
 @each("name", zoo.HYBRID)

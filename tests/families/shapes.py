@@ -11,7 +11,7 @@ from mmkv_bench.models.source import shaped
 NAMES = shaped()
 FAMILIES = ("qwen2_vl_7b", "qwen2_5_vl_7b", "qwen3_vl_8b", "llava_v1_5_7b", "llava_v1_6_vicuna_7b",
             "llava_v1_6_mistral_7b", "llava_onevision_7b", "llava_video_7b", "internvl3_8b", "smolvlm_256m",
-            "smolvlm2_2_2b", "llama_3_8b", "gemma3_270m", "gpt_oss_20b")  # fmt: skip
+            "smolvlm2_2_2b", "llama_3_8b", "gemma3_270m", "gemma3_4b", "gpt_oss_20b")  # fmt: skip
 """One model of every architecture."""
 
 _TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,

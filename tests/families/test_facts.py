@@ -177,7 +177,6 @@ def _small(config_class, **more):
 
 
 REFUSED = {
-    "picture's tokens in both directions": tf.Gemma3Config,
     "capped softly": lambda: _small(tf.Gemma2Config),
     "read the keys of an earlier one": tf.Gemma3nTextConfig,
     "short convolutions": lambda: _small(tf.Lfm2Config),

@@ -28,7 +28,7 @@ from tests.each import each
 from tests.families.shapes import small
 
 MODELS = ("qwen2_5_vl_7b", "qwen3_vl_8b", "llava_v1_5_7b", "llava_v1_6_vicuna_7b", "llava_v1_6_mistral_7b",
-          "llava_onevision_7b", "llava_video_7b", "internvl3_2b", "smolvlm_256m", "smolvlm2_2_2b")  # fmt: skip
+          "llava_onevision_7b", "llava_video_7b", "internvl3_2b", "smolvlm_256m", "smolvlm2_2_2b", "gemma3_4b")  # fmt: skip
 TILED = ("llava_v1_6_mistral_7b", "llava_onevision_7b", "internvl3_2b", "smolvlm2_2_2b")
 SIZES = ((448, 448), (672, 336), (300, 900), (1000, 180), (61, 47))
 BLENDED = (1700, 1300)  # beyond LLaVA-OneVision's 9 tiles' worth of tokens

@@ -95,11 +95,10 @@ def registry(reading: str = "paper", model: str = "qwen2_5_vl") -> dict[str, Com
     from mmkv_bench.config.files import content, options
     from mmkv_bench.methods.build import build_compressor
 
-    config = zoo.build(model).config.get_text_config()
     names = [name for name in options("method") if name not in OUTSIDE]
     assert len(names) >= 7, "the registry has lost methods"
     methods = {name: build_compressor(name, content("method", name), reading) for name in names}
-    layers, heads = family(model).num_layers, config.num_key_value_heads
+    layers, heads = family(model).num_layers, family(model).num_kv_heads
     return {name: synthetic.calibrated(made, layers, heads) for name, made in methods.items()}
 
 

@@ -180,6 +180,31 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "special_tokens": _SMOLVLM_TOKENS,
         "template": "smolvlm",
     },
+    "gemma3": {  # google/gemma-3-4b-it
+        "image": {"size": {"height": 896, "width": 896}, **_HALF},
+        "processor": {"image_seq_length": 256},
+        "tokenizer": {
+            "bos_token": "<bos>",
+            "eos_token": "<eos>",
+            "pad_token": "<pad>",
+            "extra_special_tokens": {
+                "boi_token": "<start_of_image>",
+                "eoi_token": "<end_of_image>",
+                "image_token": "<image_soft_token>",
+            },
+        },
+        "special_tokens": {
+            "<pad>": 0,
+            "<eos>": 1,
+            "<bos>": 2,
+            "<start_of_turn>": 105,
+            "<end_of_turn>": 106,
+            "<start_of_image>": 255999,
+            "<end_of_image>": 256000,
+            "<image_soft_token>": 262144,
+        },
+        "template": "gemma3",
+    },
     "llama": {  # meta-llama/Meta-Llama-3-8B-Instruct
         "tokenizer": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|end_of_text|>"},
         "special_tokens": {
@@ -260,6 +285,10 @@ def small_config(name: str) -> Any:
         return tf.InternVLConfig(
             vision_config=vision, text_config=text, image_token_id=151667, image_seq_length=256, downsample_ratio=0.5
         )
+    if name == "gemma3":
+        vision = _TOWER | {"model_type": "siglip_vision_model", "image_size": 896, "patch_size": 14}
+        text = tf.Gemma3TextConfig(**_TEXT, vocab_size=262208, head_dim=16, layer_types=["full_attention"])
+        return tf.Gemma3Config(text_config=text, vision_config=vision | {"vision_use_head": False})
     if name in ("idefics3", "smolvlm"):
         text = tf.LlamaConfig(**_TEXT, vocab_size=49280)
         if name == "smolvlm":

@@ -58,6 +58,7 @@ def test_the_shape_has_as_many_parameters_as_the_checkpoint(name):
         ("smollm2_1_7b", 1.71),
         ("gemma3_270m", 0.268),
         ("gemma3_1b", 1.0),
+        ("gemma3_4b", 4.3),
         ("gpt_oss_20b", 20.9),
     ],
 )
@@ -83,6 +84,7 @@ def test_counts_are_those_on_the_repositories_pages(name, billions):
         ("smollm2_135m", 30, 9, 3, 64, 22.5),
         ("gemma3_270m", 3, 4, 1, 256, 3),  # its full layers; 15 others keep a window
         ("gemma3_1b", 4, 4, 1, 256, 4),
+        ("gemma3_4b", 5, 8, 4, 256, 20),  # 29 others keep a window
         ("gpt_oss_20b", 12, 64, 8, 64, 24),
         ("qwen3_5_9b", 8, 16, 4, 256, 32),  # 24 others keep recurrent states
     ],

@@ -33,6 +33,7 @@ FAMILIES = (
     "smolvlm2_2_2b",
     "llama_3_8b",
     "gemma3_270m",
+    "gemma3_4b",
 )
 """One model of each family, by its name in conf/model."""
 LARGE = ("gpt_oss_20b", "qwen3_5_9b")

@@ -81,7 +81,7 @@ class Entropy(Allocator):
         if not self.dynamic:
             return None
         if self.entropy == "full":
-            found = causal_entropy(obs.queries, obs.key, obs.scaling, obs.sinks)
+            found = causal_entropy(obs.queries, obs.key, obs.scaling, obs.sinks, obs.reach)
         elif obs.token_types is None or _modalities(obs.token_types) < 2:
             found = UNDEFINED
         else:

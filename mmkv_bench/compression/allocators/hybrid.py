@@ -194,7 +194,7 @@ class Hybrid(Allocator):
         types = obs.token_types
         rows = [] if types is None else (types == 0).nonzero().flatten().tolist()
         top = ceil(_exact(self.top) * obs.length)
-        return top_mass(obs.queries, obs.key, obs.scaling, rows or range(obs.length), top, obs.sinks)
+        return top_mass(obs.queries, obs.key, obs.scaling, rows or range(obs.length), top, obs.sinks, obs.reach)
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         return ("no_text_tokens",) if types is not None and bool((types > 0).all()) else ()

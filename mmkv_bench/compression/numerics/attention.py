@@ -6,8 +6,11 @@ A block contains complete rows and so their softmax denominators: one pass is en
 Shapes: Hq query heads, Hkv KV heads, g = Hq / Hkv, w or n query rows, T or S keys, D head dimension. Query head h reads
 KV head h // g.
 
-Sinks, float32 ``[Hq]``, are learned scores beside those of keys (gpt-oss): each takes a share of its head's softmax
-that goes to no key, so that the probabilities of a row sum to less than 1. None: there are none.
+Sinks, float32 ``[Hq]``, are learned scores beside those of keys (gpt-oss): each takes its share of its head's softmax and goes to
+no key, so that the probabilities of a row sum to less than 1. None: there are none.
+
+Reach, int64 ``[n]`` on the CPU, ascending, is the last key that each row sees. It lies behind the row where a picture's tokens
+see it to its end (Gemma 3). None: rows are causal, and each sees keys up to its own.
 """
 
 from __future__ import annotations
@@ -53,17 +56,32 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     return both.softmax(-1)[..., :-1]
 
 
-def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int = 0, sinks: Tensor | None = None) -> Tensor:
-    """Sum the causal attention to each key over rows and over the g query heads of a KV head, float32 ``[Hkv, S]``.
+def hide(scores: Tensor, reach: range | Tensor) -> None:
+    """Set ``scores [..., n, S]`` to -inf, in place, at keys behind the last one that each of the n rows sees."""
+    first = int(reach[0])
+    last = torch.arange(reach.start, reach.stop) if isinstance(reach, range) else reach
+    later = torch.arange(first, scores.shape[-1], device=scores.device) > last.to(scores.device)[:, None]
+    scores[..., first:].masked_fill_(later, float("-inf"))
+
+
+def column_sums(
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    offset: int = 0,
+    sinks: Tensor | None = None,
+    reach: Tensor | None = None,
+) -> Tensor:
+    """Attention column sums ``[Hkv, S]`` float32, summed over rows and over the g query heads of a KV head.
 
     Args:
         query: ``[Hq, n, D]``, rows at positions ``offset .. offset + n - 1``.
         key: ``[Hkv, S, D]`` with ``S = offset + n``.
         scaling: factor of the scores.
-        offset: tokens before this chunk; the sums of all chunks add up to those of the whole prompt.
-        sinks: ``[Hq]``.
+        offset: tokens before this chunk; add the sums of all chunks to get those of the whole prompt.
+        sinks: ``[Hq]``. reach: ``[n]``; with it no fused kernel is used.
     """
-    if devices.at(key.device).fuses:
+    if reach is None and devices.at(key.device).fuses:
         from mmkv_bench.compression.numerics import fused
 
         return fused.column_sums(query, key, scaling, offset, sinks)
@@ -73,12 +91,12 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int = 0, sin
     sums = torch.zeros(heads, total, dtype=torch.float32, device=key.device)
     for first, last in head_blocks(heads, query.shape[1] * total, key.device):
         some = None if by_head is None else by_head[first:last]
-        _add_column_sums(sums[first:last], query[first:last], key[first:last], scaling, offset, some)
+        _add_column_sums(sums[first:last], query[first:last], key[first:last], scaling, offset, some, reach)
     return sums
 
 
 def _add_column_sums(
-    sums: Tensor, query: Tensor, key: Tensor, scaling: float, offset: int, sinks: Tensor | None
+    sums: Tensor, query: Tensor, key: Tensor, scaling: float, offset: int, sinks: Tensor | None, reach: Tensor | None
 ) -> None:
     """Add the column sums of a few heads, ``query [h, g, n, D]``, ``key [h, S, D]`` and ``sinks [h, g]``, to
     ``sums [h, S]``."""
@@ -86,11 +104,11 @@ def _add_column_sums(
     group, rows = query.shape[1:3]
     keys = key.float().transpose(1, 2)
     for start, end in row_blocks(rows, heads * group * total, key.device):
-        n, seen = end - start, offset + end  # the last row of the block sees `seen` keys
+        n, sees = end - start, range(offset + start, offset + end) if reach is None else reach[start:end]
+        seen = int(sees[-1]) + 1  # keys that the last row of the block sees
         block = query[:, :, start:end].reshape(heads, group * n, dim).float() * scaling
         scores = torch.bmm(block, keys[:, :, :seen])
-        future = torch.ones(n, n, dtype=torch.bool, device=key.device).triu_(1)
-        scores.view(heads, group, n, seen)[..., seen - n :].masked_fill_(future, float("-inf"))
+        hide(scores.view(heads, group, n, seen), sees)
         weight = exponentials(scores, masked=True, sinks=by_row(sinks, n))
         sums[:, :seen] += torch.bmm(weight.unsqueeze(1), scores).squeeze(1)
 
@@ -100,20 +118,21 @@ def by_row(sinks: Tensor | None, rows: int) -> Tensor | None:
     return None if sinks is None else sinks.repeat_interleave(rows, -1)
 
 
-def window_mass(tail: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None) -> Tensor:
-    """Return the attention of the last w queries to every key, ``[Hkv, T]`` float32: mean over the w rows and the g query
-    heads.
+def window_mass(
+    tail: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None, reach: Tensor | None = None
+) -> Tensor:
+    """Attention of the last w queries to every key, ``[Hkv, T]`` float32: mean over the w rows and the g query heads.
 
     The softmax runs over all T keys, causal inside the window, as in SnapKV (arXiv 2404.14469, section 4).
 
     Args:
         tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T).
         key: ``[Hkv, T, D]``.
-        scaling: factor of the scores. sinks: ``[Hq]``.
+        scaling: factor of the scores. sinks: ``[Hq]``. reach: ``[w]``.
     """
     rows = tail.shape[1]
     group = tail.shape[0] // key.shape[0]
-    return column_sums(tail, key, scaling, key.shape[1] - rows, sinks) / (rows * group)
+    return column_sums(tail, key, scaling, key.shape[1] - rows, sinks, reach) / (rows * group)
 
 
 def largest_attention(query: Tensor, key: Tensor, scaling: float, sinks: int, first: int, last: int) -> Tensor:
@@ -152,25 +171,26 @@ def is_half(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize == 2
 
 
-def half_window(tail: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None) -> Tensor:
-    """Return the attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys: mean over the w rows.
+def half_window(
+    tail: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None, reach: Tensor | None = None
+) -> Tensor:
+    """Attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys: mean over the w rows.
 
     Products, their scaling, probabilities and means are rounded to that dtype; the softmax, causal inside the window,
     is float32. A few heads are computed at a time (``tiles.py``).
 
     Args:
-        tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T); key: ``[Hkv, T, D]``; scaling: factor of the
-            products; sinks: ``[Hq]``.
+        tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T); key: ``[Hkv, T, D]``; scaling: factor of the products;
+            sinks: ``[Hq]``; reach: ``[w]``.
     """
     heads, total, _ = key.shape
     rows, group = tail.shape[1], tail.shape[0] // heads
-    future = torch.ones(rows, rows, dtype=torch.bool, device=key.device).triu_(1)
     parts = []
     for first, last in row_blocks(heads, group * rows * total, key.device):
         keys = key[first:last].repeat_interleave(group, 0)
         # Divided, as in the releases: multiplying by the factor sometimes changes the last digit.
         logits = torch.bmm(tail[first * group : last * group], keys.transpose(1, 2)) / (1 / scaling)
-        logits[..., total - rows :].masked_fill_(future, float("-inf"))
+        hide(logits, range(total - rows, total) if reach is None else reach)
         some = None if sinks is None else sinks[first * group : last * group, None]
         parts.append(softmax(logits, some).to(key.dtype).mean(1))
     return torch.cat(parts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
-from mmkv_bench.compression.numerics.attention import by_row, exponentials
+from mmkv_bench.compression.numerics.attention import by_row, exponentials, hide
 from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
 
 
@@ -63,13 +63,15 @@ def cross_modal_entropy(query: Tensor, key: Tensor, scaling: float, types: Tenso
     return seeing + map_entropy(query.index_select(1, visual), key.index_select(1, text), scaling)
 
 
-def causal_entropy(query: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None) -> float:
-    """Return the mean over all heads and rows of the entropy of the layer's own causal attention (MEDA's released figure).
+def causal_entropy(
+    query: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None, reach: Tensor | None = None
+) -> float:
+    """Mean over all heads and rows of the entropy of the layer's own attention (MEDA's released figure).
 
     Args:
         query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. scaling: factor of the scores.
-        sinks: ``[Hq]``, see ``attention.py``; the sum is over keys, whose probabilities are smaller by the sink's
-            share.
+        sinks: ``[Hq]``, see ``attention.py``; the sum is over keys, whose probabilities are smaller by the sink's share.
+        reach: ``[T]``, see there.
     """
     heads, total, dim = key.shape
     by_head = None if sinks is None else sinks.view(heads, -1)
@@ -78,11 +80,11 @@ def causal_entropy(query: Tensor, key: Tensor, scaling: float, sinks: Tensor | N
     keys = key.float().transpose(1, 2)
     entropy = torch.zeros((), dtype=torch.float64, device=key.device)
     for start, end in row_blocks(rows, heads * group * total, key.device):
-        n = end - start
+        n, sees = end - start, range(start, end) if reach is None else reach[start:end]
+        seen = int(sees[-1]) + 1
         block = query[:, :, start:end].reshape(heads, group * n, dim).float() * scaling
-        scores = torch.bmm(block, keys[:, :, :end])
-        future = torch.ones(n, n, dtype=torch.bool, device=key.device).triu_(1)
-        scores.view(heads, group, n, end)[..., start:].masked_fill_(future, float("-inf"))
+        scores = torch.bmm(block, keys[:, :, :seen])
+        hide(scores.view(heads, group, n, seen), sees)
         weight = exponentials(scores, masked=True, sinks=by_row(by_head, n))
         # With e = exp(score - maximum) and S = sum e, the sink's included: H = sum(e) / S * log S - sum(e log e) / S.
         rest = torch.special.entr(scores).sum(-1)
@@ -92,20 +94,27 @@ def causal_entropy(query: Tensor, key: Tensor, scaling: float, sinks: Tensor | N
 
 
 def top_mass(
-    query: Tensor, key: Tensor, scaling: float, rows: Sequence[int], top: int, sinks: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    rows: Sequence[int],
+    top: int,
+    sinks: Tensor | None = None,
+    reach: Tensor | None = None,
 ) -> Tensor:
     """Return the share of its attention that a row gives to its ``top`` keys, on average: HybridKV's sparsity score
     (equation 3).
 
-    Row i attends to keys 0..i (softmax in float32); the ``top`` largest probabilities are added up. Rows that see at
-    most ``top`` keys have a share of exactly 1. Nothing larger than one tile (``tiles.py``) exists at any time.
+    Row i attends to keys 0..i, or to its reach (softmax in float32); the ``top`` largest probabilities are added up. Rows that
+    see at most ``top`` keys give exactly 1. Nothing larger than one tile (``tiles.py``) exists at any time.
 
     Args:
         query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. Any floating dtype.
         scaling: factor of the scores.
         rows: ascending indices of the query rows that count, at least one.
         top: keys per row, 1 or more.
-        sinks: ``[Hq]``, see ``attention.py``; rows give less to keys, and rows that see few keys less than 1.
+        sinks: ``[Hq]``, see ``attention.py``; rows give the less to keys, and those that see few keys give less than 1.
+        reach: ``[T]``, see there.
 
     Returns:
         float64 ``[Hkv]`` on the CPU: mean over the rows and over the g query heads of a KV head, in (0, 1].
@@ -114,18 +123,18 @@ def top_mass(
     group = query.shape[0] // heads
     keys = key.float().transpose(1, 2)
     total = torch.zeros(heads, dtype=torch.float64, device=key.device)
-    for start, end in row_blocks(len(rows), query.shape[0] * (rows[-1] + 1), key.device):
-        block, n = rows[start:end], end - start
-        first, seen = block[0], block[-1] + 1
-        position = torch.tensor(block, device=key.device)
-        states = query[:, position].float().mul_(scaling).view(heads, group * n, dim)
+    last = torch.arange(query.shape[1]) if reach is None else reach  # key that each row sees
+    for start, end in row_blocks(len(rows), query.shape[0] * (int(last[rows[-1]]) + 1), key.device):
+        block, n = torch.tensor(rows[start:end]), end - start
+        sees = last[block]
+        seen = int(sees[-1]) + 1
+        states = query[:, block.to(key.device)].float().mul_(scaling).view(heads, group * n, dim)
         scores = torch.bmm(states, keys[:, :, :seen])
-        future = torch.arange(first, seen, device=key.device) > position[:, None]
-        scores.view(heads, group, n, seen)[..., first:].masked_fill_(future, float("-inf"))
+        hide(scores.view(heads, group, n, seen), sees)
         weight = exponentials(scores, masked=True, sinks=by_row(None if sinks is None else sinks.view(heads, group), n))
         best = scores.topk(min(top, seen), sorted=False).values
         mass = (best.sum(-1) * weight).double().view(heads, group, n)
         if sinks is None:
-            mass.masked_fill_(position < top, 1.0)  # exactly 1, so that heads tie
+            mass.masked_fill_(sees.to(key.device) < top, 1.0)  # not 1 up to rounding: heads would not tie
         total += mass.sum((1, 2))
     return (total / (len(rows) * group)).cpu()

@@ -136,6 +136,11 @@ class PressScorer(Scorer):
                 f"kvpress' {self.press} does not support learned sinks, which this model's attention has; use a "
                 "method of this package"
             )
+        if obs.reach is not None:
+            raise UnsupportedError(
+                f"kvpress' {self.press} knows causal attention alone, and this model's pictures see themselves to their ends; "
+                "use a method of this package"
+            )
         cos, sin = (part[None].to(obs.states.dtype) for part in obs.rotation)
         kwargs = {
             "hidden_states": obs.states[None],

@@ -88,7 +88,8 @@ class WindowScorer(Scorer):
     def _rounded(self, obs: Observation, w: int) -> Tensor:
         """Return ``[Hkv, T]`` in the model's half precision, to which every step is rounded."""
         tail, prefix = obs.tail(w), obs.length - w
-        mass = obs.shared(("half_window", w), lambda: half_window(tail, obs.key, obs.scaling, obs.sinks))
+        reach = obs.tail_reach(w)
+        mass = obs.shared(("half_window", w), lambda: half_window(tail, obs.key, obs.scaling, obs.sinks, reach))
 
         def grouped(heads: Tensor) -> Tensor:
             return heads.view(obs.key.shape[0], obs.groups, obs.length).mean(1)
@@ -112,4 +113,5 @@ class WindowScorer(Scorer):
         tail = tail.view(obs.key.shape[0], obs.groups, *tail.shape[1:])
         sinks = None if obs.sinks is None else obs.sinks.view(obs.key.shape[0], obs.groups)
         for member in range(obs.groups):
-            yield window_mass(tail[:, member], obs.key, obs.scaling, None if sinks is None else sinks[:, member])
+            some = None if sinks is None else sinks[:, member]
+            yield window_mass(tail[:, member], obs.key, obs.scaling, some, obs.tail_reach(w))
