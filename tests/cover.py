@@ -62,3 +62,16 @@ def few(names: str | Sequence[str], values: Iterable[Any], keep: int = 1, first:
     several = not isinstance(names, str) or "," in names
     marked = [pytest.param(*value if several else (value,), marks=pytest.mark.full) for value in values]
     return pytest.mark.parametrize(names, [value if i in kept else marked[i] for i, value in enumerate(values)])
+
+
+def shares(share: int) -> pytest.MarkDecorator:
+    """Parametrises `share` for a test that takes a turn of a list with `turn`: one in `share` of it, and in `make test-full`
+    all of it."""
+    return pytest.mark.parametrize(
+        "share", [pytest.param(share, id="some"), pytest.param(1, id="whole", marks=pytest.mark.full)]
+    )
+
+
+def turn(items: Iterable[Any], number: int, share: int) -> list[Any]:
+    """Every `share`-th item, from number `number` on: `share` turns one after the other have them all."""
+    return list(items)[number % share :: share]
