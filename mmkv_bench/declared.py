@@ -1,4 +1,4 @@
-"""What the package declares in YAML files beside its modules: words, columns, the command line."""
+"""YAML that the package reads: what it declares beside its modules (words, columns, the command line), and configuration."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 
-def declared(module: str, name: str = "") -> Any:
-    """Content of the YAML file of a module's own name, or of another one beside it. module: its `__file__`."""
+def read_yaml(text: str | bytes) -> Any:
+    """Content of a YAML document, read by the parser in C where it was built: every command waits for it."""
     import yaml
 
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text).get_single_data()
+
+
+def declared(module: str, name: str = "") -> Any:
+    """Content of the YAML file of a module's own name, or of another one beside it. module: its `__file__`."""
     file = Path(module).with_name(name) if name else Path(module).with_suffix(".yaml")
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where it was built: every command waits for it
-    return loader(file.read_bytes()).get_single_data()
+    return read_yaml(file.read_bytes())

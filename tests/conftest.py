@@ -16,3 +16,8 @@ gc.set_threshold(100_000, 50, 100)
 def pytest_collection_finish() -> None:
     """Leave what collecting has imported out of every later collection of garbage: what is measured collects before each pass."""
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter end as it does elsewhere: libraries print what is still held then."""
+    gc.unfreeze()

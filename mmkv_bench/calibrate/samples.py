@@ -78,8 +78,8 @@ class Page:
         return [{"role": "user", "content": content}]
 
 
-def encoded(loaded: LoadedModel, sample: DatasetQuestion | Page) -> EncodedPrompt:
-    """Return a sample's encoded prompt; errors as of `generation.encode.encode`."""
+def encoded(loaded: LoadedModel, sample: DatasetQuestion | Page, replays: bool = False) -> EncodedPrompt:
+    """Return a sample's encoded prompt; replays and errors as of `generation.encode.encode`."""
     from mmkv_bench.generation.encode import encode
 
     return encode(
@@ -90,6 +90,7 @@ def encoded(loaded: LoadedModel, sample: DatasetQuestion | Page) -> EncodedPromp
         sample.images,
         sample.videos,
         device=loaded.device,
+        replays=replays,
     )
 
 

@@ -35,7 +35,7 @@ class EncodedPrompt:
         rendered: text of the chat template; None for a prompt made from tokens.
         context_tokens: tokens before the cut of a text prompt; None: it is cut behind its visual tokens.
         template_tokens: last tokens, which the chat template writes behind the last message's text; 0 where that is unknown.
-        words: around a context that is fed again.
+        words: around a context that is fed again; `NO_WORDS` where none is.
         document: all questions of the prompt's document, where protocols share or score by them; None: its own alone.
     """
 
@@ -162,6 +162,7 @@ def encode(
     share: float = 1.0,
     context: str = "",
     shared: SharedMedia | None = None,
+    replays: bool = False,
 ) -> EncodedPrompt:
     """Encode messages and their media with the processor and its chat template.
 
@@ -174,6 +175,7 @@ def encode(
             is for the whole video. share: factor of the images' sides or tiles and of the frames, see `Family.smaller_images`.
         context: text behind which protocols that cut split a prompt without media; "" for none.
         shared: of this processor, with what it made of the same media for an earlier prompt.
+        replays: the prompt will be fed again (`Needs.replay`), so that it gets `words`.
 
     Raises:
         UnsupportedError: a prompt longer than `max_prompt_tokens` or the model's context, media that the family does not
@@ -208,7 +210,8 @@ def encode(
     prompt.rendered, prompt.controls = text, _controls(messages, tokenizer)
     prompt.question_text_before_cut = _text_before_media(messages, tokenizer)
     prompt.template_tokens = _template_tokens(text, messages, tokenizer, prompt.input_ids)
-    prompt.words = _words(processor, text, messages, prompt)
+    if replays:
+        prompt.words = _words(processor, text, messages, prompt)
     if context and not images and not videos:
         prompt.context_tokens = _context_tokens(processor, text, context, prompt.input_ids)
     if max_prompt_tokens is not None and prompt.length > max_prompt_tokens:

@@ -81,9 +81,10 @@ def encoded(
     share: float = 1.0,
     tokens: int | None = None,
     shared: SharedMedia | None = None,
+    replays: bool = False,
 ) -> EncodedPrompt:
-    """The request's prompt as the model reads it, made within `timeout_s`; share: of its pictures, see `encode`; tokens: to
-    which the middle of its text is cut, all but `LEAST_TEXT`.
+    """The request's prompt as the model reads it, made within `timeout_s`; share: of its pictures, and replays: see `encode`;
+    tokens: to which the middle of its text is cut, all but `LEAST_TEXT`.
 
     Raises:
         GenerationTimeout: its chat template or processor takes longer; also what `encode` raises.
@@ -107,6 +108,7 @@ def encoded(
             share=share,
             context=request.context,
             shared=shared,
+            replays=replays,
         )
 
 
@@ -166,6 +168,7 @@ class Answering:
             )
             for cell in cells
         }
+        self._encoded = partial(encoded, loaded, config, replays=any(cell.compressor.needs.replay for cell in cells))
         self._engine: Engine | None = None
         self._rules: tuple[str, DecodeRules] | None = None
         self._visual: list[float] | None = None  # of the sample at hand
@@ -244,7 +247,7 @@ class Answering:
         """The request's prompt; with all questions about its document where a cell compresses it once for several."""
         asked, device = request.document, self.loaded.device
         if asked is None or not any(protocol(spec.protocol).knows != "own" for spec in specs):
-            return encoded(self.loaded, self.config, request, identity, device)
+            return self._encoded(request, identity, device)
         document = f"{request.dataset}/{asked.name}"
         if self._document is None or self._document.identity != document:
             shared = SharedMedia(self.loaded.processor)
@@ -252,7 +255,7 @@ class Answering:
             def made(text: str, name: str) -> EncodedPrompt:
                 messages = with_question(request.messages, request.context, text)
                 question = replace(request, messages=messages)
-                return encoded(self.loaded, self.config, question, name, device, shared=shared)
+                return self._encoded(question, name, device, shared=shared)
 
             names = [f"{request.dataset}/{name}" for name in asked.sample_ids]
             knows = {protocol(cell.protocol).knows for cell in self.cells}
@@ -281,7 +284,7 @@ class Answering:
     ) -> EncodedPrompt:
         """The prompt with this share of its text's tokens, or of its pictures."""
         sizes = {"tokens": int(share * whole.length)} if text else {"share": share}
-        return encoded(self.loaded, self.config, request, identity, self.loaded.device, **sizes)
+        return self._encoded(request, identity, self.loaded.device, **sizes)
 
     def _of_prompt(
         self, request: Request, prompt: EncodedPrompt, specs: Sequence[CellSpec], extras: ExtraMeasures

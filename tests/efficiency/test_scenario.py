@@ -188,9 +188,10 @@ def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_te
     lines = summary_lines(table, {full_of(ran[1]): full_of(ran[1])}, limits)
     assert set(lines["launch_unknown"]) == {told is None}
     assert set(lines["launch_bound"]) == {bool(told)}
-    said = text(plan_passes(composed(ran[0])), lines, limits)
+    plan = plan_passes(composed(ran[0]))
+    said = text(plan, lines, limits)
     slow = Roofline(limits.decoder, 4, BANDWIDTH / 1e9, RATE / 1e9, "here")
-    exceeded = text(plan_passes(composed(ran[0])), summary_lines(table, {full_of(ran[1]): full_of(ran[1])}, slow), slow)
+    exceeded = text(plan, summary_lines(table, {full_of(ran[1]): full_of(ran[1])}, slow), slow)
     assert (
         "Limits are exceeded (" in exceeded
         and "under an unknown load" in exceeded

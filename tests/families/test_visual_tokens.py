@@ -9,9 +9,8 @@ import torch
 import transformers as tf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
-from mmkv_bench.config.files import conf_dir
+from mmkv_bench.config.files import content, options
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.families.base import PixelLimits
 from mmkv_bench.families.registry import apply_limits, image_tokens, video_tokens
@@ -27,11 +26,7 @@ from tests.models.checkpoints import SETTINGS, small_config
 MULTIMODAL = tuple(name for name in SETTINGS if name != "llama")
 VIDEO = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_next_video", "llava_onevision", "internvl", "smolvlm")
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-CONFIGS = sorted(
-    file.stem
-    for file in (conf_dir() / "model").glob("*.yaml")
-    if (OmegaConf.load(file).get("processor") or {}).get("image")
-)
+CONFIGS = sorted(name for name in options("model") if (content("model", name).get("processor") or {}).get("image"))
 
 few = settings(max_examples=8, deadline=None)  # real pixels
 many = settings(max_examples=80, deadline=None)  # arithmetic of the processor
@@ -236,7 +231,7 @@ def test_what_a_family_does_not_take_is_refused():
 @pytest.mark.full
 @cover.few("name", CONFIGS, keep=4, first=1)
 def test_every_models_configuration_has_the_settings_that_the_rules_need(name):
-    node = OmegaConf.to_container(OmegaConf.load(conf_dir() / "model" / f"{name}.yaml"))
+    node = content("model", name)
     processor = build_processor(config_of(node["shape"]), node["processor"])
     for size in [(300, 200), (90, 400)]:
         assert image_tokens(node["shape"]["model_type"], node["processor"], *size) == images_seen(processor, size)

@@ -215,13 +215,13 @@ def test_prompts_of_like_lengths_are_decoded_at_the_same_addresses():
     name = "qwen2_5_vl"
     model, asked = zoo.model(name), cells(some_methods(name))
     pool_of(model).clear()
-    shared, alone = [], []
+    shared, alone, config = [], [], config_of(CPU, Counter())
     for seed in (0, 1, 2):
         prompt = common.encoded(name, zoo.prompt(name, seed, after=9 + 2 * seed))
         step = common.Seen(model)
         common.together(model, name, prompt, asked, step=step)
         shared.append(step.addresses)
-        common.alone(model, name, prompt, asked[:1], compile_config=config_of(CPU, Counter()))
+        common.alone(model, name, prompt, asked[:1], compile_config=config)
         alone.append(sorted(tensor.data_ptr() for tensor in pool_of(model).tensors()))
     assert shared[0] and shared[0] == shared[1] == shared[2]
     assert alone[1] == alone[2], "stock generate() has its own, which stay too"
