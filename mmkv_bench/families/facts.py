@@ -29,7 +29,7 @@ class ModelFacts:
     """One model's facts. Token ids are empty tuples where the model has none.
 
     Attributes:
-        name: of its family, for people; model_type, text_model_type: of config.json and of its text config.
+        name: of its family, for people; model_type: of config.json.
         image_token_ids, video_token_ids: of visual tokens; closing_token_ids: of the token that ends them.
         closing_marker: text of a closing token whose id only the tokenizer knows; its id is in `closing_token_ids` when
             `model_facts` was given a tokenizer.
@@ -41,7 +41,6 @@ class ModelFacts:
 
     name: str
     model_type: str
-    text_model_type: str
     image_token_ids: tuple[int, ...]
     video_token_ids: tuple[int, ...]
     closing_token_ids: tuple[int, ...]
@@ -104,7 +103,6 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
     return ModelFacts(
         name=known.name,
         model_type=config.model_type,
-        text_model_type=text.model_type,
         image_token_ids=_ids(config, known.image_id_key),
         video_token_ids=_ids(config, known.video_id_key),
         closing_token_ids=_ids(config, known.closing_id_key) or _marker_ids(known.closing_marker, tokenizer),

@@ -176,11 +176,6 @@ class Decoder:
         return self.blocks + self.table
 
     @property
-    def kv_values(self) -> int:
-        """Numbers that one token's keys and values are in all compressed layers."""
-        return self.compressed * self.entry
-
-    @property
     def entry(self) -> int:
         """Numbers that one token's keys and values are in one layer."""
         return 2 * self.kv_heads * self.head_dim

@@ -37,7 +37,7 @@ def tokenizer_of(node):
     return build_tokenizer(text.vocab_size, settings["special_tokens"], settings.get("tokenizer", {}), template, 4096)
 
 
-@cover.few("template", sorted(with_processor()), keep=2)
+@cover.few("template", sorted(with_processor()), first=8)
 def test_tokens_of_a_reference_follow_the_prompt_and_leave_out_the_end_of_the_turn(template):
     tokenizer = tokenizer_of(with_processor()[template])
     messages = question(IMAGE, IMAGE) if with_processor()[template].processor.get("image") else question()
