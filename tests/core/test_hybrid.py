@@ -262,7 +262,8 @@ def _untimed(name: str):
     return contextlib.nullcontext()
 
 
-def test_pictures_before_linear_layers_are_compressed_as_text_is():
+@cover.shares(2)
+def test_pictures_before_linear_layers_are_compressed_as_text_is(share):
     """Qwen3.5 with two pictures: bit-identical without eviction, as masked stock attention with it, forks as alone."""
     name = "qwen3_5_vl"
     model, inputs, prompt = zoo.model(name), zoo.prompt(name), common.encoded(name)
@@ -271,15 +272,16 @@ def test_pictures_before_linear_layers_are_compressed_as_text_is():
         run = reference.generate(model, inputs, 6)
     assert torch.equal(run.logits, stock.logits) and prompt.visual_tokens == 20
     methods = {key: common.registry(model=name)[key] for key in ("snapkv", "mmshift", "expected_attention", "hybridkv")}
-    for rule in PROTOCOLS:
+    for number, rule in enumerate(PROTOCOLS):
         end = protocol(rule).lengths(prompt.length, cut).candidates
-        for made in methods.values():
+        for made in cover.turn(methods.values(), number, share):
             given = cut if protocol(rule).cuts else None
             out = generate_alone(model, inputs, made, parts.budget(9), rule, context=given, max_new_tokens=4)
             if type(made.reducer) is Evict and made.decoding is None:
                 keep = reference.keep_of(out.session.kept(), end)
                 close(torch.stack(out.logits), reference.masked_generate(model, inputs, keep, end, 4).logits)
-    cells = [common.cell(made, 9, rule) for made in methods.values() for rule in PROTOCOLS]
+    turns = [(made, cover.turn(PROTOCOLS, number, share)) for number, made in enumerate(methods.values())]
+    cells = [common.cell(made, 9, rule) for made, rules in turns for rule in rules]
     common.assert_forks_equal_alone(model, name, prompt, [*common.full_cells(PROTOCOLS), *cells])
 
 

@@ -145,7 +145,10 @@ def test_windows_and_states_are_read_whole_by_a_step_and_bound_a_prefill():
     """Gemma's windows see 16 tokens at most; a query of a full layer sees all before it; by hand."""
     decoder, tokens = decoder_of(zoo.model("gemma3").config), 40
     entry, heads = 2 * zoo.HEAD_DIM * 4, zoo.HEADS * zoo.HEAD_DIM
-    assert decoder.states.nbytes(tokens, decoder.entry, 4) == 2 * 15 * entry and (decoder.compressed * decoder.entry) * 4 == 2 * entry
+    assert (
+        decoder.states.nbytes(tokens, decoder.entry, 4) == 2 * 15 * entry
+        and (decoder.compressed * decoder.entry) * 4 == 2 * entry
+    )
     near, full = sum(min(i, 16) for i in range(1, tokens + 1)), tokens * (tokens + 1) // 2
     pairs = 4 * heads * 2 * (near + full)
     assert roofline.prefill_operations(decoder, tokens) == 2 * (tokens * decoder.multiplied + decoder.table) + pairs
@@ -157,6 +160,6 @@ def test_windows_and_states_are_read_whole_by_a_step_and_bound_a_prefill():
     held = linear.states.nbytes(tokens, linear.entry, 4)
     assert held == linear.states.nbytes(1, linear.entry, 4) == 2 * 4 * ((2 * 16 + 32) * 4 + 4 * 8 * 8)
     operations = 2 * (linear.multiplied + linear.table) + 6 * 2 * 256 + 4 * heads * 2 * 9
-    assert roofline.Roofline(linear, 4, 1e30, 1e12, "none").step_ms(held + 9 * (linear.compressed * linear.entry) * 4) == pytest.approx(
-        operations / 1e12 * 1000
-    )
+    assert roofline.Roofline(linear, 4, 1e30, 1e12, "none").step_ms(
+        held + 9 * (linear.compressed * linear.entry) * 4
+    ) == pytest.approx(operations / 1e12 * 1000)

@@ -102,7 +102,7 @@ def rewritten(model, ids: list[int], ends: list[int], kept: dict, numbered: bool
     return norm(x[-1], "model.norm.weight") @ weight["lm_head.weight"].T
 
 
-@each("method", ["streamingllm", "reservoir", "keydiff", "h2o"])
+@each("method", ["streamingllm", "reservoir", "keydiff", "h2o"], keep=2)
 def test_a_text_answers_as_from_unrotated_keys_numbered_in_the_cache(method):
     model, prompt = zoo.model("llama"), text(90, 80, 3)
     ids = prompt.input_ids[0].tolist()
