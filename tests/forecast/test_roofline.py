@@ -30,11 +30,11 @@ def test_parameters_of_a_published_shape_are_those_computed_by_hand():
     assert QWEN.table == 544_997_376
     assert QWEN.read == 7_070_619_136  # the head, and not the embedding table, which is another one
     assert QWEN.parameters == 7_615_616_512
-    assert (QWEN.compressed * QWEN.entry) == 2 * 28 * 4 * 128 == 28_672
+    assert QWEN.compressed * QWEN.entry == 2 * 28 * 4 * 128 == 28_672
 
 
 def test_a_step_of_7b_at_32k_has_the_published_limits():
-    weights, kv = 2 * QWEN.read, 2 * (QWEN.compressed * QWEN.entry) * 32768
+    weights, kv = 2 * QWEN.read, 2 * QWEN.compressed * QWEN.entry * 32768
     assert (weights, kv) == (14_141_238_272, 1_879_048_192)
     assert roofline.roofline_ms(roofline.step_bytes(weights, kv), H100) == pytest.approx(4.7822, abs=1e-4)
     # evicting 90 % at batch 1 wins 1.12x at most; at batch 8 the caches weigh more: 29.17 GB over 15.64
@@ -57,7 +57,7 @@ def test_operations_of_steps_and_prefills_are_those_computed_by_hand():
 
 
 def test_utilisation_is_one_at_the_limit_and_computing_may_be_the_limit():
-    weights, kv = 2.0 * QWEN.read, 2.0 * (QWEN.compressed * QWEN.entry) * 2048
+    weights, kv = 2.0 * QWEN.read, 2.0 * QWEN.compressed * QWEN.entry * 2048
     at_limit = roofline.roofline_ms(weights + kv, H100) / roofline.MS
     assert roofline.mbu(weights + kv, at_limit, H100) == pytest.approx(1)
     assert roofline.mbu(weights + kv, 2 * at_limit, H100) == pytest.approx(0.5)
@@ -147,7 +147,7 @@ def test_windows_and_states_are_read_whole_by_a_step_and_bound_a_prefill():
     entry, heads = 2 * zoo.HEAD_DIM * 4, zoo.HEADS * zoo.HEAD_DIM
     assert (
         decoder.states.nbytes(tokens, decoder.entry, 4) == 2 * 15 * entry
-        and (decoder.compressed * decoder.entry) * 4 == 2 * entry
+        and decoder.compressed * decoder.entry * 4 == 2 * entry
     )
     near, full = sum(min(i, 16) for i in range(1, tokens + 1)), tokens * (tokens + 1) // 2
     pairs = 4 * heads * 2 * (near + full)
@@ -161,5 +161,5 @@ def test_windows_and_states_are_read_whole_by_a_step_and_bound_a_prefill():
     assert held == linear.states.nbytes(1, linear.entry, 4) == 2 * 4 * ((2 * 16 + 32) * 4 + 4 * 8 * 8)
     operations = 2 * (linear.multiplied + linear.table) + 6 * 2 * 256 + 4 * heads * 2 * 9
     assert roofline.Roofline(linear, 4, 1e30, 1e12, "none").step_ms(
-        held + 9 * (linear.compressed * linear.entry) * 4
+        held + 9 * linear.compressed * linear.entry * 4
     ) == pytest.approx(operations / 1e12 * 1000)
