@@ -72,9 +72,9 @@ def _reader_page(page: re.Match[str], answered: AnsweredPrompt) -> DrawnSample |
     from mmkv_bench.reader.trials import pictures, trial
 
     task, number = page["task"], int(page["number"])
-    for split in ("test", "dev") if answered.question is not None else ():
+    for split in ("test", "dev"):
         asked, answer = trial(task, split, number).turns[-1]
-        if asked in answered.question and answer == answered.reference:
+        if asked in (answered.question or "") and answer == answered.reference:
             return DrawnSample([Image.fromarray(one) for one in pictures(task, split, number)])
     return None
 
