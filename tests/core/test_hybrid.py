@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -224,15 +225,14 @@ def test_sequences_that_are_joined_answer_as_alone(name, rule):
         assert made.answers[:2].tolist() == [row.token_ids for row in alone]
 
 
-@each("name", zoo.HYBRID, keep=1)
-def test_questions_of_one_document_are_answered_as_each_with_a_cache_of_its_own(name):
+@each("name, method", itertools.product(zoo.HYBRID, ("snapkv", "keydiff", "adakv", "streamingllm")), keep=2)
+def test_questions_of_one_document_are_answered_as_each_with_a_cache_of_its_own(name, method):
     """Whatever was asked before on the states of the document; the reference is stock attention over masked keys, prompt by
     prompt."""
     model, prompts = zoo.model(name), test_questions.document(name)
     cut = prompts[0].context_tokens
-    methods = {key: common.registry(model=name)[key] for key in ("snapkv", "adakv")}
     rules = ("query_agnostic", *test_questions.NEW)
-    cells = [common.cell(made, 12, rule) for made in methods.values() for rule in rules]
+    cells = [common.cell(common.registry(model=name)[method], 12, rule) for rule in rules]
     answers = test_questions.asked(name, prompts, [*cells, *common.full_cells(rules)], order=(2, 0, 3, 1))
     assert {answers[number, cells[1].cell].compression_reused for number in range(4)} == {False, True}
     lost = 0
@@ -246,7 +246,7 @@ def test_questions_of_one_document_are_answered_as_each_with_a_cache_of_its_own(
             masked = reference.masked_generate(model, prompt.inputs, keep, cut, 6).tokens[0].tolist()
             assert found.token_ids == masked, (cell.cell, number)
             lost += masked != stock
-    assert lost > 10, "evictions must matter"
+    assert lost, "evictions must matter"
 
 
 class _Host:

@@ -15,6 +15,7 @@ from mmkv_bench.reader.papers import document
 from mmkv_bench.reader.render import draw_document
 from mmkv_bench.reader.trials import FORMS_OF, pictures, trial
 from mmkv_bench.reader.typefaces import typefaces
+from tests import cover
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +50,8 @@ READER = Path(resolve_path("fetched://reader"))
 
 
 @pytest.mark.skipif(not (READER / "pages").is_dir(), reason="no reader here (mmkv-bench fetch model reader)")
-def test_the_stock_processor_writes_the_prompts_and_pictures_of_the_training():
+@cover.shares(2)
+def test_the_stock_processor_writes_the_prompts_and_pictures_of_the_training(share):
     from transformers import AutoProcessor
 
     from mmkv_bench.datasets.messages import to_prompt
@@ -60,7 +62,7 @@ def test_the_stock_processor_writes_the_prompts_and_pictures_of_the_training():
     for task in FORMS_OF:
         processor = processors["frames" if task == "change" else "pages"]
         rows = utils.read(None, {"task": f"reader_{task}"})["dev"]
-        for number in (0, 3)[: 1 + (task == "value")]:
+        for number in cover.turn((0, 3), 0, 1 if task == "value" else share):
             made = trial(task, "dev", number)
             expected = chat(processor.tokenizer, made.paper, made.turns, task == "text")
             prompt = to_prompt(utils.doc_to_messages(rows[number]), task)
