@@ -29,7 +29,7 @@ QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 CONFIGS = sorted(name for name in options("model") if (content("model", name).get("processor") or {}).get("image"))
 
 few = settings(max_examples=8, deadline=None)  # real pixels
-many = settings(max_examples=80, deadline=None)  # arithmetic of the processor
+many = settings(max_examples=cover.examples(80), deadline=None)  # arithmetic of the processor
 sides = st.integers(20, 500)
 wide_sides = st.integers(20, 6000)
 
@@ -118,7 +118,7 @@ def test_the_model_itself_cuts_padding_to_the_same_number(name):
         "llava_onevision": (27**2, {"vision_aspect_ratio": "anyres_max_9"}),
     }[name]
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=cover.examples(60), deadline=None)
     @given(width=st.integers(20, 1500), height=st.integers(20, 1500))
     def check(width, height):
         tiles = tiles_of([height, width], config.image_grid_pinpoints, config.vision_config.image_size)
