@@ -48,7 +48,7 @@ def test_what_needs_no_torch_to_be_refused_is_refused_without_it(tmp_path):
         "model.attention=flash_attention_2 needs ",
         "bad.py:2: the file is not valid Python: ",
         "limit=1 has no effect on lorenz; allowed",
-        "foo=1 is no setting of the samples; allo",
+        "foo=1 is not a setting of the samples; a",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["bad.py"]
 

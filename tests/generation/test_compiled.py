@@ -315,7 +315,7 @@ def test_attach_compiles_by_the_cache_that_it_gives_and_says_where_it_does_not()
             ours = model.generate(**inputs, **told, past_key_values=cache, compile_config=config)
             assert torch.equal(ours, eager) and counter.frame_count == 1
         assert session.report().fallback == ()
-        with pytest.raises(UnsupportedError, match=r"give past_key_values=session.new_cache\(\)"):
+        with pytest.raises(UnsupportedError, match=r"give generate\(\) past_key_values=session.new_cache\(\)"):
             model.generate(**inputs, **told)
     with attach(model, "h2o_decode", 12, compiled_tokens=5) as session:
         model.generate(**inputs, **told, past_key_values=session.new_cache())

@@ -340,5 +340,5 @@ def test_what_is_no_stream_is_refused_in_one_sentence(case):
 
 
 def test_attach_refuses_a_stream():
-    with pytest.raises(UnsupportedError, match="not one of attach"):
+    with pytest.raises(UnsupportedError, match="attach cannot run protocol"):
         attach(zoo.model("llama"), "keydiff", 20, protocol="stream")
