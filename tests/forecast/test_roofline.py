@@ -106,7 +106,7 @@ def test_what_is_known_of_a_models_size_says_its_source(tmp_path):
     shrunk = stated({**model["shape"], "text_config": {**model["shape"]["text_config"], "num_hidden_layers": 2}})
     fewer = sizes_of({**model, "layers": 2}, shrunk, whole)
     assert fewer.source == "bound" and fewer.parameters == known.parameters - 26 * (QWEN.blocks - 3584) // 28
-    assert "not here" in sizes_of(model, None).missing
+    assert "not on this machine" in sizes_of(model, None).missing
     text = {key: value for key, value in model["shape"]["text_config"].items() if key != "intermediate_size"}
     assert "does not state" in sizes_of(model, stated({**model["shape"], "text_config": text})).missing
     save_file({"a": np.zeros((3, 5), np.float16), "b": np.zeros(7, np.float32)}, tmp_path / "model.safetensors")
