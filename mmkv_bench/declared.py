@@ -1,4 +1,4 @@
-"""YAML that the package reads: what it declares beside its modules (words, columns, the command line), and configuration."""
+"""Loader of YAML: of the files that modules keep beside them (texts, columns, the command line), and of configuration."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 
 def read_yaml(text: str | bytes) -> Any:
-    """Content of a YAML document, read by the parser in C where it was built: every command waits for it."""
+    """Return the content of a YAML document, read by the C parser if it was built, because every command waits for this."""
     import yaml
 
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text).get_single_data()
 
 
 def declared(module: str, name: str = "") -> Any:
-    """Content of the YAML file of a module's own name, or of another one beside it. module: its `__file__`."""
+    """Return the content of the YAML file beside a module: the file of the same stem, or `name`. module: the module's
+    `__file__`."""
     file = Path(module).with_name(name) if name else Path(module).with_suffix(".yaml")
     return read_yaml(file.read_bytes())

@@ -1,7 +1,7 @@
 """protocol=stream: a video, pictures or a text are read chunk by chunk under a hard cap, then the question is answered.
 
-A layer never holds more than the cap and a chunk. Each cell has a prefill of its own: what it evicts changes what later tokens
-become. It is read once for all questions about a document.
+A layer never holds more than the cap and a chunk. Each cell needs a separate prefill, because what it evicts changes
+the states of later tokens. The stream is read once for all questions about a document.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ def read(
 
 
 class Held(NamedTuple):
-    """A stream that was read for one cell, before its question: for the other questions about the same document.
+    """A stream that was read for one cell, before its question; kept for the other questions about the same document.
 
     Attributes:
-        document: names the document and how long the stream is. seconds: of reading it, by phase.
+        document: identifies the document and the length of the stream. seconds: time of reading it, by phase.
     """
 
     document: Hashable
@@ -114,9 +114,9 @@ def run_stream(
     """Return one cell's result for one prompt; a fault becomes its status.
 
     Args:
-        session: open on the model. measured: as rows say it; `own` under `sharing=off`.
-        held: cell -> the stream that it read last, which is read for all questions about a document once; None: each question
-            reads its own.
+        session: open on the model. measured: as in rows; `own` under `sharing=off`.
+        held: cell -> the stream that it read last, so that a document is read once for all of its questions; None: each
+            question reads its own stream.
     """
     device = next(session.model.parameters()).device
     meter = Meter(device)

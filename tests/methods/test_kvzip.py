@@ -178,7 +178,7 @@ def test_what_cannot_feed_a_context_again_is_refused_by_name():
     full = GptOssForCausalLM(config).eval()
     full.set_attn_implementation("eager")
     with (
-        pytest.raises(UnsupportedError, match="kvzip reads a softmax without learned sinks"),
+        pytest.raises(UnsupportedError, match="kvzip needs a softmax without learned sinks"),
         attach(full, method, common.cell(method, 5).budget),
     ):
         full(**zoo.prompt("gpt_oss"), use_cache=True)

@@ -113,7 +113,7 @@ def test_states_that_show_no_time_of_change_are_remembered_in_their_process_alon
 def test_a_file_that_is_written_while_it_is_read_is_refused(folder, cache, monkeypatch):
     plain = module.file_sha256
     monkeypatch.setattr(module, "file_sha256", lambda file: (plain(file), file.touch())[0])
-    with pytest.raises(ConfigError, match="changed while its checksum was made"):
+    with pytest.raises(ConfigError, match="changed while its checksum was computed"):
         folder_fingerprint(folder, cache)
 
 
