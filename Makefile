@@ -238,8 +238,11 @@ results-continuation: $(STAMP)
 	$(BIN)/python -m mmkv_bench plot position results/continuation --budgets fraction --out docs/images/continuation
 	$(BIN)/python -m mmkv_bench pack $(PACK) results/continuation
 
+# Conversations take methods that cut a cache back after each answer; a run refuses the others with the reason.
+TALKING = full,random,streamingllm,snapkv,keydiff,expected_attention,h2o,mmshift,last_query
 results-questions: $(STAMP)
 	$(BIN)/python -m mmkv_bench experiment=questions_pages
+	$(BIN)/python -m mmkv_bench experiment=questions_pages protocol=turns 'method=[$(TALKING)]'
 	$(BIN)/python -m mmkv_bench tables results/questions --questions > results/questions/tables.md
 	$(BIN)/python -m mmkv_bench pack $(PACK) results/questions
 

@@ -92,6 +92,14 @@ class Protocol(ABC):
         """Tell whether each cell needs a prefill of its own, because what it evicts changes the states of later tokens."""
         return self.streams or self.converses
 
+    def serves_all_questions(self, reads_answer: bool) -> bool:
+        """A document with several questions is compressed once, whichever of them is asked.
+
+        Args:
+            reads_answer: the method's scores know the answer of the full cache.
+        """
+        return not self.apart and (self.needs_questions or (self.knows == "none" and not reads_answer))
+
     @property
     def feeds_once(self) -> bool:
         """Tell whether each prompt token passes the model once, so that stock `generate()` on the reduced cache follows

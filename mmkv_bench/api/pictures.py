@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mmkv_bench.tables.score_table import ScoreTable
 
 AXES = ("entries", "fraction")
-OF_SCORES = ("budget", "front", "removal", "position")
+OF_SCORES = ("budget", "front", "removal", "position", "questions")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def plot(rows: str | Path | StoredRows, kind: str = "budget", **options: Any) ->
 
     Args:
         rows: a folder of rows, or the result of `load_rows` or `evaluate` (all rows of its folder are drawn).
-        kind: `budget`, `length`, `front`, `removal`, `position`, or the name of a diagnostic.
+        kind: `budget`, `length`, `front`, `removal`, `position`, `questions`, or the name of a diagnostic.
         options: flags of the command: metric, dataset, protocol, reading, methods, budgets, cost, costs, tokens, batch,
             prompts, name. Names and budgets are one value or a list: `methods=["snapkv", "mmshift"]`, `budgets=[64, 128]`,
             `name="mmshift=Ours"`.
@@ -86,7 +86,8 @@ def draw(request: PlotRequest) -> tuple[Figure, list[str]]:
                 raise ConfigError(
                     f"--{flag} {','.join(names)} selects scores, but plot {request.kind} draws no scores; leave it out"
                 )
-    drawers = {"budget": _budget, "length": _length, "front": _front, "removal": _removal, "position": _position}
+    drawers = {"budget": _budget, "length": _length, "front": _front, "removal": _removal}
+    drawers |= {"position": _position, "questions": _questions}
     figure, left_out = drawers.get(request.kind, _diagnostic)(request)
     if request.name:
         _rename(figure, request.name)
@@ -141,6 +142,17 @@ def _position(request: PlotRequest) -> tuple[Figure, list[str]]:
         )
     tables = [table for name in names for table in _score_tables(replace(request, metric=name))]
     return position_figure(tables, metric), []
+
+
+def _questions(request: PlotRequest) -> tuple[Figure, list[str]]:
+    from mmkv_bench.tables.question_figure import question_figure
+    from mmkv_bench.tables.questions import by_place, tables_with_scores
+
+    made = tables_with_scores(request.rows, request.dataset, [request.metric] if request.metric else None)
+    if len(made) > 1:
+        names = "; ".join(table.title.partition(":")[0] for table, _ in made)
+        raise ConfigError(f"plot questions draws one table, and the rows hold {names}: name --dataset or --metric")
+    return question_figure(by_place(made[0][1]), request.methods, _numbers(request)), []
 
 
 def _diagnostic(request: PlotRequest) -> tuple[Figure, list[str]]:

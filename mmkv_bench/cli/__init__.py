@@ -1,1 +1,1 @@
-"""The commands: one tree of verbs with one grammar, each verb one file that calls the room which does the work."""
+"""The commands: one tree of verbs with one grammar. Each verb is one file that calls the package with its work."""

@@ -1,4 +1,4 @@
-"""Completion of command lines in bash, zsh and fish: verbs, their flags, and what Hydra knows of a run's settings."""
+"""Completion of command lines in bash, zsh and fish: verbs, their flags, and a run's settings as Hydra completes them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SHELLS = {name: Path(__file__).with_suffix(f".{name}") for name in ("bash", "zs
 
 
 def script(shell: str = "", *more: str) -> str:
-    """Script that a shell evaluates once.
+    """Return the script that a shell evaluates once.
 
     Raises:
-        ConfigError: a shell that has no script here.
+        ConfigError: there is no script for this shell.
     """
     if shell not in _SHELLS or more:
         raise ConfigError(f"--completion {shell}: {nearest(shell, _SHELLS)}")
@@ -24,10 +24,10 @@ def script(shell: str = "", *more: str) -> str:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """Words that may stand where the line ends.
+    """Return the words that can end the line.
 
     Args:
-        words: one string, the line up to the cursor, with the program's name.
+        words: one string, the line up to the cursor with the program's name.
     """
     line = words[0] if words else ""
     before = line.split()[1:]
@@ -37,7 +37,7 @@ def candidates(words: Sequence[str]) -> list[str]:
 
 
 def _offered(before: list[str], last: str) -> list[str]:
-    """Words that begin with `last`, after the words `before`."""
+    """Return the words that begin with `last` and may follow `before`."""
     if not before and "=" not in last and not last.startswith("-"):
         verbs = [f"{verb} " for verb in VERBS if verb.startswith(last)]
         return verbs + (_settings([], last) if last else [])

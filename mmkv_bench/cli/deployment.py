@@ -1,4 +1,5 @@
-"""The deployment tables of `mmkv-bench plan scenario=efficiency`: what rows measured already, else a dry run, else forecasts."""
+"""The deployment tables of `mmkv-bench plan scenario=efficiency`: from measured rows, else from a dry run, else from
+forecasts."""
 
 from __future__ import annotations
 
@@ -39,10 +40,11 @@ if TYPE_CHECKING:
 def deployment_of(
     plan: EfficiencyPlan, forecasts: Forecast, peaks: Sequence[CellPeaks], scores: Sequence[str]
 ) -> list[Table]:
-    """A table for each kind and length of prompts, `full` first at each batch.
+    """Return a table for each kind and length of prompts, with `full` first at each batch.
 
     Args:
-        peaks: of a dry run, empty without one; scores: rows folders.
+        peaks: results of a dry run, empty without one.
+        scores: folders of rows.
 
     Raises:
         ConfigError: a folder without scored rows.
@@ -85,7 +87,7 @@ def deployment_of(
 
 
 def _option(cell: Cell, one: DatasetForecast, peak: CellPeaks | None) -> Option:
-    """A cell at the length and batch of a forecast. peak: of a dry run, in place of its bytes."""
+    """Return the option of a cell at a forecast's length and batch. peak: of a dry run; its bytes replace the forecast's."""
     line = next(
         (line for line in one.lines if line.label == str(cell.budget or "full") and cell.method in line.methods), None
     )
@@ -111,7 +113,7 @@ def _option(cell: Cell, one: DatasetForecast, peak: CellPeaks | None) -> Option:
 
 
 def _measured(plan: EfficiencyPlan, forecasts: Forecast) -> tuple[Mapping[Setting, Measured], list[Note]]:
-    """Passes of the plan's model in its folder, if they are all of one device, and of the one that is asked about."""
+    """Return the passes of the plan's model in its folder, if all are of one device and that is the planned device."""
     if not plan.out.is_dir():
         return {}, []
     given = forecasts.given
@@ -129,8 +131,8 @@ def _measured(plan: EfficiencyPlan, forecasts: Forecast) -> tuple[Mapping[Settin
 
 
 def _largest(plan: EfficiencyPlan, forecasts: Forecast) -> dict[tuple[str, int], Estimate]:
-    """By cell and length of the prompt, the largest batch that passes of `batch=max` measured; none where they were under another
-    memory limit than the one that is asked about."""
+    """Map cell and prompt length to the largest batch that passes of `batch=max` measured. Empty if they had another memory
+    limit than the planned one."""
     if plan.memory_limit not in (None, forecasts.given.memory) and forecasts.given.memory is not None:
         return {}
     rows = Store(plan.out).timings([cell.cell for cell in plan.cells])
@@ -150,7 +152,7 @@ def _losses(folder: str) -> list[ScoreLoss]:
 
 
 def _prefill(forecasts: Forecast, tokens: int, cells: Sequence[Cell]) -> list[Note]:
-    """A note about the time before an answer, which no budget shortens."""
+    """Return a note about the time before an answer, which no budget shortens."""
     rate, decoder = forecasts.given.rate, forecasts.sizes.decoder
     if rate is None or decoder is None:
         return []
@@ -161,7 +163,7 @@ def _prefill(forecasts: Forecast, tokens: int, cells: Sequence[Cell]) -> list[No
 
 
 def _ragged(cells: Sequence[Cell]) -> list[Note]:
-    """A note about methods whose heads may keep different numbers of entries."""
+    """Return a note about methods whose heads may keep different numbers of entries."""
     names = dict.fromkeys(
         cell.method
         for cell in cells

@@ -1,7 +1,7 @@
-"""The grammar that all verbs share: `mmkv-bench <verb> [names] [key=value ...] [--flag value]`.
+"""The grammar of all verbs: `mmkv-bench <verb> [names] [key=value ...] [--flag value]`.
 
-Names are folders, datasets or methods; key=value is the configuration of a run, which Hydra composes; flags belong to
-the verb. Several values of a flag are one word with commas (`--metric anls,fidelity`) or the flag again.
+Names are folders, datasets or methods. key=value is the configuration of a run, which Hydra composes. Flags belong to the
+verb. A flag with several values takes them with commas (`--metric anls,fidelity`), or is repeated.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ PROGRAM = "mmkv-bench"
 
 _FILE = declared(__file__, "verbs.yaml")
 VERBS: dict[str, dict[str, Any]] = {name: verb for name, verb in _FILE.items() if not name.startswith("_")}
-"""Verb -> its file of `verbs/`, sentence, arguments and examples, in the order of the help. The file has `<verb>(given)`."""
+"""Verb to its file in `verbs/`, summary, arguments and examples, in the order of the help. The file has a function
+`<verb>(given)`."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose complaints are our errors; flags may stand before, between and after names."""
+    """argparse with ConfigError in place of its messages. Flags may stand before, between and after names."""
 
     text: Callable[[], str] | None = None
-    """A help that stands in place of argparse's."""
+    """A function that returns the help, in place of argparse's."""
     example = ""
-    """The first of its examples."""
+    """The first example of the verb."""
 
     def __init__(self, verb: str, summary: str) -> None:
         super().__init__(
@@ -44,10 +45,10 @@ class Parser(argparse.ArgumentParser):
         )
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The arguments of a command line.
+        """Parse the arguments of a command line.
 
         Raises:
-            ConfigError: a flag that the verb does not have, one whose value is missing or not allowed, a missing name.
+            ConfigError: an unknown flag, a flag with a missing or wrong value, or a missing name.
         """
         given, unknown = self.parse_known_intermixed_args(self._with_defaults(list(arguments)))
         settings = getattr(given, "overrides", None)
@@ -61,9 +62,9 @@ class Parser(argparse.ArgumentParser):
         for word in loose:
             flag = word.partition("=")[0]
             if answer := field_words.VERBS.get(flag.lstrip("-").replace("_", "-")):
-                raise ConfigError(f"{flag!r} is no word of `{self.prog}`; {answer.format(words='')}")
+                raise ConfigError(f"{flag!r} is not a word of `{self.prog}`; {answer.format(words='')}")
             if answer := field_words.FLAGS.get(flag.lstrip("-").replace("_", "-")):
-                raise ConfigError(f"{flag} is no flag of `{self.prog}`; {answer}")
+                raise ConfigError(f"{flag} is not a flag of `{self.prog}`; {answer}")
             if word.startswith("-"):
                 raise ConfigError(f"unknown flag {flag!r} of `{self.prog}`; {nearest(flag, self.flags())}")
             if word in unknown:
@@ -71,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         return given
 
     def _with_defaults(self, words: list[str]) -> list[str]:
-        """The words, with its value behind a flag that may stand alone: argparse would take the name that follows for it."""
+        """Add its default value to a flag that may stand alone, because argparse would take the following name for the value."""
         optional = [action for action in self._actions if action.nargs == "?" and action.choices]
         alone = {flag: action for action in optional for flag in action.option_strings}
         pairs = zip(words, [*words, ""][1:], strict=True)
@@ -81,11 +82,11 @@ class Parser(argparse.ArgumentParser):
         ]
 
     def flags(self) -> list[str]:
-        """The flags that the verb takes, as they are written."""
+        """Return the flags of the verb, as they are written."""
         return sorted(flag for action in self._actions for flag in action.option_strings if flag.startswith("--"))
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print with its usage."""
+        """Raise ConfigError with the text that argparse would print."""
         example = f"for example `{self.example}`" if self.example else f"see `{self.prog} --help`"
         raise ConfigError(f"{message.removeprefix('argument ')}; {example}")
 
@@ -93,7 +94,7 @@ class Parser(argparse.ArgumentParser):
         return self.text() if self.text is not None else super().format_help()
 
     def add(self, name: str, stated: Mapping[str, Any]) -> None:
-        """Add an argument of `verbs.yaml`; name: as it stands there."""
+        """Add an argument of `verbs.yaml`. name: as in that file."""
         options = dict(stated)
         if kind := options.pop("kind", None):
             options["action"] = _KINDS[kind]
@@ -111,7 +112,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Listed(argparse.Action):
-    """A flag of several values."""
+    """A flag with several values."""
 
     def __call__(
         self,
@@ -132,10 +133,10 @@ def _is_setting(word: str) -> bool:
 
 
 def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The verb of a command line and the words after it; `run` where the first word is a setting or a flag.
+    """Return the verb of a command line and the words after it. The verb is `run` if the first word is a setting or a flag.
 
     Raises:
-        ConfigError: the first word is neither a verb nor a setting nor a flag.
+        ConfigError: the first word is not a verb, a setting or a flag.
     """
     if not arguments:
         return "run", []
@@ -148,25 +149,25 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
         line, words_go_on, _ = answer.partition("{words}")
         if words_go_on:
             program = line.rpartition("`")[2]
-            lists = [] if "sweep" in program else ["-m"]  # elsewhere a list stands in brackets
+            lists = [] if "sweep" in program else ["-m"]  # other verbs write a list in brackets
             try:
                 rest = rephrased(program, [*lists, *(word for word in rest if word != "--slurm")])
             except ConfigError as error:
-                raise ConfigError(f"{first!r} is no verb; {answer.format(words='')}. {error}") from None
+                raise ConfigError(f"{first!r} is not a verb; {answer.format(words='')}. {error}") from None
         rest, errors = (rest, []) if "sweep" in line else checked(rest)
         settings = "".join(f" {word if '<' in word else shlex.quote(word)}" for word in rest)
-        raise ConfigError(f"{first!r} is no verb; {joined(*errors, answer.format(words=settings))}")
+        raise ConfigError(f"{first!r} is not a verb; {joined(*errors, answer.format(words=settings))}")
     words = rephrased(PROGRAM, arguments)
     if all("=" in word for word in words):
-        raise ConfigError(f"{first!r} is no verb; write {written(PROGRAM, words)}")
+        raise ConfigError(f"{first!r} is not a verb; write {written(PROGRAM, words)}")
     clause = nearest(first, VERBS)
     if not clause.startswith(SIMILAR):
         clause = f"`{PROGRAM} --help` lists the verbs, and settings of a run are written key=value"
-    raise ConfigError(f"{first!r} is no verb; {clause}")
+    raise ConfigError(f"{first!r} is not a verb; {clause}")
 
 
 def reader(name: str) -> tuple[Callable[[argparse.Namespace], int], Parser]:
-    """The function of a verb and the parser of its words."""
+    """Return a verb's function and the parser of its words."""
     verb = VERBS[name]
     module, parser = import_module(f"mmkv_bench.cli.verbs.{verb['file']}"), Parser(name, verb["summary"])
     for argument, options in verb["arguments"].items():
@@ -182,25 +183,25 @@ def reader(name: str) -> tuple[Callable[[argparse.Namespace], int], Parser]:
 
 # ---------------------------------------------------------------------- values of flags
 MOST = 1_000_000
-"""Largest count on a command line: more is a slip of the finger, and would not end."""
+"""Largest count on a command line. A larger number is a typing error and would not end."""
 
 
 def count(text: str) -> int:
-    """A whole number from 1 to MOST, for argparse."""
+    """Parse a whole number from 1 to MOST, for argparse."""
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:19]) <= MOST:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number >= 1 and at most {MOST}")
     return int(text)
 
 
 def not_negative(text: str) -> int:
-    """A whole number >= 0, for argparse."""
+    """Parse a whole number >= 0, for argparse."""
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number >= 0")
     return int(text)
 
 
 def amount(text: str) -> float:
-    """A finite number above 0, for argparse."""
+    """Parse a finite number above 0, for argparse."""
     try:
         value = float(text)
     except ValueError:
@@ -211,10 +212,10 @@ def amount(text: str) -> float:
 
 
 def rows_folder(path: str | Path) -> Path:
-    """A folder that holds result rows.
+    """Check a folder of result rows, for argparse.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the folder has no result rows.
     """
     if not (Path(path) / "store.json").is_file():
         of_cell = re.fullmatch(r"[0-9a-f]{6,64}", str(path)) is not None
@@ -242,16 +243,16 @@ _KINDS: dict[str, Any] = {"flag": "store_true", "list": Listed, "append": "appen
 _TYPES: dict[str, Callable[[str], Any]] = {
     one.__name__.lower(): one for one in (int, float, Path, count, not_negative, amount, rows_folder)
 }
-"""Names in `verbs.yaml` -> what argparse takes."""
+"""Names in `verbs.yaml` to the types of argparse."""
 
 
 def overrides_of(given: argparse.Namespace) -> list[str]:
-    """The overrides of a command line, with what its flags add to them."""
+    """Return the overrides of a command line, including those that its flags add."""
     overrides = list(given.overrides)
     for text in given.config_dir or ():
         if not text or not Path(text).is_dir():
             raise ConfigError(
-                f"--config-dir {text} is not a folder; give one that holds config groups (experiment/, ...)"
+                f"--config-dir {text} is not a folder; give a folder with config groups (experiment/, ...)"
             )
     if given.config_dir:
         folders = ", ".join(f"'file://{Path(text).resolve()}'" for text in given.config_dir)

@@ -1,8 +1,8 @@
-"""`mmkv-bench` and `python -m mmkv_bench`: the verb, then its own words. No verb is `run`.
+"""`mmkv-bench` and `python -m mmkv_bench`: the verb, then its words. Without a verb it is `run`.
 
-Nothing heavy is imported before the request has been checked: a mistake costs a second and one sentence on stderr, exit
-code 2, and leaves nothing behind. Errors that a user can meet become one sentence on stderr and an exit code, never a traceback.
-Output has no control characters that a terminal would obey, since names in rows may be anybody's.
+Nothing heavy is imported before the request has been checked. So a mistake costs a second and one sentence on stderr, exit
+code 2, and no file. A user's errors become one sentence on stderr and an exit code, never a traceback. Output has no control
+characters for the terminal, because names in rows may come from anybody.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from mmkv_bench.run.stopping import Stopped
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_PLACE = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EROFS)
-"""Errors of a name that a user gave."""
+"""Error numbers for a path that a user gave."""
 _LESS_MEMORY = (
-    "free some, or ask for less at a time: fewer processes, a lower fork_batch or fork_memory, shorter prompts "
-    "(model.max_prompt_tokens), a smaller model; rows that are stored stay, and the same command continues"
+    "free some memory, or ask for less at a time: fewer processes, a lower fork_batch or fork_memory, shorter "
+    "prompts (model.max_prompt_tokens), a smaller model; stored rows are kept, and the same command continues"
 )
-# Control characters but tab and line break, among them those of colours, which can hide text, and what turns the direction of
-# writing.
+# Control characters except tab and line break. They include those of colours, which can hide text, and those that change the
+# direction of writing.
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> int:
-    """The exit code of `work(arguments)`: 0 done, 1 failed while working, 2 refused, 130 interrupted, 128 + n ended by
-    signal n. An error is one sentence on stderr, and with --json one JSON document as well."""
+    """Call `work(arguments)` and return the exit code: 0 done, 1 failed while working, 2 refused, 130 interrupted, 128 + n
+    ended by signal n. An error is one sentence on stderr, and with --json also one JSON document."""
     as_json = "--json" in arguments or "json=true" in arguments
     try:
         check_output()
         with _harmless_output():
             return work(arguments)
-    except BrokenPipeError:  # whoever read our output has seen enough, as `| head` does
+    except BrokenPipeError:  # the reader of the output has closed it, as `| head` does
         closed_output()
         return 0
     except (Exception, KeyboardInterrupt, Stopped) as error:
@@ -56,37 +56,37 @@ def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> i
 
 
 def _refusal(error: BaseException) -> tuple[str, int] | None:
-    """Sentence and exit code of an error that a user can meet; None for others."""
+    """Return the sentence and exit code of an error that a user can cause, or None for other errors."""
     if isinstance(error, MMKVError):
         full = isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM
         return str(error), 2 if full else error.exit_code
     if isinstance(error, Stopped):
-        then = "after the sample in flight, which is stored; run the same command again to continue"
+        then = "after the current sample, which is stored; run the same command again to continue"
         return f"ended by {error} {then}", 128 + error.signal
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again to continue at the first missing sample", 130
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         where = error.filename or "the results"
-        return f"no space left on the device that holds {where}; free some, or write out=<folder>", 2
+        return f"no space left on the device of {where}; free some space, or write out=<folder>", 2
     if isinstance(error, OSError) and error.filename and error.errno in _NO_PLACE:
-        return f"{str(error.filename)[:200]} cannot be used ({error.strerror}); name another place", 2
+        return f"{str(error.filename)[:200]} cannot be used ({error.strerror}); give another path", 2
     if out_of_memory(error):
-        return f"this machine's memory is too small for what was asked ({first_line(error)[:250]}); {_LESS_MEMORY}", 1
+        return f"this machine's memory is too small for this request ({first_line(error)[:250]}); {_LESS_MEMORY}", 1
     return None
 
 
 def closed_output() -> None:
-    """Discard what is printed from here on; Python flushes it at its end."""
+    """Discard all further output. Python would flush it at the end."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
 
 
 def _harmless(text: str) -> str:
-    """A text whose control characters are written as escapes."""
+    """Return a text with control characters replaced by escapes."""
     return _OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class SanitizingStream:
-    """A text stream whose control characters are written as escapes; everything else is the stream's own."""
+    """A text stream that writes control characters as escapes. All other attributes are the wrapped stream's."""
 
     def __init__(self, stream: TextIO):
         self.stream = stream
@@ -105,7 +105,7 @@ class SanitizingStream:
 
 @contextmanager
 def _harmless_output() -> Iterator[None]:
-    """Standard output as a `SanitizingStream`, while a verb works."""
+    """Make standard output a `SanitizingStream` while a verb works."""
     before = sys.stdout
     sanitized: Any = before if before is None or isinstance(before, SanitizingStream) else SanitizingStream(before)
     sys.stdout = sanitized
@@ -117,7 +117,7 @@ def _harmless_output() -> Iterator[None]:
 
 
 def clear_screen() -> None:
-    """Clear the terminal, which `SanitizingStream` would not let a text do."""
+    """Clear the terminal. A `SanitizingStream` would escape the necessary characters."""
     stream = sys.stdout.stream if isinstance(sys.stdout, SanitizingStream) else sys.stdout
     stream.write("\x1b[H\x1b[2J")
 
@@ -151,7 +151,7 @@ def _main(arguments: Sequence[str]) -> int:
 
 
 def overview() -> str:
-    """Text of `mmkv-bench --help`: every verb with its sentence."""
+    """Return the text of `mmkv-bench --help`: every verb with its summary."""
     width = max(map(len, VERBS)) + 3
     verbs = "\n".join(f"  {name:<{width}}{verb['summary']}" for name, verb in VERBS.items())
     return f"""\

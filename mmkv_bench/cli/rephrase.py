@@ -1,4 +1,4 @@
-"""Words of a command line that are settings in another spelling: `--method snapkv`, `method snapkv` or `snapkv 64`."""
+"""Settings in other spellings on a command line: `--method snapkv`, `method snapkv` or `snapkv 64`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ _CHOICES = ("method", "model", "dataset", "experiment")
 def rephrased(
     program: str, words: Sequence[str], flags: Collection[str] = (), valued: Collection[str] = ()
 ) -> list[str]:
-    """The words with what means a setting written as one; other words stay as they are.
+    """Return the words with other spellings of settings rewritten as settings. Other words stay unchanged.
 
     Args:
-        program: with its verb. flags: of the verb, which stay; valued: those that the next word is the value of.
+        program: the program with its verb.
+        flags: the verb's flags, which stay unchanged.
+        valued: the flags whose value is the next word.
 
     Raises:
-        ConfigError: a word whose meaning depends on more than the word, with what to type for it and the other words as settings.
+        ConfigError: a word whose meaning depends on more than the word. The message says what to type for it, with the other
+            words as settings.
     """
     left, result = [word for word in words if word not in _SEVERAL or word in flags], list[str]()
     answers: list[str] = []
@@ -43,7 +46,7 @@ def rephrased(
         elif _is_key(key) and (divided or (left and left[0][:1] != "-" and "=" not in left[0])):
             values = [value] if divided else [left.pop(0)]
             while word.startswith("--") and left and left[0][:1] != "-" and "=" not in left[0] and not _is_key(left[0]):
-                values.append(left.pop(0))  # --dataset one two
+                values.append(left.pop(0))  # for example: --dataset one two
             try:
                 setting = _setting("dataset" if word == "--data" else key, ",".join(values))
             except ConfigError as error:
@@ -56,7 +59,7 @@ def rephrased(
         elif _is_key(key) and word.startswith("--"):
             answers.append(f"{word} has no value; write `{KEYS.get(key.replace('-', '_'), key)}=<value>`")
         elif word.startswith("--") and left and _BUDGET.fullmatch(left[0]):
-            unknown.append(f"{word} {left.pop(0)}")  # a number behind a flag is the flag's
+            unknown.append(f"{word} {left.pop(0)}")  # a number behind an unknown flag is its value
         else:
             result.append(_choice(word))
     if answers:
@@ -69,24 +72,24 @@ def rephrased(
 
 
 def written(program: str, words: Sequence[str]) -> str:
-    """The command line of settings whose choices exist.
+    """Return the command line of settings, if all their choices exist.
 
     Raises:
-        ConfigError: choices that there are not, with the command line that lacks them.
+        ConfigError: choices that do not exist. The message has the command line with placeholders for them.
     """
     known, errors = checked(words)
     if errors:
-        raise ConfigError(joined(*errors, f"With one that there is, write {_line(program, known)}"))
+        raise ConfigError(joined(*errors, f"With an existing choice, write {_line(program, known)}"))
     return command(program, words)
 
 
 def joined(*sentences: str) -> str:
-    """Return sentences as one text; a question keeps its mark alone."""
+    """Return sentences as one text. A question mark is not followed by a period."""
     return ". ".join(sentences).replace("?. ", "? ")
 
 
 def checked(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words with `<key>` for each choice that there is not, and what is to be said of these."""
+    """Return the words with `<key>` for each choice that does not exist, and one error message per such choice."""
     from mmkv_bench.config.compose import compose
 
     known, errors = [], []
@@ -103,12 +106,12 @@ def checked(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _line(program: str, words: Sequence[str]) -> str:
-    """`command`, with placeholders as they are."""
+    """Return `command`, with placeholders unquoted."""
     return re.sub(r"'(\w+=<\w+>)'", r"\1", command(program, words))
 
 
 def command(program: str, words: Sequence[str]) -> str:
-    """A command line between backticks, its words quoted as a shell needs."""
+    """Return a command line between backticks, with words quoted as a shell needs."""
     return f"`{shlex.join([*program.split(), *words])}`"
 
 
@@ -130,7 +133,7 @@ def _setting(word: str, value: str) -> str:
 
 
 def _choice(word: str) -> str:
-    """A name as the choice that it is, a number as a budget; other words as they are."""
+    """Return a name as the setting that has this choice, a number as a budget, and other words unchanged."""
     if _BUDGET.fullmatch(word):
         return f"budget={word}"
     chosen = [f"{group}={name}" for group in _CHOICES for name in [canonical(group, word)] if name in options(group)]

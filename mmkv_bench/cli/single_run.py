@@ -1,4 +1,4 @@
-"""One run of one configuration: what `run` does here, and every job of a sweep on its node."""
+"""One run of one configuration, for `run` on this machine and for every job of a sweep on its node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def run_once(overrides: list[str]) -> int:
     """Run one configuration and return its exit code.
 
     Raises:
-        ConfigError: a configuration that cannot run; MMKVError: also an output that was closed before the end.
+        ConfigError: a configuration that cannot run.
+        MMKVError: also if the output was closed before the end.
     """
     from mmkv_bench.run.progress import waiting
 
@@ -32,7 +33,8 @@ def run_once(overrides: list[str]) -> int:
         for text in for_hydra(overrides):
             if text.lstrip("+~").startswith("hydra.") and "searchpath" not in text:
                 raise ConfigError(
-                    f"{text} only matters to jobs on Slurm; write it with `mmkv-bench sweep launcher=slurm`, or leave it out"
+                    f"{text} only affects jobs on Slurm; write it with `mmkv-bench sweep launcher=slurm`, or "
+                    "leave it out"
                 )
         config = compose(overrides)
         validate(config)
@@ -42,7 +44,7 @@ def run_once(overrides: list[str]) -> int:
             config.dry,
             "write `mmkv-bench plan` for what a run would do, or `mmkv-bench sweep launcher=slurm`",
         )
-    with waiting("loading", log=True):  # not before: a mistake in the words above stays one sentence, in logs too
+    with waiting("loading", log=True):  # after the checks, so that a mistake stays one sentence in logs too
         if config.scenario == EFFICIENCY:
             from mmkv_bench.efficiency.run import run
         else:
@@ -58,34 +60,35 @@ def run_once(overrides: list[str]) -> int:
 
 
 def refuse_keys_of_slurm(shards: int, dry: bool, remedy: str) -> None:
-    """Refuse keys that a run here would ignore."""
+    """Refuse keys that a run on this machine would ignore."""
     for key, changed in (("shards", shards != 1), ("dry", dry)):
         if changed:
-            raise ConfigError(f"{key} only matters to a sweep on Slurm; {remedy}, or drop it")
+            raise ConfigError(f"{key} only affects a sweep on Slurm; {remedy}, or drop it")
 
 
 # ---------------------------------------------------------------------- a job on Slurm
 @dataclass(frozen=True)
 class SlurmJob:
-    """One run, as submitit calls it on its node.
+    """One run, called by submitit on its node.
 
-    A stop signal ends it between two samples and queues it again; it then continues at the first missing one.
+    A stop signal ends it between two samples and queues it again. It then continues at the first missing sample.
 
     Attributes:
-        overrides: of the run. devices: GPUs that it asked for, each for a process of its own; 1: the run is one process.
+        overrides: of the run.
+        devices: number of requested GPUs, one process each; 1 means one process.
     """
 
     overrides: tuple[str, ...]
     devices: int = 1
 
     def __call__(self) -> None:
-        """Run; a failure is the exit code of the job."""
+        """Run. A failure becomes the exit code of the job."""
         code = guarded(self.overrides, self._work)
         if code:
             sys.exit(code)
 
     def checkpoint(self) -> Any:
-        """The submission in this job's place: the same, since rows say what is left."""
+        """Return the submission that replaces this job. It is the same job, because rows show what is missing."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -106,17 +109,19 @@ class SlurmJob:
             goes_on = {
                 True: ", to be queued again",
                 False: ", not queued again, since it was cancelled",
-                None: "; whether it was cancelled or preempted cannot be asked from here",
+                None: "; whether it was cancelled or preempted cannot be asked from this node",
             }
-            print(f"mmkv_bench: ended by {stop} after the sample in flight{goes_on[wanted]}", file=sys.stderr)
+            print(f"mmkv_bench: ended by {stop} after the current sample{goes_on[wanted]}", file=sys.stderr)
             if wanted:
                 again(signal.SIGUSR2, None)
             return ASK if wanted is None else 128 + stop.signal
 
 
 def _bound() -> Callable[[int, Any], NoReturn]:
-    """Both user signals queue the job again, also where no sample is in flight: while a model is loaded, while answers are
-    scored. submitit binds one of them only; the other one would just end the job. Returns what they call."""
+    """Make both user signals queue the job again, even while a model is loaded or answers are scored. Return the handler.
+
+    submitit binds only one of these signals; the other would just end the job.
+    """
     submitits = next((found for number in _AGAIN if callable(found := signal.getsignal(number))), None)
     again = partial(_queue_again, submitits)
     for number in _AGAIN:
@@ -125,8 +130,8 @@ def _bound() -> Callable[[int, Any], NoReturn]:
 
 
 def _queue_again(submitits: Callable[[int, Any], Any] | None, number: int, frame: Any) -> NoReturn:
-    """Hand over to submitit's handler, which queues the job again and ends the process; where it cannot, in an image
-    without scontrol, the exit code tells the job's script to."""
+    """Call submitit's handler, which queues the job again and ends the process. If it cannot, in an image without scontrol,
+    the exit code makes the job's script queue it again."""
     from mmkv_bench.slurm.submission import REQUEUE
 
     if submitits is not None and shutil.which("scontrol") is not None:
@@ -135,12 +140,12 @@ def _queue_again(submitits: Callable[[int, Any], Any] | None, number: int, frame
 
 
 def _wanted() -> bool | None:
-    """Tell whether Slurm still has this job as running: TERM says preempted then, after scancel the job is on its way out. None
-    where it cannot be asked, as in an image."""
+    """Tell whether Slurm lists this job as running: then TERM means preemption; otherwise the job was cancelled. Return None
+    if Slurm cannot be asked, as in an image."""
     from submitit.slurm.slurm import SlurmJobEnvironment
 
     from mmkv_bench.slurm.queue import ask
 
-    # A task of an array by its own name: by the array's id, which is one task's number, too, squeue lists all of them.
+    # A task of an array is asked by its own name: the array's id is one task's number too, and squeue lists all tasks for it.
     answer = ask(["squeue", "-h", "-j", SlurmJobEnvironment().job_id, "-o", "%T"], 10)
     return None if answer is None or answer.returncode else answer.stdout.strip() == "RUNNING"

@@ -1,1 +1,1 @@
-"""Configuration: keys and their help, composed by Hydra from `conf/` and a command line."""
+"""The configuration: keys and their help, composed by Hydra from `conf/` and a command line."""

@@ -1,8 +1,8 @@
-"""Composing: command-line overrides -> one `RunConfig`, or one sentence that says what is wrong. Hydra composes.
+"""Composition of a `RunConfig` from command-line overrides by Hydra. A mistake becomes one sentence.
 
-Hydra reads and merges every file anew for each composition, half a second for all methods; what choices give is therefore
-kept for as long as the files stay what they are (a sweep asks for the same ones for every job). Overrides of values change
-no choice, so they are laid on a copy as Hydra lays them on what it has just merged.
+Hydra reads and merges every file anew for each composition, half a second for all methods. The result of choices is therefore
+cached while the files stay unchanged (all jobs of a sweep need the same choices). Overrides of values change no choice, so
+they are applied to a copy in the way Hydra applies them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def compose(overrides: Sequence[str] = ()) -> RunConfig:
-    """Compose the configuration that these overrides ask for.
+    """Compose the configuration that these overrides describe.
 
     Raises:
         ConfigError: an override that cannot be read, an unknown group, option or key, a value of the wrong kind.
@@ -63,11 +63,13 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def completed(config: DictConfig, extra: Sequence[str] = ()) -> RunConfig:
-    """Convert what Hydra composed for a run: interpolations settled, `retry` as a list of words (on a command line `nan`
-    is a number), the further config folders, whose methods have defaults too, and of the datasets those that `only` names.
+    """Convert a composition by Hydra to a run's configuration.
+
+    Interpolations are resolved. `retry` becomes a list of words (on a command line `nan` is a number). The further config
+    folders are added, because their methods have defaults too. If `only` is given, only its datasets stay.
 
     Raises:
-        ConfigError: an interpolation that leads nowhere, a key without a value, or `only` with another dataset.
+        ConfigError: an interpolation to a missing key, a key without a value, or an unknown dataset in `only`.
     """
     settle(config)
     config.folders = list(extra)
@@ -76,17 +78,18 @@ def completed(config: DictConfig, extra: Sequence[str] = ()) -> RunConfig:
     for name in names:
         if name not in made.datasets:
             raise ConfigError(
-                f"only={name} is no dataset of this run; {nearest(name, [*made.datasets])}; name those it should take"
+                f"only={name} is not a dataset of this run; {nearest(name, [*made.datasets])}; name datasets of "
+                "this run"
             )
     datasets = {name: node for name, node in made.datasets.items() if name in names}
     return made.updated(retry=tuple(map(str, made.retry)), datasets=datasets)
 
 
 def launcher_of(overrides: Sequence[str]) -> dict[str, Any]:
-    """Hydra's launcher of a multirun (`hydra.launcher`), in the schema of its plugin; `job` and `sweep` of Hydra beside it.
+    """Return Hydra's launcher of a multirun (`hydra.launcher`), in the schema of its plugin.
 
     Raises:
-        ConfigError: it cannot be composed.
+        ConfigError: the launcher cannot be composed.
     """
     from omegaconf import OmegaConf
 
@@ -95,13 +98,14 @@ def launcher_of(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str, Mapping[str, Any]]:
-    """Method nodes as their YAML files have them, without any override, as plain values.
+    """Return method nodes as in their YAML files, without any override, as plain values.
 
     Args:
-        names: method names (file names in `conf/method`); extra: further config folders.
+        names: method names (file names in `conf/method`).
+        extra: further config folders.
 
     Raises:
-        ConfigError: a name that no file has.
+        ConfigError: a name without a file.
     """
     from omegaconf import OmegaConf
 
@@ -117,7 +121,7 @@ def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """The jobs of a multirun: the product of all comma lists and ranges, as Hydra's basic sweeper forms it."""
+    """Return the jobs of a multirun: the product of all comma lists and ranges, formed as by Hydra's basic sweeper."""
     axes = []
     for override in map(parse, overrides):
         if override.is_sweep_override():
@@ -132,11 +136,11 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 FORKED = ("method", "budget", "seed", "protocol")
-"""Keys whose values one run forks from the same prefill, given as a list."""
+"""Keys that take a list of values which one run forks from the same prefill."""
 
 
 def forked(overrides: Sequence[str]) -> list[str]:
-    """The overrides of a multirun with its comma lists of `FORKED` as lists of one run."""
+    """Return the overrides of a multirun with its comma lists of `FORKED` keys as lists of one run."""
     lists = []
     for override in map(parse, overrides):
         key, swept = override.get_key_element(), override.is_sweep_override()
@@ -147,16 +151,16 @@ def forked(overrides: Sequence[str]) -> list[str]:
 
 
 def for_hydra(overrides: Sequence[str]) -> list[str]:
-    """Overrides as Hydra itself takes them: the user's own keys need `++` there, and datasets their names."""
+    """Return overrides in the form that Hydra takes: keys added by the user need `++`, and datasets need their names."""
     named = _named(spelled_out([parse(text) for text in overrides]))
     return ["++" + o.input_line.lstrip("+") if is_users_own(o.key_or_group) else o.input_line for o in named]
 
 
 def _named(parsed: Sequence[Override]) -> list[Override]:
-    """The overrides with `dataset.<key>` as `datasets.<name>.<key>`, where the run has one dataset, and so of its method.
+    """Replace `dataset.<key>` by `datasets.<name>.<key>` if the run has one dataset, and `method.<key>` likewise.
 
     Raises:
-        ConfigError: a run of several, whose keys need the name of theirs.
+        ConfigError: the run has several, so the key needs a name.
     """
     for group in LIST_GROUPS:
         parsed = _named_of(group, parsed)
@@ -184,28 +188,29 @@ def _named_of(group: str, parsed: Sequence[Override]) -> Sequence[Override]:
 
 
 def folders(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Further config folders that overrides name (`hydra.searchpath=[...]`, which `--config-dir` becomes)."""
+    """Return the further config folders in overrides (`hydra.searchpath=[...]`, which `--config-dir` becomes)."""
     return searchpath([parse(text) for text in overrides])
 
 
 def _reference(choices: Sequence[str], extra: Sequence[str]) -> dict[str, Any]:
-    """The keys and defaults that overrides may change; `folders` is not one of them, `completed` fills it."""
+    """Return the keys and defaults that overrides may change. `folders` is left out, because `completed` fills it."""
     from omegaconf import OmegaConf
 
     keys = OmegaConf.to_container(composed(choices, extra=extra), resolve=False)
     return {key: value for key, value in keys.items() if key != "folders"}
 
 
-# ---------------------------------------------------------------------- what Hydra composes
+# ---------------------------------------------------------------------- compositions by Hydra
 _Files = tuple[tuple[str, State], ...]
 
 
 def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence[str] = ()) -> DictConfig:
-    """Compose with kept choices; the result is the caller's own.
+    """Compose with cached choices. The caller may change the result.
 
     Args:
-        choices: overrides of groups and of the search path; values: overrides of keys, checked; extra: the further config
-            folders of that search path.
+        choices: overrides of groups and of the search path.
+        values: checked overrides of keys.
+        extra: the further config folders of the search path.
 
     Raises:
         ConfigError: Hydra cannot compose it.
@@ -221,7 +226,7 @@ def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence
         for one in OverridesParser.create().parse_overrides(list(values)):
             OmegaConf.update(config, one.key_or_group, one.value(), merge=True, force_add=one.is_force_add())
     except OmegaConfBaseException:
-        return by_hydra((*choices, *values))  # which says in its own words what cannot be
+        return by_hydra((*choices, *values))  # raises Hydra's own message
     return config
 
 
@@ -231,7 +236,7 @@ def _of_choices(choices: tuple[str, ...], files: _Files) -> DictConfig:
 
 
 def _files(folders: Sequence[Path]) -> _Files:
-    """Every file of these folders, with what tells its content from another."""
+    """Return every YAML file of these folders with its state, which changes with its content."""
     files = []
     for folder in folders:
         for root, _, names in os.walk(folder):
@@ -241,10 +246,10 @@ def _files(folders: Sequence[Path]) -> _Files:
 
 
 def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
-    """Let Hydra compose all overrides at once; with_hydra: its own node `hydra`, too.
+    """Let Hydra compose all overrides at once. with_hydra: include its node `hydra`.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: Hydra cannot compose them.
     """
     from hydra import compose as hydra_compose
     from hydra.errors import HydraException
@@ -263,7 +268,7 @@ def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
 
 @contextmanager
 def _initialised() -> Iterator[None]:
-    """Hydra's global state for composing, also inside a multirun job that has one of its own."""
+    """Set Hydra's global state for composing, also inside a multirun job with its own state."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
@@ -277,7 +282,7 @@ def _initialised() -> Iterator[None]:
 
 
 def completions(before: Sequence[str], last: str) -> list[str]:
-    """Settings of a run that begin with `last`, after those before; nothing where these are no configuration yet."""
+    """Return settings of a run that begin with `last` and may follow `before`; none if `before` is not a valid configuration."""
     from hydra._internal.core_plugins.bash_completion import BashCompletion
     from hydra.core.global_hydra import GlobalHydra
 
@@ -294,7 +299,7 @@ def completions(before: Sequence[str], last: str) -> list[str]:
 
 
 def _one_sentence(error: Exception) -> str:
-    """Shorten an error of Hydra or OmegaConf: the message's first line and its cause's."""
+    """Shorten an error of Hydra or OmegaConf to the first lines of its message and of its cause."""
     first = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
     cause = error.__cause__ or error.__context__
     if cause is not None and str(cause).strip():
@@ -305,6 +310,8 @@ def _one_sentence(error: Exception) -> str:
         )
     if (key := re.search(r"'hydra\.launcher\.([\w.]+)' \(Key .* not in '(\w+)'", first)) is not None:
         if key[2] == "BasicLauncherConf":
-            return f"hydra.launcher.{key[1]} is of jobs on Slurm; write it with `launcher=slurm`, or leave it out"
+            return (
+                f"hydra.launcher.{key[1]} only affects jobs on Slurm; write it with `launcher=slurm`, or leave it out"
+            )
         return f"hydra.launcher has no key {key[1]!r}; {nearest(key[1], content('launcher', 'slurm')['hydra']['launcher'])}"
     return f"the configuration cannot be composed: {first}; see `mmkv-bench run --help` for keys and values"

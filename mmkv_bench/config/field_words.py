@@ -1,4 +1,4 @@
-"""Words of the field for what this package calls otherwise, from `field_words.yaml`, which says what each table of it is."""
+"""Common words of the field for names of this package, read from `field_words.yaml`, which explains each of its tables."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from mmkv_bench.declared import declared
 
 
 def _synonyms(entries: Mapping[str, str]) -> dict[str, str]:
-    """Word -> what it is here, from the words of each."""
+    """Invert a mapping from names to their synonyms: synonym to name."""
     return {word: name for name, words in entries.items() for word in words.split()}
 
 
 def _answers(entries: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Word -> answer."""
+    """Map each word to its answer."""
     return {word: entry["answer"] for entry in entries for word in entry["words"].split()}
 
 
 _WORDS = declared(__file__)
 KEYS = _synonyms(_WORDS["keys"])
-"""Word -> the key that it is."""
+"""Synonym to the key of this package."""
 VALUES = {key: _synonyms(entries) for key, entries in _WORDS["values"].items()}
-"""Key -> value -> what it is there."""
+"""Per key: synonym of a value to the value of this package."""
 NAMES = {group: _synonyms(entries) for group, entries in _WORDS["names"].items()}
-"""Group -> folded name -> the name that it is."""
+"""Per group: folded synonym to the name in this package."""
 NAME_ANSWERS = {group: _answers(entries) for group, entries in _WORDS["name_answers"].items()}
-"""Group -> name -> answer."""
+"""Per group: name to answer."""
 ANSWERS = _answers(_WORDS["answers"])
-"""Key -> answer."""
+"""Key to answer."""
 VERBS = _answers(_WORDS["verbs"])
-"""First word, or a flag without its dashes -> answer."""
+"""First word, or a flag without its dashes, to answer."""
 FLAGS = _answers(_WORDS["flags"])
-"""Flag of verbs that read rows, without its dashes -> answer."""
+"""Flag of verbs that read rows, without its dashes, to answer."""

@@ -1,14 +1,14 @@
-"""Files of config groups: where they lie, which names they offer, and the content of each, whichever form it has.
+"""Files of config groups: their folders, the names they offer, and the content of each name.
 
-A model's file names, for each full-cache gate, a dataset and metric (or a group of datasets) and the table that prints its score:
-`{dataset: docvqa, metric: anls, printed: mmshift_table01}`; `as` is the paper's name of the model where that leaves open which
-it is. A run's configuration holds the whole gate: expected, tolerance, scale and source.
+A model's file names, for each full-cache gate, a dataset and metric (or a group of datasets) and the table that prints its
+score: `{dataset: docvqa, metric: anls, printed: mmshift_table01}`. `as` is the paper's name of the model if this is ambiguous.
+A run's configuration has the whole gate: expected, tolerance, scale and source.
 
-Files of a group that differ in a few values are one table (`conf/dataset/tables`). It holds `template`, what every member is;
-`rows`, member -> its own columns; `kinds`, columns that several rows share (a row names its kinds under `kinds`); and `columns`,
-their defaults. `{column}` in a text of the template, or of another column, stands for the column's value: the value itself where
-it is the whole text, spliced where it is a list inside a list, and its key is left out where it is null. `{name}` is the
-member's name.
+Files of a group that differ in a few values are one table (`conf/dataset/tables`). It has these keys: `template`, the common
+content of all members; `rows`, member to its own columns; `kinds`, columns that several rows share (a row names its kinds
+under `kinds`); and `columns`, defaults of columns. `{column}` in a text of the template, or of another column, stands for the
+column's value. If it is the whole text, the value itself is used: a list inside a list is spliced, and for null the key is
+left out. `{name}` is the member's name.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from mmkv_bench.errors import ConfigError
 METHOD, MODEL, DATASET = "method", "model", "dataset"
 
 TABLES = "table"
-"""Folder of `conf/` whose files are the papers' tables (`mmkv_bench/papers`) and nothing that a run chooses."""
+"""Folder of `conf/` with the papers' tables (`mmkv_bench/papers`), which a run cannot choose."""
 
 TABLE_FOLDER = "tables"
-"""Folder of a config group that holds its tables."""
+"""Folder of a config group with its tables."""
 
 
 def conf_dir() -> Path:
-    """The folder of YAML values: `conf/` of the checkout, or the copy inside an installed wheel."""
+    """Return the folder of YAML values: `conf/` of the checkout, or the copy inside an installed wheel."""
     package = Path(__file__).resolve().parents[1]
     checkout = package.parent
     if (checkout / "pyproject.toml").is_file() and (checkout / "conf").is_dir():
@@ -43,30 +43,30 @@ def conf_dir() -> Path:
 
 
 def reference_dir() -> Path:
-    """The folder of the numbers that papers print: `results/reference` of the checkout, or the copy inside a wheel."""
+    """Return the folder of the papers' printed numbers: `results/reference` of the checkout, or the copy inside a wheel."""
     conf = conf_dir()
     checkout = conf.parent / "results" / "reference"
     return checkout if checkout.is_dir() else conf.parent / "reference"
 
 
 def options(group: str, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Names that a config group offers, in files of their own and in tables, sorted; `extra` are further config folders."""
+    """Return the names that a config group offers in files and tables, sorted. `extra`: further config folders."""
     folders = [root / group for root in (conf_dir(), *map(Path, extra))]
     names = {name for folder in folders for name in members(folder)}
     return tuple(sorted(names | {file.stem for folder in folders for file in folder.glob("*.yaml")}))
 
 
 def groups() -> tuple[str, ...]:
-    """The config groups of `conf/`, sorted."""
+    """Return the config groups of `conf/`, sorted."""
     folders = [d for d in conf_dir().iterdir() if d.is_dir() and d.name != TABLES]
     return tuple(sorted(d.name for d in folders if next(d.glob("*.yaml"), None)))
 
 
 def content(group: str, name: str, folders: Sequence[str | Path] = ()) -> dict[str, Any]:
-    """The values of `group=name` as plain data, a method's with its parts and parameters; needs no Hydra.
+    """Return the values of `group=name` as plain data, for a method with its parts and parameters. Hydra is not needed.
 
     Args:
-        folders: further config folders, which are asked after `conf/`.
+        folders: further config folders, searched after `conf/`.
 
     Raises:
         ConfigError: no such file, or a method's part that does not exist.
@@ -75,11 +75,11 @@ def content(group: str, name: str, folders: Sequence[str | Path] = ()) -> dict[s
         values = read(root / group, name, lambda file: read_yaml(file.read_bytes()) or {})
         if values is not None:
             return values
-    raise ConfigError(f"there is no {group} {name!r}")
+    raise ConfigError(f"unknown {group} {name!r}")
 
 
 def read(group: Path, name: str, load: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any] | None:
-    """`content` of one folder, its files read by `load`; None where it has nothing of that name."""
+    """Return `content` from one folder, with files read by `load`; None if the folder lacks the name."""
     file = group / f"{name}.yaml"
     if not file.is_file():
         return _member(group, name)
@@ -95,18 +95,18 @@ _NOTHING = object()
 
 
 def members(group: Path) -> set[str]:
-    """The members of all tables of a group's folder."""
+    """Return the members of all tables of a group's folder."""
     return {name for table in _tables(group) for name in table["rows"]}
 
 
 def benchmark_members() -> dict[str, tuple[str, ...]]:
-    """Benchmark of several datasets, which is a table of `conf/dataset` -> its datasets, in the table's order."""
+    """Map each benchmark of several datasets, which is a table of `conf/dataset`, to its datasets in the table's order."""
     folder = conf_dir() / DATASET / TABLE_FOLDER
     return {file.stem: tuple(_table(file, file.stat().st_mtime_ns)["rows"]) for file in sorted(folder.glob("*.yaml"))}
 
 
 def _member(group: Path, name: str) -> dict[str, Any] | None:
-    """A member's content, as a file of its own would have it; None for a name that no table has."""
+    """Return a member's content as if it had its own file, or None if no table has the name."""
     for table in _tables(group):
         if name in table["rows"]:
             row = dict(table["rows"][name])
@@ -124,7 +124,7 @@ def _tables(group: Path) -> list[Mapping[str, Any]]:
 def _table(file: Path, changed: int) -> Mapping[str, Any]:
     table = read_yaml(file.read_bytes())
     if not isinstance(table, Mapping) or not {"template", "rows"} <= set(table):
-        raise ConfigError(f"{file} is no table; a table has template and rows")
+        raise ConfigError(f"{file} is not a table; a table needs the keys template and rows")
     return table
 
 
@@ -161,10 +161,10 @@ TITLES = {
 
 
 def filled(model: str, gates: Any) -> Any:
-    """A model's gates with their numbers; those that bring numbers of their own stay as they are.
+    """Return a model's gates with their numbers. Gates that have numbers stay unchanged.
 
     Raises:
-        ConfigError: a table that does not print what a gate names.
+        ConfigError: a table lacks what a gate names.
     """
     if not isinstance(gates, list):
         return gates
@@ -183,8 +183,8 @@ def _filled(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
     ]
     if len(numbers) != 1:
         raise ConfigError(
-            f"conf/model/{model}.yaml: {table} prints {len(numbers)} scores of the full cache for {what}; a gate names a dataset "
-            "and metric, or a group, that its table has once"
+            f"conf/model/{model}.yaml: {table} prints {len(numbers)} scores of the full cache for {what}; a gate "
+            "must name a dataset and metric, or a group, for which its table has one score"
         )
     margin = _yaml(reference_dir(), "margins")["metrics"]["group" if "group" in what else what["metric"]]
     paper, _, number = table.partition("_table")
@@ -198,10 +198,12 @@ def _filled(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _full_cache(folder: Path, table: str) -> list[tuple[str, dict[str, Any], float]]:
-    """(the paper's model, dataset and metric or group, number) of the full cache's scores in a table."""
+    """Return the full cache's scores in a table: (the paper's model, dataset and metric or group, number)."""
     file = folder / f"{table}.csv"
     if not file.is_file():
-        raise ConfigError(f"there are no printed numbers of {table}; {folder} has a file for every table")
+        raise ConfigError(
+            f"there are no printed numbers of {table}; allowed: the tables with a file in {folder}; name one of these"
+        )
     columns = _yaml(folder, "names")["columns"]
     paper = table.partition("_")[0]
     scores = []

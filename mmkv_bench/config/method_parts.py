@@ -1,15 +1,15 @@
-"""Expansion of a method's file to its node: parts named shortly get their classes, parameters their classes' defaults.
+"""Expansion of a method's file to its node: short names of parts become classes, parameters get their classes' defaults.
 
-A part (`scorer`, `allocator`, `selector`, `reducer`, `decoding`) is written as one of
+A part (`scorer`, `allocator`, `selector`, `reducer`, `decoding`) is written in one of these forms:
 
-    scorer: last_query                       the class of that module with its own defaults
-    scorer: {window: all}                    every parameter of the class is one of the method's
-    selector: {topk: [sinks, recents]}       these are the method's
-    reducer: {merging: {metric: "${..merging}"}}      arguments one by one: values, or parameters under names of their own
-    scorer: {_target_: <class>, ...}         the whole node, as Hydra users write it
+  scorer: last_query                       the class of that module with its defaults
+  scorer: {window: all}                    every parameter of the class is a parameter of the method
+  selector: {topk: [sinks, recents]}       only these are parameters of the method
+  reducer: {merging: {metric: "${..merging}"}}      arguments one by one: values, or renamed parameters
+  scorer: {_target_: <class>, ...}         the whole node, as Hydra users write it
 
 A parameter that a part refers to (`${..window}`) and that has no value in the file gets the default of the first class that
-takes it. Classes of parts are imported for that; their modules load no torch, so composing a configuration stays fast.
+takes it. For this the classes of parts are imported. Their modules do not load torch, so composing stays fast.
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ FOLDERS = {
     "reducer": "reducers",
     "decoding": "decoding",
 }
-"""Part of a method -> folder below `mmkv_bench/compression` that holds its classes, one module each."""
+"""Part of a method to the folder below `mmkv_bench/compression` with its classes, one module each."""
 
 ALL = "all"
 REQUIRED = object()
-"""Default of a parameter that has none, or whose default is no value of a configuration."""
+"""Default of a parameter without default, or with a default that a configuration cannot express."""
 
 _TARGET = "_target_"
 _PACKAGE = "mmkv_bench"
 _BESIDE = ("base", "released", "later", "about")
 _SPELLED = {"lam": "lambda"}
-"""Parameters of constructors whose public name is a word of Python's own."""
+"""Parameters of constructors whose public name is a Python keyword."""
 
 
 def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the whole node of a method: parameters with values, parts with classes, `released`, `later`, `about`.
 
     Args:
-        name: of the method, its `base` where the file says none; document: the file's content as plain data.
+        name: of the method, used as `base` if the file has none.
+        document: the file's content as plain data.
 
     Raises:
         ConfigError: a part or parameter that does not exist, or a parameter without a value.
@@ -59,7 +60,7 @@ def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
     parameters = {key: value for key, value in document.items() if key not in (*FOLDERS, *_BESIDE)}
     for parameter, (target, argument) in taken_by(parts).items():
         default = defaults(target).get(argument, REQUIRED)
-        if parameter not in document and default is not REQUIRED:  # without a value: refused when it is resolved
+        if parameter not in document and default is not REQUIRED:  # without a default it is refused when resolved
             parameters[parameter] = default
     beside = {key: document[key] for key in ("later", "about") if key in document}
     return {
@@ -84,9 +85,9 @@ def taken_by(node: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 @cache
 def defaults(target: str) -> dict[str, Any]:
-    """Return field -> default (`REQUIRED` where there is none) of the dataclass of this dotted name.
+    """Map each field of the dataclass of this dotted name to its default (`REQUIRED` if it has none).
 
-    Fields of its parents come first. Empty where this package defines no such dataclass.
+    Fields of its parents come first. Empty if this package defines no such dataclass.
     """
     module_name, _, name = target.rpartition(".")
     if not module_name.startswith(f"{_PACKAGE}.") or not _exists(module_name):
@@ -100,7 +101,7 @@ def defaults(target: str) -> dict[str, Any]:
 def _exists(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # a package above it
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 
@@ -131,7 +132,7 @@ def part_class(part: str, module: str) -> str | None:
 
 
 def part_classes(part: str) -> dict[str, str]:
-    """Return module -> dotted name of its part, for all parts of one kind."""
+    """Map each module to the dotted name of its part, for all parts of one kind."""
     files = sorted((Path(__file__).parents[1] / "compression" / FOLDERS[part]).glob("*.py"))
     return {file.stem: target for file in files if (target := part_class(part, file.stem))}
 
@@ -154,7 +155,7 @@ def _spelled_out(method: str, part: str, value: Any) -> Any:
     target = part_class(part, str(name))
     if target is None:
         allowed = part_classes(part)
-        raise ConfigError(f"method {method}: there is no {part} {name!r}; {nearest(str(name), allowed)}")
+        raise ConfigError(f"method {method}: unknown {part} {name!r}; {nearest(str(name), allowed)}")
     arguments = defaults(target)
     public = {_SPELLED.get(argument, argument): argument for argument in arguments}
     if given == ALL or isinstance(given, (list, tuple)):
@@ -168,7 +169,7 @@ def _spelled_out(method: str, part: str, value: Any) -> Any:
 
 
 def _arguments(spec: Any, depth: int) -> Iterator[tuple[int, str, str, str]]:
-    """Yield (depth, class, argument, text) of the arguments that are text, of a part and of parts inside it."""
+    """Yield (depth, class, argument, text) for all arguments that are text, of a part and of parts inside it."""
     for argument, value in spec.items() if isinstance(spec, Mapping) else ():
         if isinstance(value, str) and argument != _TARGET:
             yield depth, str(spec.get(_TARGET, "")), str(argument), value

@@ -1,8 +1,8 @@
-"""Names as people spell them: `SnapKV`, `LOOK-M`, `Qwen2.5-VL-7B-Instruct`, `docvqa_val`, `MM-ShiftKV Table 1`.
+"""Other spellings of names: `SnapKV`, `LOOK-M`, `Qwen2.5-VL-7B-Instruct`, `docvqa_val`, `MM-ShiftKV Table 1`.
 
-A spelling stands for a name of `conf/` where it has the same letters and digits, whatever its case and separators and with or
-without a `v` before a version, and where it is so of one name alone. The name in `conf/` enters the configuration, so no hash
-depends on a spelling.
+A spelling stands for a name of `conf/` if both have the same letters and digits, and if this holds for one name only. Case,
+separators and a `v` before a version are ignored. The name in `conf/` enters the configuration, so no hash depends on a
+spelling.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from mmkv_bench.errors import folded
 
 
 def alike(name: str, allowed: Iterable[str]) -> str:
-    """The one name that this spelling stands for; the spelling itself where there is none, or more than one."""
+    """Return the one name that this spelling stands for, or the spelling itself if there is no such name or more than one."""
     allowed = list(allowed)
     same = [one for one in allowed if folded(one) == folded(name)]
     return same[0] if name not in allowed and len(same) == 1 else name
 
 
 def canonical(group: str, name: str, extra: tuple[str, ...] = ()) -> str:
-    """The name of a config group that a spelling stands for; a model may be called by the end of its hub id, a dataset by its
-    task of lmms-eval. A spelling that stands for nothing is returned as it is.
+    """Return the name of a config group that a spelling stands for, or the spelling itself if there is none.
+
+    A model may be named by the end of its hub id, a dataset by its task of lmms-eval.
 
     Args:
         extra: further config folders.
@@ -43,7 +44,7 @@ def canonical(group: str, name: str, extra: tuple[str, ...] = ()) -> str:
 
 
 def chosen(group: str, name: str, extra: tuple[str, ...] = ()) -> list[str]:
-    """The names that one word of a choice stands for: of a benchmark of several datasets (`milebench`) all of them."""
+    """Return the names that one word of a choice stands for. A benchmark of several datasets (`milebench`) gives all of them."""
     if group == DATASET and name not in options(group, extra):
         benchmarks = benchmark_members()
         if members := benchmarks.get(alike(name, benchmarks)):
@@ -57,8 +58,8 @@ _TABLE = re.compile(
 
 
 def tables(words: str) -> list[str]:
-    """Ids of the papers' tables and figures that words mean: `MM-ShiftKV Table 1`, `mmshift_table1`; of a paper alone all of
-    its, of a number alone that of every paper. Empty where they mean none."""
+    """Return the ids of the papers' tables and figures that words name: `MM-ShiftKV Table 1`, `mmshift_table1`. A paper alone
+    gives all its tables, a number alone that table of every paper. Empty if the words name none."""
     match = _TABLE.fullmatch(words)
     papers = {folded(one): key for key, title in TITLES.items() for one in (key, title)}
     paper = papers.get(folded(match["paper"] if match else words), "")

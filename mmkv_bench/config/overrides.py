@@ -1,10 +1,10 @@
 """Words of a command line as Hydra's overrides, checked before Hydra composes them.
 
-What Hydra would refuse with a page of text, or let pass (`+sede=1`), is refused here against the configuration that the chosen
-groups give without any value override: an override changes values, it never adds keys. Six kinds of key are the user's own and
-need no plus: `variants.<name>`, `methods.<method>.reading`, `methods.<method>.decoding` (a decode policy for a method that has
-none), `methods.<method>.args.<argument>` of methods that run code from outside, `datasets.<dataset>.generation.<setting>`, and
-`hydra.launcher.additional_parameters.<flag>`.
+This file refuses what Hydra would refuse with a page of text, or would accept (`+sede=1`). It checks against the configuration
+of the chosen groups without value overrides: an override changes values and never adds keys. Only six kinds of keys may be
+added, without a plus: `variants.<name>`, `methods.<method>.reading`, `methods.<method>.decoding` (a decode policy for a method
+without one), `methods.<method>.args.<argument>` of methods that run code from outside,
+`datasets.<dataset>.generation.<setting>`, and `hydra.launcher.additional_parameters.<flag>`.
 """
 
 from __future__ import annotations
@@ -26,37 +26,39 @@ if TYPE_CHECKING:
 _OPTIONAL_GROUPS = ("experiment",)
 SEARCHPATH = "hydra.searchpath"
 _ELSE = {
-    "method": "`mmkv-bench run --help` lists them, and `mmkv-bench new mine.py` writes a file to start one of your own from",
-    "model": "any other checkpoint of a supported family is `model=<folder or org/name>`, and docs/own_model.md adds a family",
-    "experiment": "`mmkv-bench run --help` lists them; one of your own is a file <folder>/experiment/<name>.yaml, which "
-    "`--config-dir <folder> experiment=<name>` finds",
+    "method": "`mmkv-bench run --help` lists them, and `mmkv-bench new mine.py` writes a file for a new method",
+    "model": "any other checkpoint of a supported family is `model=<folder or org/name>`, and docs/own_model.md "
+    "adds a family",
+    "experiment": "`mmkv-bench run --help` lists them; `--config-dir <folder> experiment=<name>` uses your file "
+    "<folder>/experiment/<name>.yaml",
 }
-"""Group -> what to do where no name is near."""
+"""The remedy for an unknown name of each group, if no name is similar."""
 LONGEST = 4000
-"""Values of a list in one override: Hydra's parser takes seconds for as many, and four times as long for twice as many."""
+"""Maximum number of values of a list in one override. Hydra's parser takes seconds for this number, and four times as long for
+twice as many."""
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 
 
 def parse(text: str) -> Override:
-    """One override.
+    """Parse one override.
 
     Raises:
-        ConfigError: it cannot be read, or its lists hold more values than Hydra reads in good time.
+        ConfigError: the override cannot be read, or its lists have more values than Hydra reads in reasonable time.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     if text.count(",") >= LONGEST and (values := _QUOTED.sub("", text).count(",") + 1) > LONGEST:
         raise ConfigError(
-            f"{text.partition('=')[0]}=... holds {values:,} values; allowed: at most {LONGEST:,} in one override; give some "
-            "of them at a time, in commands with the same out"
+            f"{text.partition('=')[0]}=... has {values:,} values; allowed: at most {LONGEST:,} in one override; "
+            "split them over several commands with the same out"
         )
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
         raise ConfigError(
-            f"cannot read the override {text!r}; allowed: key=value, key=[a,b], key={{a: 1}}, values with '=', ',' or "
-            f"brackets in quotes (key='\"a=b\"'); write it that way ({str(error).splitlines()[0]})"
+            f"cannot read the override {text!r}; allowed: key=value, key=[a,b], key={{a: 1}}, values with '=', "
+            f"',' or brackets in quotes (key='\"a=b\"'); use one of these forms ({str(error).splitlines()[0]})"
         ) from None
     if not override.key_or_group or override.package:
         raise ConfigError(f"cannot read the override {text!r}; allowed: key=value; name a key before '='")
@@ -66,13 +68,13 @@ def parse(text: str) -> Override:
 
 
 def is_choice(override: Override) -> bool:
-    """Tell whether it chooses files of a config group and changes no value."""
+    """Tell whether the override chooses files of a config group rather than changing a value."""
     key = override.key_or_group
     return key in groups() or key.startswith("hydra/")
 
 
 def searchpath(parsed: Sequence[Override]) -> tuple[str, ...]:
-    """Further config folders (`hydra.searchpath=[...]`, which `--config-dir` becomes)."""
+    """Return the further config folders (`hydra.searchpath=[...]`, which `--config-dir` becomes)."""
     from mmkv_bench.config.source import SCHEME
 
     lists = [o.value() for o in parsed if o.key_or_group == SEARCHPATH]
@@ -80,17 +82,20 @@ def searchpath(parsed: Sequence[Override]) -> tuple[str, ...]:
 
 
 def searched(folders: Sequence[str]) -> str:
-    """The override that has further config folders read as `conf/` is."""
+    """Return the override that makes the configuration loader search `folders` too, as it searches `conf/`."""
     from mmkv_bench.config.source import located
 
     return f"{SEARCHPATH}=[{','.join(repr(located(str(folder))) for folder in folders)}]"
 
 
-# ---------------------------------------------------------------------- checks against the configuration that choices give
+# ---------------------------------------------------------------------- checks against the configuration of the choices
 def is_users_own(key: str) -> bool:
-    """Tell whether a key is the user's to add: `variants.<name>...`, `methods.<method>.reading`, a method's decode policy, an
-    argument of outside code (which its constructor takes or refuses), a generation setting of a dataset (which of
-    them a run can honour, the decode rules say before any work), or a further flag of sbatch (which refuses it)."""
+    """Tell whether the user may add a key.
+
+    These are `variants.<name>...`, `methods.<method>.reading`, a method's decode policy, an argument of outside code (checked
+    by its constructor), a generation setting of a dataset (checked by the decode rules before any work), and a further flag of
+    sbatch (checked by sbatch).
+    """
     path = key.split(".")
     return (
         (path[0] == "variants" and len(path) > 1)
@@ -134,7 +139,7 @@ def check_option(group: str, name: str, extra: tuple[str, ...]) -> None:
 
 
 def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...]) -> str:
-    """The clause about a name that a group does not have: what the field means by it, the groups that have it, or a near one."""
+    """Return the clause about a name that a group lacks: its meaning in the field, the groups that have it, or a similar name."""
     if group == DATASET and (sized := _sized(name, names)):
         return sized
     if answer := NAME_ANSWERS.get(group, {}).get(folded(name) or name):
@@ -143,7 +148,7 @@ def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...
         return f"write {' or '.join(others)}"
     if group == "experiment" and (ids := tables(name)):
         commands = " or ".join(f"`mmkv-bench papers {one}`" for one in ids)
-        return f"{commands} prints the table, and of each cell the experiment that runs it"
+        return f"{commands} prints the table, and the experiment that runs each of its cells"
     clause = nearest(name, names)
     if clause.startswith(SIMILAR):
         return clause
@@ -151,22 +156,22 @@ def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...
 
 
 def _sized(name: str, names: Sequence[str]) -> str:
-    """The words for a name of pages with their size, as tables print it (`pages_walk_large`)."""
+    """Return the remedy for a name of pages with their size, as tables print it (`pages_walk_large`), or ""."""
     word = folded(name)
     for pages, size in ((one, size) for one in names if one.startswith("pages") for size in ("small", "large")):
         if folded(f"{pages}_{size}").startswith(word) and len(word) > len(folded(pages)):
-            return f"its pages are of two sizes: write `dataset={pages} page_size={size}`"
+            return f"pages have two sizes; write `dataset={pages} page_size={size}`"
     return ""
 
 
 def checked_value(override: Override, reference: Mapping[str, Any]) -> str:
-    """The override as Hydra shall get it, after checking that its key exists and its value is of the right kind."""
+    """Check that the key of an override exists and its value is of the right kind, and return it in the form for Hydra."""
     text, path = override.input_line, override.key_or_group.split(".")
     if path[0] == "hydra":
         return "++" + text.lstrip("+") if is_users_own(override.key_or_group) else text
     if override.is_delete():
         raise ConfigError(
-            f"{text}: keys cannot be removed, only changed; write key=value (key=null where null is allowed)"
+            f"{text}: keys cannot be removed, only changed; write key=value (key=null if null is allowed)"
         )
     if is_users_own(override.key_or_group) and (path[0] == "variants" or path[1] in reference[path[0]]):
         if path[0] == "methods" and path[2:] == ["decoding"]:
@@ -183,20 +188,20 @@ def checked_value(override: Override, reference: Mapping[str, Any]) -> str:
     old = _look_up(path, reference, text)
     if override.is_add():
         raise ConfigError(
-            f"{text}: {'.'.join(path)} exists already and is changed without a plus; write {text.lstrip('+')}"
+            f"{text}: {'.'.join(path)} already exists, so it is changed without a plus; write {text.lstrip('+')}"
         )
     value = override.value()
     if value == {} and isinstance(old, Mapping) and old:
         raise ConfigError(
-            f"{text} changes nothing, because keys are only changed and none is removed; allowed: {'.'.join(path)}.<key>="
-            f"<value>, with a key of {', '.join(map(str, old))}"
+            f"{text}: an empty mapping removes no keys; to change one, write {'.'.join(path)}.<key>=<value>, "
+            f"where <key> is one of {', '.join(map(str, old))}"
         )
     _check_kind(".".join(path), value, old, strict=path[0] in ("methods", "datasets"))
     return text
 
 
 def _check_decoding(name: str, value: Any, method: Mapping[str, Any]) -> None:
-    """Refuse what would be mixed with the decode policy that a method has already, and what names no policy."""
+    """Refuse a decode policy for a method that already has one, and values that are not a policy."""
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError(
             f"methods.{name}.decoding={value} is {_kind(value)}; allowed: null, or {{_target_: <a class of "
@@ -204,27 +209,27 @@ def _check_decoding(name: str, value: Any, method: Mapping[str, Any]) -> None:
         )
     if value is not None and method.get("decoding") is not None:
         raise ConfigError(
-            f"{name} has a decode policy already; change its parameters, or replace it in a variant: "
+            f"{name} already has a decode policy; change its parameters, or replace it in a variant: "
             f"'variants.<name>={{base: {name}, decoding: {{_target_: ...}}}}'"
         )
 
 
 def _check_args(path: Sequence[str], value: Any, method: Mapping[str, Any]) -> None:
-    """Refuse arguments of a method that takes none, and arguments without names."""
+    """Refuse arguments for a method without `args`, and arguments without names."""
     if "args" not in method:
         raise ConfigError(f"{'.'.join(path)}: {path[1]} has no args; {nearest('args', method)}")
     if len(path) == 3 and not isinstance(value, Mapping):
         raise ConfigError(
-            f"{'.'.join(path)}={value} is {_kind(value)} where keys are needed; write {{<argument>: <value>}}"
+            f"{'.'.join(path)}={value} is {_kind(value)}, but keys are needed; write {{<argument>: <value>}}"
         )
 
 
 def _check_generation(path: Sequence[str], value: Any, defaults: Mapping[str, Any]) -> None:
-    """Refuse values of another kind than a setting's default; settings without a default may hold anything."""
+    """Refuse values of another kind than a setting's default. Settings without a default accept anything."""
     where = ".".join(path[:3])
     values = {path[3]: value} if len(path) > 3 else value
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where}={value} is {_kind(value)} where keys are needed; write {where}.<setting>=<value>")
+        raise ConfigError(f"{where}={value} is {_kind(value)}, but keys are needed; write {where}.<setting>=<value>")
     for key, inner in values.items():
         if str(key) in defaults:
             _check_kind(f"{where}.{key}", inner, defaults[str(key)], strict=True)
@@ -235,7 +240,7 @@ def _look_up(path: Sequence[str], reference: Mapping[str, Any], text: str) -> An
     for depth, key in enumerate(path):
         where = ".".join(path[:depth])
         if not isinstance(node, Mapping):
-            raise ConfigError(f"{text}: {where} is a value and has no keys below it; write {where}=<value>")
+            raise ConfigError(f"{text}: {where} is a value without keys below it; write {where}=<value>")
         if key not in node:
             if where in ("methods", "datasets"):
                 raise ConfigError(_not_chosen(text, where.removesuffix("s"), key, tuple(node)))
@@ -247,8 +252,8 @@ def _look_up(path: Sequence[str], reference: Mapping[str, Any], text: str) -> An
 
 
 def _nearest_key(text: str, path: Sequence[str], reference: Mapping[str, Any]) -> str:
-    """The clause about a first word that is no key: the key of a group or of a chosen method that it is (`window`), a near one,
-    or, of a word with more behind it (`snapkv.window`), a method or dataset."""
+    """Return the clause about an unknown first word: the same key in a group or a chosen method (`window`), a similar key, or,
+    for a word with more behind it (`snapkv.window`), a similar method or dataset."""
     key, inner = path[0], dict[str, list[str]]()
     nodes = {group: reference.get(group) or {} for group in SCHEMAS if group}
     nodes |= {name: node for group in LIST_GROUPS for name, node in reference[f"{group}s"].items()}
@@ -267,7 +272,7 @@ def _nearest_key(text: str, path: Sequence[str], reference: Mapping[str, Any]) -
 
 def _not_chosen(text: str, group: str, name: str, chosen: tuple[str, ...]) -> str:
     if name not in options(group):
-        return f"{text}: there is no {group} {name!r}; {nearest(name, options(group))}"
+        return f"{text}: unknown {group} {name!r}; {nearest(name, options(group))}"
     return (
         f"{text}: {group} {name!r} is not part of this run (chosen: {', '.join(chosen) or 'none'}); "
         f"choose it with '{group}=[{','.join((*chosen, name))}]'"
@@ -275,7 +280,7 @@ def _not_chosen(text: str, group: str, name: str, chosen: tuple[str, ...]) -> st
 
 
 def _check_kind(path: str, value: Any, old: Any, strict: bool) -> None:
-    """Refuse unknown keys inside dict values and, where `strict`, values of another kind than the default."""
+    """Refuse unknown keys inside mappings and, if `strict`, values of another kind than the default."""
     if isinstance(value, dict) and isinstance(old, Mapping):
         for key, inner in value.items():
             if str(key) not in old:
@@ -283,18 +288,23 @@ def _check_kind(path: str, value: Any, old: Any, strict: bool) -> None:
             _check_kind(f"{path}.{key}", inner, old[str(key)], strict)
     elif isinstance(old, Mapping):
         raise ConfigError(
-            f"{path}={value} is {_kind(value)} where keys are needed; allowed: {path}.<key>=<value>, with a key of "
-            f"{', '.join(old)}"
+            f"{path}={value} is {_kind(value)}, but keys are needed; write {path}.<key>=<value>, where <key> is "
+            f"one of {', '.join(old)}"
         )
     elif not accepts(path, value):
-        raise ConfigError(f"{path}={value} is {_kind(value)}; allowed: {allowed(path)}; give such a value")
+        raise ConfigError(f"{path}={value} is {_kind(value)}; allowed: {allowed(path)}; give an allowed value")
     elif strict and not same_kind(value, old, path):
-        raise ConfigError(f"{path}={value} is {_kind(value)}; allowed: {_kind(old)}, as its default {old!r}")
+        raise ConfigError(
+            f"{path}={value} is {_kind(value)}; allowed: {_kind(old)}, like the default {old!r}; give such a value"
+        )
 
 
 def same_kind(value: Any, default: Any, key: str) -> bool:
-    """Tell whether a value may stand where this default stands: same type, a whole number for a real one, anything for
-    null and for interpolations. key: of the setting, or its path; ``recents`` may be a count or a share."""
+    """Tell whether a value may replace this default: it has the same type, or is an integer for a float. A default of null or
+    an interpolation accepts anything.
+
+    key: the setting or its path. ``recents`` may be a count or a share.
+    """
     if default is None or (isinstance(default, str) and default.startswith("${")):
         return True
     if isinstance(default, bool) or isinstance(value, bool):
@@ -314,6 +324,6 @@ def _kind(value: Any) -> str:
 def sweep_refusal(override: Override) -> str:
     key, _, value = override.input_line.partition("=")
     return (
-        f"{override.input_line} lists several values without brackets; allowed: '{key}=[{value}]' (one run that shares "
-        f"its prefills) or -m {override.input_line} (one run each); write one of them"
+        f"{override.input_line} lists several values without brackets; allowed: '{key}=[{value}]' (one run that "
+        f"shares its prefills) or -m {override.input_line} (one run each); write one of them"
     )

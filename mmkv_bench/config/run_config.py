@@ -1,6 +1,7 @@
-"""Conversion of what Hydra composed into a `RunConfig`, and the schema that Hydra composes into.
+"""Conversion of Hydra's composition to a `RunConfig`, and the schema into which Hydra composes.
 
-`DictConfig` stands here and in `compose.py` only: everything else takes the frozen dataclasses of `schema.py`."""
+Only this file and `compose.py` use `DictConfig`. All other code takes the frozen dataclasses of `schema.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
 
 _UNRESOLVED = ("methods", "variants")
-"""Keys whose relative interpolations stay: a reading changes the parameters that they refer to."""
+"""Keys whose relative interpolations are kept, because a reading changes the parameters that they refer to."""
 _NOT_COMPOSED = "resolved"
 
 
 def run_config(composed: DictConfig) -> RunConfig:
-    """Convert a composed configuration, its absolute interpolations settled."""
+    """Convert a composed configuration whose absolute interpolations are resolved."""
     from omegaconf import OmegaConf
 
     resolved = _resolved(composed)
@@ -33,14 +34,15 @@ def run_config(composed: DictConfig) -> RunConfig:
 
 
 def stored_config(stored: Mapping[str, Any]) -> RunConfig:
-    """Convert a configuration that rows hold; keys that came after them get their defaults."""
+    """Convert a stored configuration. Keys that are newer than the rows get their defaults."""
     from omegaconf import OmegaConf
 
     return run_config(OmegaConf.merge(OmegaConf.structured(composed_schema()), stored))
 
 
 def _resolved(composed: DictConfig) -> dict[str, Any]:
-    """All keys as plain values. A variant's references are to keys of its base, so those that lead nowhere here stay."""
+    """Return all keys as plain values. A variant's interpolations refer to keys of its base, so they are kept if they cannot
+    be resolved."""
     from omegaconf import OmegaConf
     from omegaconf.errors import InterpolationKeyError
 
@@ -56,7 +58,7 @@ def _resolved(composed: DictConfig) -> dict[str, Any]:
 
 
 def _values(schema: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a dataclass: lists and single values as tuples where it has tuples."""
+    """Return the arguments of a dataclass. Lists and single values become tuples if the field is a tuple."""
     types, arguments = get_type_hints(schema), dict[str, Any]()
     for one in fields(schema):
         if one.name == _NOT_COMPOSED:
@@ -78,14 +80,15 @@ def _several(declared: Any) -> bool:
 
 @cache
 def composed_schema(schema: type = RunConfig) -> type:
-    """The schema that Hydra composes into: the same keys, mutable, `Any` where a key takes more than one plain value."""
+    """Return the schema into which Hydra composes: the same keys, mutable, and `Any` for keys that take more than one plain
+    value."""
     types = get_type_hints(schema)
     made = [(one.name, *_composed(one, types[one.name])) for one in fields(schema) if one.name != _NOT_COMPOSED]
     return make_dataclass(schema.__name__, made)
 
 
 def _composed(one: Field[Any], declared: Any) -> tuple[Any, Any]:
-    """Type and default of a key in the schema that Hydra composes into."""
+    """Return type and default of a key in the schema into which Hydra composes."""
     if isinstance(declared, type) and is_dataclass(declared):
         inner = composed_schema(declared)
         return inner, new_field(default_factory=inner)
@@ -106,13 +109,13 @@ _RELATIVE = "${."
 def settle(config: Container) -> None:
     """Replace every interpolation by its value.
 
-    Relative ones (`${.window}`) are looked up and left: parts of a method refer to its parameters, which its reading
-    still changes. Inside a part of a variant they are not looked up either, since they refer to keys of its base;
-    `methods.node.under_reading` refuses them when the two are one.
+    Relative interpolations (`${.window}`) are checked but kept: a method's parts refer to its parameters, which its reading
+    may still change. Inside a part of a variant they are not even checked, because they refer to keys of its base;
+    `methods.node.under_reading` checks them after the variant is merged with its base.
 
     Raises:
-        ConfigError: an interpolation that leads nowhere, at a value of another type or to itself, or a key without a
-            value (`???`).
+        ConfigError: an interpolation to a missing key, to a value of another type or to itself, or a key without a value
+            (`???`).
     """
     from omegaconf import OmegaConf
 
@@ -127,7 +130,7 @@ def settle(config: Container) -> None:
 
 
 def _leaves(node: Container, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Container, Any]]:
-    """(path, container, key) of all interpolations and missing values below a node."""
+    """Yield (path, container, key) of all interpolations and missing values below a node."""
     from omegaconf import OmegaConf
 
     for key in list(node) if OmegaConf.is_dict(node) else range(len(node)):
@@ -145,7 +148,7 @@ def _value(name: str, raw: Any, holder: Container, key: Any) -> Any:
     except (OmegaConfBaseException, RecursionError, ValueError) as error:
         why = "it refers to itself" if isinstance(error, RecursionError) else str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"{name}={raw} has no value ({why.rstrip('.')}); allowed: a value, ${{<key of the configuration>}}, or "
-            "${oc.env:<variable that is set>}; give one of these"
+            f"{name}={raw} has no value ({why.rstrip('.')}); allowed: a value, ${{<key of the configuration>}}, "
+            "or ${oc.env:<variable that is set>}; give one of these"
         ) from None
     return value

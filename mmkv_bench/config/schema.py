@@ -1,7 +1,7 @@
-"""The configuration of a run: every key, what it means and what it may hold.
+"""The configuration of a run: every key with its meaning and its allowed values.
 
-Values live in `conf/` (YAML); types, defaults, help and the allowed values live here. The help text, the checks of
-`plan/validate.py` and Hydra's own type checks all read these dataclasses, so a key is described once.
+Values are in `conf/` (YAML); this file has types, defaults, help texts and allowed values. The help of the command line, the
+checks of `plan/validate.py` and Hydra's type checks all read these dataclasses, so each key is described once.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ SCENARIOS = (QUALITY, EFFICIENCY)
 ONE_BY_ONE, TOGETHER = BATCH_PREFILLS = ("one_by_one", "together")
 MAX = "max"
 SHORTEST = 16
-"""Tokens of the shortest prompt that scenario=efficiency makes."""
+"""Number of tokens of the shortest prompt that scenario=efficiency makes."""
 
 LIST_GROUPS = ("method", "dataset")
-"""Config groups of which a run may choose several; their files live under `methods.<name>`, `datasets.<name>`."""
+"""Config groups of which a run may choose several. Their content becomes `methods.<name>`, `datasets.<name>`."""
 
 PACKAGE_SCHEME = "pkg://"
 FETCHED_SCHEME = "fetched://"
 
 
 def _key(default: Any, help: str, allowed: str | tuple[str, ...] = "") -> Any:
-    """A documented field. `allowed` is the tuple of allowed words, or a phrase; `ranges` reads `whole numbers >= 1` in it."""
+    """Declare a documented field. `allowed`: a tuple of allowed words, or a phrase that `ranges` reads, such as `whole numbers
+    >= 1`."""
     metadata = {"help": help, "allowed": "true, false" if isinstance(default, bool) else allowed}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
@@ -46,7 +47,7 @@ def _key(default: Any, help: str, allowed: str | tuple[str, ...] = "") -> Any:
 
 @dataclass(frozen=True)
 class Model:
-    """A Hugging Face folder or hub id and how to load it."""
+    """A Hugging Face folder or hub id, and how to load it."""
 
     name: str = _key("tiny", "name shown in tables")
     path: str | None = _key(None, "local folder, hub id, or pkg://package/folder", "a folder or hub id")
@@ -54,8 +55,10 @@ class Model:
     dtype: str = _key(
         "auto", "weights and cache dtype; auto = the checkpoint's", ("auto", "float32", "bfloat16", "float16")
     )
-    attention: str = _key("sdpa", "attention implementation that is wrapped", ("sdpa", "eager", "flash_attention_2"))
-    device: str = _key("auto", "where it runs; auto = cuda when there is one", ("auto", "cpu", "cuda"))
+    attention: str = _key(
+        "sdpa", "attention implementation under the compressed cache", ("sdpa", "eager", "flash_attention_2")
+    )
+    device: str = _key("auto", "device of the model; auto = cuda if there is one", ("auto", "cpu", "cuda"))
     threads: int | None = _key(
         None,
         "CPU threads; null = OMP_NUM_THREADS, or all cores, or one for a model that gains nothing",
@@ -64,13 +67,15 @@ class Model:
     device_map: Any = _key(None, "accelerate device map for models larger than one device")
     min_pixels: int | None = _key(None, "image pixels the processor scales up to", "a whole number >= 1")
     max_pixels: int | None = _key(None, "image pixels the processor scales down to", "a whole number >= 1")
-    max_prompt_tokens: int | None = _key(None, "longer prompts become rows with an error", "a whole number >= 1")
+    max_prompt_tokens: int | None = _key(
+        None, "maximum; longer prompts become rows with an error", "a whole number >= 1"
+    )
     weights: str = _key(
-        "hub", "hub: those of model.path; a folder: its own; random: the shape alone", "hub, random, or a folder"
+        "hub", "hub: from model.path; a folder: from there; random: only the shape is used", "hub, random, or a folder"
     )
     tokenizer: str | None = _key(None, "folder of the tokenizer of a GGUF file; null = the file's", "a folder")
     template: str | None = _key(
-        None, "plain: the words of a text model's prompts alone; null = the checkpoint's chat template", "plain"
+        None, "plain: a text model's prompts without template; null = the checkpoint's chat template", "plain"
     )
     adapter: str | None = _key(None, "LoRA adapter added to the weights; null = none", "a folder as PEFT writes it")
     layers: int | None = _key(
@@ -87,14 +92,14 @@ class Model:
         None, "settings of the checkpoint's processor, as data, for random weights"
     )
     gates: Any = _key(None, "full-cache scores that papers print for this model, as data")
-    about: Mapping[str, Any] | None = _key(None, "what docs/models.md says about it")
+    about: Mapping[str, Any] | None = _key(None, "facts for docs/models.md")
 
 
 @dataclass(frozen=True)
 class Data:
-    """Origin of datasets. A dataset's own `dataset_path` goes before it."""
+    """The origin of datasets. A dataset's own `dataset_path` takes precedence."""
 
-    source: str = _key("upstream", "the task's own data, or small data of our making", ("upstream", "fixture"))
+    source: str = _key("upstream", "the task's own data, or small made-up data", ("upstream", "fixture"))
     root: str | None = _key(
         None, "folder with <root>/<dataset name>/ in the upstream schema instead of the hub", "a folder"
     )
@@ -102,53 +107,57 @@ class Data:
 
 @dataclass(frozen=True)
 class Judge:
-    """The model that scorers ask, in the score stage only."""
+    """The model that scorers ask, only in the score stage."""
 
     kind: str = _key("none", "none, or an endpoint that speaks OpenAI's chat completions", ("none", "openai", "local"))
-    model: str | None = _key(None, "model id the endpoint knows")
+    model: str | None = _key(None, "model id that the endpoint accepts")
     url: str | None = _key(None, "base url, for example http://127.0.0.1:8000/v1")
-    key_env: str | None = _key(None, "environment variable that holds the key; null sends none", "a variable's name")
+    key_env: str | None = _key(None, "environment variable with the key; null sends none", "a variable's name")
     timeout_s: float = _key(
         60.0, "time limit of one attempt, from connecting to the answer's last byte [s]", "a number > 0"
     )
     retries: int = _key(4, "further attempts after a failure, with backoff", "a whole number >= 0")
-    backoff_s: float = _key(1.0, "wait before the first of them [s]; doubled each time, with jitter", "a number >= 0")
-    concurrency: int = _key(8, "questions under way at a time", "a whole number >= 1")
+    backoff_s: float = _key(
+        1.0, "wait before the first further attempt [s]; doubled each time, with jitter", "a number >= 0"
+    )
+    concurrency: int = _key(8, "number of concurrent questions", "a whole number >= 1")
     temperature: float | None = _key(
-        None, "of the judge's sampling; null = what each scorer asks for (0, WorldQA 0.2)", "a number >= 0 or null"
+        None,
+        "temperature of the judge's sampling; null = each scorer's value (0, WorldQA 0.2)",
+        "a number >= 0 or null",
     )
     cache: str | None = _key(None, "folder of the judge's answers; null = <out>/judge", "a folder")
 
 
 @dataclass(frozen=True)
 class Gate:
-    """The score of `full` that says a model and its prompts are set up as a paper's; tables report it."""
+    """The score of `full` that shows whether model and prompts are set up as in a paper. Tables report it."""
 
     expected: float | None = _key(
         None,
-        "expected headline of full in the run's one dataset (its first metric); null = of the model's file",
+        "expected headline of full in the run's one dataset (its first metric); null = from the model's file",
         "a number or null",
     )
     tolerance: float | None = _key(
         None,
-        "largest difference that passes, in the run's own scale (0.01 of accuracy in 0..1); null = of the model's file",
+        "largest accepted difference, in the run's own scale (0.01 for accuracy in 0..1); null = from the model's file",
         "a number >= 0 or null",
     )
 
 
 @dataclass(frozen=True)
 class Stream:
-    """How protocol=stream reads a video or pictures; a text is read in chunks of tokens. The budget is the cap."""
+    """Settings of protocol=stream, which reads a video or pictures, or a text in chunks of tokens. The budget is the cap."""
 
     every: int | None = _key(
-        8, "frames or pictures of a chunk, of a text: tokens; null = all at once", "a whole number >= 1 or null"
+        8, "frames or pictures per chunk, or tokens of a text; null = all at once", "a whole number >= 1 or null"
     )
     ask_at: float = _key(
-        1.0, "share of the stream after which the question comes; the rest is never read", "a number > 0, at most 1"
+        1.0, "share of the stream before the question; the rest is never read", "a number > 0, at most 1"
     )
     positions: str = _key(
         "kept",
-        "positions of entries that stay: those that they were computed with, or consecutive ones up to the newest token's",
+        "positions of kept entries: the positions they were computed with, or consecutive ones up to the newest token's",
         ("kept", "compact"),
     )
 
@@ -159,19 +168,19 @@ class Stream:
 
 @dataclass(frozen=True)
 class Logger:
-    """Tracker of running means and the final table, besides the rows."""
+    """The tracker of running means and the final table, in addition to the rows."""
 
     kind: str = _key("none", "none or wandb", ("none", "wandb"))
     mode: str = _key("offline", "wandb mode; online checks first that the server answers", ("offline", "online"))
     project: str = _key("mmkv-bench", "wandb project")
     entity: str | None = _key(None, "wandb entity")
     name: str | None = _key(None, "wandb run name")
-    cells: bool = _key(False, "also one wandb run per cell at the end, to filter and draw by")
+    cells: bool = _key(False, "at the end, also one wandb run per cell, for filters and plots")
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """Needs of the jobs of a sweep with `launcher=slurm`, beside what `hydra.launcher.<key>` tells sbatch."""
+    """Requirements of jobs of a sweep with `launcher=slurm`, in addition to `hydra.launcher.<key>`, which goes to sbatch."""
 
     modules: tuple[str, ...] = _key((), "environment modules that each job loads; a name or a list", "names")
     container: str | None = _key(None, "image that jobs run in", "a file or a registry's name, as its runtime takes it")
@@ -180,11 +189,13 @@ class Slurm:
     python: str | None = _key(None, "Python of the jobs; null = this one, and `python` inside an image", "a program")
     srun: tuple[str, ...] = _key((), "further flags of srun; a value or a list", "--flag=value")
     models: Mapping[str, Mapping[str, Any]] | None = _key(
-        None, "what jobs of a model ask for beside the others'", "{<model>: {<key of hydra.launcher>: <value>}}"
+        None,
+        "requests of one model's jobs, in addition to the others'",
+        "{<model>: {<key of hydra.launcher>: <value>}}",
     )
     job_hours: float = _key(
         1.0,
-        "hours up to which a job takes several datasets, by the rate of stored rows; 0: one dataset a job",
+        "maximum hours of a job with several datasets, at the rate of stored rows; 0: one dataset per job",
         "a number >= 0",
     )
     wait: bool = _key(True, "wait for the jobs, then score and print; false ends after sbatch")
@@ -192,7 +203,7 @@ class Slurm:
 
 @dataclass(frozen=True)
 class Selection:
-    """Samples of each dataset that a process answers: the first `limit`, or those named, of one shard."""
+    """The samples of each dataset that a process answers: the first `limit`, or the named samples, of one shard."""
 
     limit: int | None = None
     samples: tuple[str, ...] | None = None
@@ -204,7 +215,8 @@ class AnswerConfig:
     """Settings by which a process answers samples, one part of a `RunConfig`.
 
     Attributes:
-        shares_prefill: all cells answer from one prefill; keeps_indices: rows say which entries stay, not only how many.
+        shares_prefill: whether all cells answer from one prefill.
+        keeps_indices: whether rows say which entries stay, and not only how many.
     """
 
     model: Model
@@ -221,7 +233,7 @@ class AnswerConfig:
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """Methods and variants as they are chosen, one part of a `RunConfig`; see there."""
+    """The chosen methods and variants, one part of a `RunConfig`, which documents the attributes."""
 
     methods: Mapping[str, Mapping[str, Any]]
     variants: Mapping[str, Mapping[str, Any]]
@@ -232,7 +244,7 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class GridConfig:
-    """Values whose combinations are the cells of each method, one part of a `RunConfig`."""
+    """The values whose combinations are the cells of each method, one part of a `RunConfig`."""
 
     datasets: tuple[str, ...]
     protocol: tuple[str, ...]
@@ -243,8 +255,8 @@ class GridConfig:
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Division of a run's datasets into jobs, one part of a `RunConfig`: shards of each dataset, and hours up to which a job
-    takes several."""
+    """The division of a run's datasets into jobs, one part of a `RunConfig`: number of shards of each dataset, and maximum
+    hours of a job with several datasets."""
 
     shards: int
     job_hours: float
@@ -263,13 +275,13 @@ class EfficiencyConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Configuration of one run. Keys that take a value or a list are tuples; `plan/validate.py` checks what they hold.
+    """The configuration of one run. Keys that take a value or a list are tuples. `plan/validate.py` checks the values.
 
     Attributes:
-        methods, variants: name -> the method's node as plain values; `${..parameter}` inside of them is resolved under a reading.
-        datasets: name -> the dataset's node as plain values.
+        methods, variants: name to the method's node as plain values. `${..parameter}` inside them is resolved under a reading.
+        datasets: name to the dataset's node as plain values.
         folders: further config folders (`--config-dir`).
-        resolved: all keys as plain values, interpolations resolved: what stored rows hold of the configuration.
+        resolved: all keys as plain values with interpolations resolved, as stored in rows.
     """
 
     model: Model = field(default_factory=Model)
@@ -289,13 +301,15 @@ class RunConfig:
     )
     seed: tuple[int, ...] = _key((0,), "seed of stochastic methods; a value or a list", "whole numbers >= 0")
     protocol: tuple[str, ...] = _key(
-        (PROTOCOL,), "which tokens the compressed cache answers for; a value or a list", PROTOCOLS
+        (PROTOCOL,), "which tokens are decoded from the compressed cache; a value or a list", PROTOCOLS
     )
     reading: tuple[str, ...] = _key(("paper",), "a paper's text or its released code; a value or a list", READINGS)
     page_size: str = _key("small", "pages of 16x16 (small) or 24x24 (large) cells", ("small", "large"))
     limit: int | None = _key(None, "first N samples of each dataset; null = all", "a whole number >= 1 or null")
     samples: tuple[str, ...] | None = _key(
-        None, "answer these samples alone, whatever the limit; null = all of the limit", "ids of samples, a list or one"
+        None,
+        "answer only these samples, whatever the limit; null = all within the limit",
+        "ids of samples, a list or one",
     )
     baseline: str = _key("full", "add the full cache to every run, for paired differences", ("full", "none"))
     sharing: str = _key("on", "share one prefill among all cells; off runs every cell by itself", SWITCH)
@@ -310,12 +324,12 @@ class RunConfig:
     )
     prompts: tuple[str, ...] = _key(
         ("text",),
-        "efficiency: what fills them: text, or as many visual tokens as fit; a value or a list",
+        "efficiency: content of the prompts: text, or as many visual tokens as fit; a value or a list",
         ("text", "image", "video"),
     )
     profiles: str | None = _key(
         None,
-        "efficiency, random weights: rows of real prompts, as which methods divide their budget that would follow the prompt",
+        "efficiency, random weights: rows of real prompts, whose division of the budget prompt-dependent methods copy",
         "a folder of rows",
     )
     batch: tuple[int | str, ...] = _key(
@@ -326,18 +340,20 @@ class RunConfig:
     )
     memory_limit: int | str | None = _key(
         None,
-        "efficiency: what passes that count memory may hold, weights included; null = all of the device",
+        "efficiency: limit of passes that count memory, weights included; null = the device's memory",
         "bytes, 512MiB, 8GiB, or null",
     )
-    new_tokens: int = _key(64, "efficiency: tokens of every answer, never fewer", "a whole number >= 3")
+    new_tokens: int = _key(64, "efficiency: exact number of tokens of every answer", "a whole number >= 3")
     repeats: int = _key(5, "efficiency: timed passes of every cell and length", "a whole number >= 1")
-    order_seed: int = _key(0, "efficiency: seed of the order in which they run", "a whole number >= 0")
+    order_seed: int = _key(0, "efficiency: seed of the order of passes", "a whole number >= 0")
     stage: str = _key("both", "generate answers, score stored answers, or both", ("both", "generate", "score"))
-    shard: str = _key("0/1", "the part of each dataset this process takes, by cluster", "i/n with 0 <= i < n")
+    shard: str = _key("0/1", "the part of each dataset that this process answers, by cluster", "i/n with 0 <= i < n")
     only: tuple[str, ...] | None = _key(
-        None, "those datasets of the run that this process takes; a name or a list, null = all", "names"
+        None, "datasets of the run that this process answers; a name or a list, null = all", "names"
     )
-    shards: int = _key(1, "sweep with launcher=slurm: jobs that share each dataset, by cluster", "a whole number >= 1")
+    shards: int = _key(
+        1, "sweep with launcher=slurm: number of jobs per dataset, split by cluster", "a whole number >= 1"
+    )
     dry: bool = _key(False, "sweep with launcher=slurm: print the scripts and the plan, submit nothing")
     out: str = _key("runs/default", "folder of the result rows", "a folder name")
     primary: str | None = _key(
@@ -351,13 +367,15 @@ class RunConfig:
     timeout_s: float | None = _key(
         None, "time limit of one answer, and of each of its measures [s]; null = none", "a number > 0 or null"
     )
-    fidelity: str = _key("on", "compare every answer's distributions with full's, token by token", SWITCH)
+    fidelity: str = _key("on", "compare every answer's distributions with those of full, token by token", SWITCH)
     keep: str = _key(
         "counts",
-        "what new rows tell of the entries that stay: how many, or which ones, too (for reports)",
+        "what new rows store about kept entries: how many, or also which ones (for reports)",
         ("counts", "indices"),
     )
-    fork_batch: int = _key(16, "answers decoded together at most; 1 = no shared decoding", "a whole number >= 1")
+    fork_batch: int = _key(
+        16, "maximum number of answers decoded together; 1 = no shared decoding", "a whole number >= 1"
+    )
     fork_memory: int | str | None = _key(
         None, "memory cap of the forks' caches; null = none", "bytes, 512MiB, 2GiB, or null"
     )
@@ -367,12 +385,12 @@ class RunConfig:
 
     @property
     def selection(self) -> Selection:
-        """The samples that this process answers."""
+        """Return the samples that this process answers."""
         return Selection(self.limit, self.samples, str(self.shard))
 
     @property
     def answering(self) -> AnswerConfig:
-        """Settings by which this process answers them."""
+        """Return the settings by which this process answers samples."""
         return AnswerConfig(
             model=self.model,
             selection=self.selection,
@@ -388,30 +406,30 @@ class RunConfig:
 
     @property
     def method_config(self) -> MethodConfig:
-        """Its methods."""
+        """Return the chosen methods and variants."""
         return MethodConfig(self.methods, self.variants, self.folders, self.reading, self.baseline)
 
     @property
     def grid(self) -> GridConfig:
-        """The values at which they run."""
+        """Return the values at which the methods run."""
         return GridConfig(tuple(self.datasets), self.protocol, self.budget, self.seed, self.answering)
 
     @property
     def split(self) -> SplitConfig:
-        """The jobs that a sweep on Slurm makes of it."""
+        """Return how a sweep on Slurm divides the run into jobs."""
         return SplitConfig(self.shards, self.slurm.job_hours)
 
     @property
     def efficiency(self) -> EfficiencyConfig:
-        """Settings of the passes of scenario=efficiency."""
+        """Return the settings of the passes of scenario=efficiency."""
         return EfficiencyConfig(self.batch_prefill, self.memory_limit, self.new_tokens, self.repeats, self.order_seed)
 
     def labelled(self, labels: Iterable[str]) -> RunConfig:
-        """The configuration with its datasets under these labels."""
+        """Return the configuration with its datasets under these labels."""
         return self.updated(datasets=dict(zip(labels, self.datasets.values(), strict=True)))
 
     def updated(self, **values: Any) -> RunConfig:
-        """The configuration with other values, in `resolved` too."""
+        """Return the configuration with other values, in `resolved` too."""
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
         return replace(self, **values, resolved={**self.resolved, **plain})
 
@@ -429,12 +447,12 @@ SCHEMAS = {
 
 
 def keys(schema: type = RunConfig) -> dict[str, tuple[str, str | tuple[str, ...]]]:
-    """Key -> (help, allowed) of one dataclass, in order; keys that are groups of keys themselves are left out."""
+    """Map each key of a dataclass to (help, allowed), in order. Groups of keys are left out."""
     return {f.name: (f.metadata["help"], f.metadata["allowed"]) for f in fields(schema) if "help" in f.metadata}
 
 
 def words() -> dict[str, tuple[str, ...]]:
-    """Key -> its allowed words, of all keys that have such."""
+    """Map each key with a fixed set of allowed words to these words."""
     allowed_words = {}
     for group, schema in SCHEMAS.items():
         for name, (_, what) in keys(schema).items():
@@ -447,8 +465,8 @@ _RANGE = re.compile(r"(?:a )?(?P<whole>whole )?numbers? (?P<sign>>=?) (?P<least>
 
 
 def ranges() -> dict[str, tuple[type, float, bool, bool]]:
-    """Key -> type of its numbers, the smallest one, whether that itself is allowed, and whether null is; of all keys that take
-    numbers alone."""
+    """Map each key that takes only numbers to (type, smallest number, whether that number is allowed, whether null is
+    allowed)."""
     numbers: dict[str, tuple[type, float, bool, bool]] = {}
     for group, schema in SCHEMAS.items():
         for name, (_, phrase, *_) in keys(schema).items():
@@ -460,14 +478,15 @@ def ranges() -> dict[str, tuple[type, float, bool, bool]]:
 
 
 def allowed(key: str) -> str:
-    """Allowed values of a key, as words of a message: `allowed("model.dtype")`."""
+    """Return the allowed values of a key as text for a message: `allowed("model.dtype")`."""
     group, _, name = key.rpartition(".")
     what = keys(SCHEMAS[group])[name][1]
     return what if isinstance(what, str) else ", ".join(what)
 
 
 def accepts(key: str, value: Any) -> bool:
-    """Tell whether a value is of the type its field declares; keys outside the schema and of further types accept everything."""
+    """Tell whether a value has the type that its field declares. Keys outside the schema and fields of other types accept
+    everything."""
     group, _, name = key.rpartition(".")
     kinds = scalars(get_type_hints(SCHEMAS[group]).get(name, Any)) if group in SCHEMAS else None
     if kinds is None or str in kinds:
@@ -483,7 +502,7 @@ def accepts(key: str, value: Any) -> bool:
 
 
 def scalars(declared: Any) -> tuple[type, ...] | None:
-    """The types of a key that holds one value: `(int, NoneType)`; None for keys that may hold a list or a mapping."""
+    """Return the types of a key that takes one value: `(int, NoneType)`; None for keys that may take a list or a mapping."""
     kinds = get_args(declared) or (declared,)
     return kinds if {*kinds} in _SCALARS else None
 
@@ -492,11 +511,11 @@ _SCALARS = [{kind, *other} for kind in (str, int, float, bool) for other in ((),
 
 
 def resolve_path(path: str) -> str:
-    """A model path as the loader takes it: `pkg://mmkv_bench/tiny/weights` becomes that folder, `~` the home folder, and
-    `fetched://name/file` what `mmkv-bench fetch model name` wrote below the cache folder.
+    """Return a model path in the loader's form. `pkg://mmkv_bench/tiny/weights` becomes that folder, `~` the home folder, and
+    `fetched://name/file` the file that `mmkv-bench fetch model name` wrote below the cache folder.
 
     Raises:
-        ConfigError: a package that is not installed.
+        ConfigError: the package is not installed.
     """
     if path.startswith(FETCHED_SCHEME):
         from mmkv_bench.file_state import cache_dir
@@ -510,19 +529,19 @@ def resolve_path(path: str) -> str:
             return str(files(package).joinpath(inside))
         except (ImportError, ValueError, TypeError):
             raise ConfigError(
-                f"{path} names no installed package {package!r}; allowed: {PACKAGE_SCHEME}<package>/<folder>, a folder, or a "
-                "hub id (org/name); correct the path"
+                f"{path} names package {package!r}, which is not installed; allowed: "
+                f"{PACKAGE_SCHEME}<package>/<folder>, a folder, or a hub id (org/name); correct the path"
             ) from None
     return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
 def as_list(value: Any) -> list[Any]:
-    """A value or list of values as a list."""
+    """Return a value or a list of values as a list."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A mapping with the values of another one laid on it, mapping by mapping; lists are replaced."""
+    """Return `base` with the values of `changes`. Mappings are merged recursively; lists are replaced."""
     result = dict(base)
     for key, value in changes.items():
         old = result.get(key)

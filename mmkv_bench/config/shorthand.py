@@ -1,11 +1,12 @@
-"""Short forms of overrides, spelled out before anything is composed.
+"""Short forms of overrides, expanded before anything is composed.
 
-- `method=[snapkv,mine.py]`: a Python file among methods is a variant of `custom` named by the file's stem, and
-  `methods.mine.<key>` are its settings.
-- `model=<folder>` and `model=org/name`: `model=hf model.path=...`, or the file of `conf/model` with that very path.
-- `snapkv.window=8`: `methods.snapkv.window=8`; a dataset's name the same.
+- `method=[snapkv,mine.py]`: a Python file among methods is a variant of `custom` named by the file's stem, with settings
+  `methods.mine.<key>`.
+- `model=<folder>` and `model=org/name`: `model=hf model.path=...`, or the file of `conf/model` with exactly this path.
+- `snapkv.window=8`: `methods.snapkv.window=8`; likewise with a dataset's name.
 
-Nothing here is guessed: a word means something only where no name of `conf/` and no key has it."""
+Nothing is guessed: a word is a short form only if it is not a name of `conf/` or a key.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ OBSERVATION = "docs/observation.md lists all that `obs` offers"
 
 
 def spelled_out(parsed: Sequence[Override]) -> list[Override]:
-    """The overrides with every short form in the words that the configuration has.
+    """Return the overrides with every short form replaced by the keys of the configuration.
 
     Raises:
         ConfigError: a file whose name cannot be a method's, or a setting that a method's file does not take.
@@ -46,7 +47,7 @@ def spelled_out(parsed: Sequence[Override]) -> list[Override]:
     for stem, path in files.items():
         check_name(stem, path, extra)
         if any(override.key_or_group == f"variants.{stem}" for override in parsed):
-            raise ConfigError(f"method={path} and variants.{stem} are two methods of one name; rename one of them")
+            raise ConfigError(f"method={path} and variants.{stem} are two methods with one name; rename one of them")
     overrides = [one for override in parsed for one in _one(override, files, extra)]
     named = {f"variants.{stem}": {"base": CUSTOM, "path": path} for stem, path in files.items()}
     last = 1 + max((at for at, one in enumerate(overrides) if one.key_or_group == "method"), default=-1)
@@ -54,7 +55,7 @@ def spelled_out(parsed: Sequence[Override]) -> list[Override]:
 
 
 def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -> Iterator[Override]:
-    """Spell out one override."""
+    """Expand one override."""
     key, text = override.key_or_group, override.input_line
     if key == "method" and files and not override.is_sweep_override():
         names = [str(name) for name in _listed(override) if not _is_file(name)]
@@ -74,10 +75,10 @@ def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -
 
 # ---------------------------------------------------------------------- files among methods
 def _method_files(parsed: Sequence[Override]) -> list[str]:
-    """The Python files among the methods; those of the last choice count, as in Hydra.
+    """List the Python files among the methods. The last choice of methods counts, as in Hydra.
 
     Raises:
-        ConfigError: a sweep over them, or two of one name.
+        ConfigError: a sweep over files, or two files with one name.
     """
     files: list[str] = []
     for override in parsed:
@@ -87,8 +88,8 @@ def _method_files(parsed: Sequence[Override]) -> list[str]:
             if ".py" in override.input_line:
                 names = override.input_line.partition("=")[2]
                 raise ConfigError(
-                    f"{override.input_line}: a sweep over methods takes names of conf/method; allowed: 'method=[{names}]' "
-                    "(one run that shares its prefills); write that"
+                    f"{override.input_line}: a sweep over methods takes names of conf/method; allowed for files: "
+                    f"'method=[{names}]' (one run that shares its prefills); write that"
                 )
             continue
         files = [str(name) for name in _listed(override) if _is_file(name)]
@@ -96,8 +97,8 @@ def _method_files(parsed: Sequence[Override]) -> list[str]:
         twin = next((other for other in files if other != path and Path(other).stem == Path(path).stem), None)
         if twin is not None or files.count(path) > 1:
             raise ConfigError(
-                f"method: {path} and {twin or path} are both the method {Path(path).stem!r}; name each once, and rename "
-                f"one file, or give it a name of its own: 'variants.<name>={{base: {CUSTOM}, path: {path}}}'"
+                f"method: {path} and {twin or path} are both the method {Path(path).stem!r}; name each once, and "
+                f"rename one file, or give it another name: 'variants.<name>={{base: {CUSTOM}, path: {path}}}'"
             )
     return files
 
@@ -112,35 +113,33 @@ def _is_file(name: object) -> bool:
 
 
 def check_name(stem: str, path: str, extra: tuple[str, ...] = ()) -> None:
-    """Refuse a file whose stem cannot be a method's name, or is one.
+    """Refuse a file whose stem cannot be a method's name, or is already one.
 
     Raises:
-        ConfigError: the sentence says both ways out.
+        ConfigError: the sentence has both remedies.
     """
-    remedy = f"'variants.<name>={{base: {CUSTOM}, path: {path}}}' gives it one"
+    remedy = f"'variants.<name>={{base: {CUSTOM}, path: {path}}}' gives it a name"
     if not _STEM.fullmatch(stem):
         raise ConfigError(
-            f"method={path}: {stem!r} cannot be a method's name; allowed: letters, digits, _ and -, a letter first; rename the "
-            f"file, or {remedy}"
+            f"method={path}: {stem!r} cannot be a method's name; allowed: letters, digits, _ and -, a letter "
+            f"first; rename the file, or {remedy}"
         )
     if stem in options("method", extra):
-        raise ConfigError(
-            f"method={path}: {stem} is the name of another method; allowed: a name of its own; rename the file, or {remedy}"
-        )
+        raise ConfigError(f"method={path}: {stem} is the name of another method; rename the file, or {remedy}")
 
 
 def _settings_of(key: str, files: Mapping[str, str]) -> str | None:
-    """The file's stem whose settings a key is of: `methods.mine.window`, or `mine.window`."""
+    """Return the stem of the file whose setting a key is: `methods.mine.window`, or `mine.window`. None for other keys."""
     path = key.split(".")
     path = path[1:] if path[0] == "methods" else path
     return path[0] if len(path) > 1 and path[0] in files else None
 
 
 def _setting(override: Override, stem: str, path: str) -> str:
-    """`<key>=<value>` below the file's name.
+    """Return `<key>=<value>` below the file's name.
 
     Raises:
-        ConfigError: a key that `custom` does not have; parameters of the file's own classes stand in `args`.
+        ConfigError: a key that `custom` lacks. Parameters of the file's own classes belong into `args`.
     """
     text = override.input_line.lstrip("+~")
     key, _, value = text.removeprefix("methods.").removeprefix(f"{stem}.").partition("=")
@@ -148,18 +147,18 @@ def _setting(override: Override, stem: str, path: str) -> str:
     first = key.split(".")[0]
     if first not in settings:
         raise ConfigError(
-            f"{override.input_line}: {stem} has no setting {first!r}; {nearest(first, settings)}; what the constructors of "
-            f"{path} take is written methods.{stem}.args.{key}={value}; {README}"
+            f"{override.input_line}: {stem} has no setting {first!r}; {nearest(first, settings)}; for a "
+            f"constructor's argument in {path}, write methods.{stem}.args.{key}={value}; {README}"
         )
     return f"{key}={value}"
 
 
-# ---------------------------------------------------------------------- a model's place
+# ---------------------------------------------------------------------- a model's location
 def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
-    """Tell whether a model is named by where it lies: a folder, a GGUF file, or a name of the hub.
+    """Tell whether a model is given by its location: a folder, a GGUF file, or a name of the hub.
 
     Raises:
-        ConfigError: a sweep over such places.
+        ConfigError: a sweep over locations.
     """
     if override.is_sweep_override():
         if "/" in override.input_line:
@@ -180,7 +179,8 @@ def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
 
 
 def _model(place: str) -> Iterator[Override]:
-    """The choice of a model by its place; a checkpoint that `conf/model` has is that file's, with its name and gates."""
+    """Yield the overrides that choose a model by its location. A checkpoint of `conf/model` becomes the choice of that file,
+    with its name and gates."""
     named = [name for name in options("model") if content("model", name).get("path") == place]
     if len(named) == 1:
         yield parse(f"model={named[0]}")
@@ -190,7 +190,7 @@ def _model(place: str) -> Iterator[Override]:
 
 # ---------------------------------------------------------------------- keys that begin with a name
 def _group_of(key: str, extra: tuple[str, ...]) -> str | None:
-    """The group whose member a key begins with, where nothing else has that name."""
+    """Return the group whose member a key begins with, unless a key or group has that name."""
     first, _, rest = key.partition(".")
     if not rest or first in keys() or first in groups():
         return None
@@ -201,7 +201,7 @@ _PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z0-9_./%+-]+", re.IG
 
 
 def words(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as words of a command line: `{"methods": {"snapkv": {"window": 16}}}` -> `methods.snapkv.window=16`."""
+    """Return settings as words of a command line: `{"methods": {"snapkv": {"window": 16}}}` gives `methods.snapkv.window=16`."""
     return [f"{key}={_word(value)}" for key, value in _leaves(settings)]
 
 
@@ -214,7 +214,7 @@ def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _word(value: Any) -> str:
-    """A value in the grammar of overrides, which reads back as the same value."""
+    """Write a value in the grammar of overrides, so that it parses to the same value."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, Mapping):
@@ -224,5 +224,5 @@ def _word(value: Any) -> str:
     text = str(value)
     if _PLAIN.fullmatch(text):
         return text
-    doubled = re.sub(r"(\\*)'", r"\1\1\\'", text)  # a quotation mark, and backslashes before one, are escaped
+    doubled = re.sub(r"(\\*)'", r"\1\1\\'", text)  # escape a quotation mark, and backslashes before it
     return "'" + re.sub(r"(\\+)$", r"\1\1", doubled) + "'"

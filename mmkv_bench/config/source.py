@@ -1,7 +1,7 @@
-"""Config source of Hydra for `conf/` and further config folders: methods with their parts, datasets out of tables.
+"""Hydra's config source for `conf/` and further config folders: methods with their parts, datasets from tables.
 
-A config source of Hydra's own kind. It reads folders as Hydra's does, and hands out what `files.read` makes of a file. In
-the groups of which a run may choose several a file's values belong below `<group>s.<name>`, without a header that says so.
+It reads folders like Hydra's source, but returns the content that `files.read` makes from a file. In groups of which a run may
+choose several, a file's values go below `<group>s.<name>`, without a header in the file.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FolderSource(FileConfigSource):
 
 
 class OwnFolder(SearchPathPlugin):
-    """Has `conf/` read by `FolderSource`; the search paths of other programs are left alone."""
+    """A plugin that makes `FolderSource` read `conf/`. The search paths of other programs stay unchanged."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for element in search_path.get_path():
@@ -65,13 +65,13 @@ class OwnFolder(SearchPathPlugin):
 
 
 def located(folder: str) -> str:
-    """A folder of the search path (`file://...`, or without a scheme) as `FolderSource` takes it."""
+    """Return a folder of the search path (`file://...`, or without a scheme) in the form for `FolderSource`."""
     scheme, divided, rest = folder.partition("://")
     return f"{SCHEME}://{rest if divided else folder}" if not divided or scheme == "file" else folder
 
 
 def register() -> None:
-    """Tell Hydra of both, and of the schema that `conf/config.yaml` extends, for this process."""
+    """Register both with Hydra, and the schema that `conf/config.yaml` extends, for this process."""
     for plugin in (FolderSource, OwnFolder):
         Plugins.instance().register(plugin)
     ConfigStore.instance().store("schema", composed_schema(), provider="mmkv_bench")

@@ -1,6 +1,6 @@
-"""Overrides in the field's words as overrides of this package: `torch_dtype=bf16` is `model.dtype=bfloat16`.
+"""Translation of overrides with common words of the field: `torch_dtype=bf16` becomes `model.dtype=bfloat16`.
 
-What `field_words` has as a synonym is accepted, and what it knows otherwise is answered with what to type.
+Synonyms of `field_words` are translated. For other words that it lists, the answer says what to type.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def understood(parsed: Sequence[Override], extra: tuple[str, ...]) -> list[Override]:
-    """Overrides with the keys and the names of this package.
+    """Return overrides with the keys and names of this package.
 
     Raises:
-        ConfigError: keys of the field whose meaning depends on more than the word; the sentence says what to type for each.
+        ConfigError: words of the field whose meaning depends on more than the word. The message says what to type for each.
     """
     answered = [(ANSWERS[_word(one)], one.input_line) for one in parsed if _word(one) in ANSWERS]
     if answered:
@@ -49,7 +49,7 @@ def _understood(override: Override, extra: tuple[str, ...]) -> Override:
 
 
 def _renamed(override: Override, extra: tuple[str, ...]) -> Override:
-    """A choice with the names of `conf/`."""
+    """Return a choice with the names of `conf/`."""
     group, value = override.key_or_group, override.value()
     sweep = override.is_sweep_override()
     given = [*override.sweep_string_iterator()] if sweep else value if isinstance(value, list) else [value]
@@ -65,7 +65,7 @@ def _renamed(override: Override, extra: tuple[str, ...]) -> Override:
 
 
 def _is_elsewhere(group: str, name: str) -> bool:
-    """Tell whether a choice names a file, a folder, a hub id, or a list of a sweep."""
+    """Tell whether a choice is a file, a folder, a hub id, or a list of a sweep."""
     return (
         name.endswith(".py") or name[:1] in ("[", ".", "~") or "/" in name or (group == MODEL and Path(name).is_dir())
     )
@@ -73,15 +73,15 @@ def _is_elsewhere(group: str, name: str) -> bool:
 
 # ---------------------------------------------------------------------- answers
 def filled(answer: str, value: str) -> str:
-    """An answer of `field_words` with the user's value in it.
+    """Fill the user's value into an answer of `field_words`.
 
     Args:
-        value: as it stands after the `=`.
+        value: the text after the `=`.
     """
     listed = value.strip("[]'\"")
     shares = [_share(text.strip()) for text in listed.split(",")]
     if ("{kept}" in answer or "{rest}" in answer) and None in shares:
-        return "a budget counts what stays: write the share as `budget=10%`, or entries per KV head as `budget=64`"
+        return "a budget counts kept entries: write the share as `budget=10%`, or entries per KV head as `budget=64`"
     digits = re.search(r"\d+", re.sub(r"(\d+)k\b", lambda match: f"{int(match[1]) * 1024}", value.lower()))
     return answer.format(
         value=value or "<value>",
@@ -97,7 +97,7 @@ def _listed(texts: list[str]) -> str:
 
 
 def _share(text: str) -> float | None:
-    """A share between 0 and 1, as 0.1 or 10%; None for what is none."""
+    """Return a share between 0 and 1, given as 0.1 or 10%; None for other text."""
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -106,7 +106,7 @@ def _share(text: str) -> float | None:
 
 
 def _minutes(text: str) -> str:
-    """A time of Slurm (`90`, `90:00`, `1:30:00`, `1-12`, `1-12:00:00`) in minutes, rounded up."""
+    """Return a time of Slurm (`90`, `90:00`, `1:30:00`, `1-12`, `1-12:00:00`) in minutes, rounded up."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if match is None:
         return "<minutes>"

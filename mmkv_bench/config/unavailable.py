@@ -1,4 +1,4 @@
-"""Models that cannot be run here (`unavailable.yaml`). Asking for one by name (`model=longva_7b`) is answered from there."""
+"""Models that cannot be run (`unavailable.yaml`). Asking for such a model by name (`model=longva_7b`) gives the reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmkv_bench.errors import folded
 
 @dataclass(frozen=True)
 class Unavailable:
-    """One such model; the file says what its fields are."""
+    """One such model. `unavailable.yaml` explains the fields."""
 
     title: str
     repository: str
@@ -22,7 +22,7 @@ class Unavailable:
     aliases: tuple[str, ...] = ()
 
     def sentence(self, name: str) -> str:
-        """The refusal of `model=<name>`."""
+        """Return the refusal of `model=<name>`."""
         text = f"model={name} cannot be run: {self.title} ({self.repository}) {self.why}; it would need {self.needed}"
         return f"{text}; the nearest that runs is model={' or model='.join(self.instead)}" if self.instead else text
 
@@ -35,7 +35,7 @@ UNAVAILABLE = {name: _read(fields) for name, fields in declared(__file__).items(
 
 
 def find(name: str) -> Unavailable | None:
-    """The model that is asked for by this name, in any spelling with the same letters and digits."""
+    """Return the model with this name, in any spelling with the same letters and digits, or None."""
     wanted = folded(name)
     for key, model in UNAVAILABLE.items():
         if wanted in (folded(key), *map(folded, model.aliases)):

@@ -1,5 +1,5 @@
-"""The scenario of efficiency: one cell at a time at true shape, its times by phase, its bytes, and the limit beside each.
+"""The efficiency scenario: times by phase and bytes of single cells at real shapes, each beside its limit.
 
-`plan` has the cells and the order of their passes, `prompts` what they read, `measure` one pass, `run` all of them, into the
-table `timings`; `summary` computes from rows alone what `text` prints.
+`plan` has the cells and the order of their passes, `prompts` makes their input, `measure` does one pass, `run` does all passes
+and writes the table `timings`. `summary` computes the numbers that `text` prints, from rows alone.
 """

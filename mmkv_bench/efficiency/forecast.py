@@ -1,4 +1,4 @@
-"""`mmkv-bench plan scenario=efficiency`: workloads of the passes that are to be done, and the prompts of a dry run."""
+"""`mmkv-bench plan scenario=efficiency`: workloads of the missing passes, and the prompts of a dry run."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 
 def workloads_of(plan: EfficiencyPlan, todo: Sequence[PassId]) -> list[Workload]:
-    """The passes to do, one workload for every kind of prompts, length and batch; without passes to do it takes no time."""
+    """Return one workload for every kind of prompts, length and batch. A workload without missing passes takes no time."""
     batches = sorted({*plan.batches, *(unit.batch for unit in todo)}) or [1]
     return [_workload(plan, todo, *shape) for shape in product(plan.kinds, sorted(plan.lengths), batches)]
 
 
 def notes_of(plan: EfficiencyPlan) -> list[str]:
-    """Sentences about what a forecast leaves out."""
-    notes = ["the vision tower is in no time and no byte here; --memory counts what it holds"] * (plan.kinds != [TEXT])
-    return notes + ["the search for the largest batch is in no time here"] * plan.searches
+    """Return sentences about what a forecast leaves out."""
+    notes = ["times and bytes exclude the vision tower; --memory counts its bytes"] * (plan.kinds != [TEXT])
+    return notes + ["times exclude the search for the largest batch"] * plan.searches
 
 
 def text(plan: EfficiencyPlan, todo: Sequence[PassId]) -> str:
-    """The card, and how many tokens all passes read."""
+    """Return the card and the number of tokens that all passes read."""
     tokens = sum(unit.tokens * unit.batch for unit in todo)
     reads = f"reads     {tokens:,} prompt tokens in these passes, {_warm(todo):,} more to warm up"
     return "\n".join([card(plan, len(todo)), reads, f"model     {weights_text(plan)}"])
 
 
 def document(plan: EfficiencyPlan, todo: Sequence[PassId]) -> dict[str, Any]:
-    """The same as data."""
+    """Return the card's content as data."""
     return {
         "out": str(plan.out),
         "model": plan.model.name,
@@ -52,10 +52,10 @@ def document(plan: EfficiencyPlan, todo: Sequence[PassId]) -> dict[str, Any]:
 
 
 def prompts(plan: EfficiencyPlan) -> list[DryPrompt]:
-    """The prompts that are measured, for a dry run (loads torch and the processor).
+    """Make the measured prompts for a dry run. This loads torch and the processor.
 
     Raises:
-        ConfigError: a model whose shape or processor is not here; a length that holds no picture.
+        ConfigError: the model's shape or processor is not on this machine, or a length is too short for a picture.
     """
     from mmkv_bench.efficiency.prompts import visual_prompt
     from mmkv_bench.forecast.memory import DryPrompt, without_weights
@@ -94,16 +94,16 @@ def _workload(plan: EfficiencyPlan, todo: Sequence[PassId], kind: str, tokens: i
 
 
 def _passes(cell: Cell, tokens: int, batch: int, todo: Sequence[PassId]) -> int:
-    """Passes of a cell to do, one more to warm up where any is timed."""
+    """Return the number of a cell's missing passes, plus one to warm up if any is timed."""
     units = [unit for unit in todo if (unit.cell, unit.tokens, unit.batch) == (cell.cell, tokens, batch)]
     return len(units) + any(unit.repeat is not None for unit in units)
 
 
 def _prefilled(cell: Cell, tokens: int) -> int:
-    """Tokens of the prompt that a cell prefills; `pixels` as many as its budget."""
+    """Return the number of prompt tokens that a cell prefills. For `pixels` this is its budget."""
     return kept_entries(cell, tokens) if cell.compressor.resamples else tokens
 
 
 def _warm(todo: Sequence[PassId]) -> int:
-    """DryPrompt tokens of the passes that warm up."""
+    """Return the number of prompt tokens in passes that warm up."""
     return sum(shape.tokens * shape.batch for shape in {unit.shape for unit in todo if unit.repeat is not None})

@@ -1,7 +1,7 @@
-"""One pass: a batch of prompts prefilled and compressed by one method, then so many tokens decoded, whatever they are.
+"""One pass: a batch of prompts is prefilled and compressed by one method, then a fixed number of tokens is decoded.
 
-A pass is timed or counts memory, never both: counting live storages on the host slows what it watches. Times come from marks in
-the device's stream, which nothing waits for; every token is brought to the host, as a server does to hand it on.
+A pass is either timed or counts memory, because counting live storages on the host slows the pass. Times come from marks in
+the device's stream, for which nothing waits. Every token is copied to the host, as a server does.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from mmkv_bench.models.load import LoadedModel
 
 INSIDE = ("vision", "score", "select", "reduce")
-"""Phases within the text model's forward pass over the prompt, or before it."""
-ACCOUNT = "account"  # counting of entries, in no time
-ROW_BY_ROW = "row_by_row"  # the fallback of batches whose sequences have states of a decode policy
+"""Phases during the text model's forward pass over the prompt, or before it."""
+ACCOUNT = "account"  # counting of entries, excluded from times
+ROW_BY_ROW = "row_by_row"  # fallback: the batch's sequences have states of a decode policy
 
 
 class Clock:
-    """Phases between marks of a device's stream, read when all is done."""
+    """A clock for phases between marks of a device's stream. Times are read at the end."""
 
     def __init__(self, device: Device):
         self.device = device
@@ -54,7 +54,7 @@ class Clock:
             self.intervals.append((name, start, self.device.mark()))
 
     def seconds(self) -> dict[str, float]:
-        """Phase -> seconds of all its intervals together."""
+        """Map each phase to the total seconds of its intervals."""
         seconds: dict[str, float] = {}
         for name, start, end in self.intervals:
             seconds[name] = seconds.get(name, 0.0) + self.device.between(start, end)
@@ -63,7 +63,7 @@ class Clock:
 
 @dataclass
 class CacheBytes:
-    """What the cache is before the first step [bytes], see the columns of `timings`; fallbacks of the method."""
+    """The cache's bytes before the first step [bytes], see the columns of `timings`; and the method's fallbacks."""
 
     held: int
     useful: int
@@ -73,7 +73,7 @@ class CacheBytes:
 
 @dataclass
 class Timed:
-    """Seconds by phase of a timed pass, and of each decode step; answers: the tokens of each sequence."""
+    """The seconds of a timed pass by phase, and of each decode step. answers: the tokens of each sequence."""
 
     seconds: dict[str, float]
     steps: list[float]
@@ -83,7 +83,7 @@ class Timed:
 
 @dataclass
 class MemoryPeaks:
-    """Peak bytes by phase of a pass that counts memory."""
+    """The peak bytes by phase of a pass that counts memory."""
 
     peaks: dict[str, Bytes]
     resident: int | None
@@ -95,8 +95,9 @@ class Bench:
     """A model ready to be measured.
 
     Attributes:
-        step: decodes one token in place of the model where no decode policy acts (`CompiledStep`); None: the model.
-        together: the prompts of a batch are prefilled in one forward pass, not one by one.
+        step: function that decodes one token instead of the model if no decode policy acts (`CompiledStep`); None uses the
+            model.
+        together: whether the prompts of a batch are prefilled in one forward pass rather than one by one.
     """
 
     loaded: LoadedModel
@@ -110,7 +111,7 @@ class Bench:
         self.device = devices.at(self.loaded.device)
 
     def timed(self, prompts: Sequence[EncodedPrompt], cell: CellSpec) -> Timed:
-        """Time one pass over a batch of prompts of one length. Raises whatever stops it: out of memory, NaN."""
+        """Time one pass over a batch of prompts of equal length. Raises any failure: out of memory, NaN."""
         clock = Clock(self.device)
         marks, held = self._run(prompts, cell, clock, self.step)
         between, inside = self.device.between, clock.seconds()
@@ -139,19 +140,22 @@ class Bench:
     def counted(
         self, prompts: Sequence[EncodedPrompt], cell: CellSpec, limit: int | None = None, distinct: int | None = None
     ) -> MemoryPeaks:
-        """Count what one pass holds at most, by phase. limit: bytes that it may hold, weights included. distinct: so many prompts
-        and the last are prefilled, the others are copies (see `batch.fill`); None: all are. Raises as `timed`.
+        """Count the peak bytes of one pass by phase. Raises as `timed`.
 
-        Of a compiled step the pass is one as they are timed, in which its caches' storages and graphs stand ready from the pass
-        before. The host counts operations, which a compiled program has none of: there it does the step's arithmetic eagerly, on
-        the same storages.
+        limit: maximum bytes of the pass, weights included.
+        distinct: number of prompts that are prefilled besides the last; the others are copies (see `batch.fill`). None
+            prefills all.
+
+        With a compiled step the counted pass finds the caches' storages and graphs ready from a pass before, as timed passes
+        do. On the host, operations are counted, but a compiled program has none. There the pass runs the step eagerly on the
+        same storages.
         """
         step, pool = self.step, pool_of(self.loaded.model)
         pool.clear()
         if step is not None and not stays_eager(cell.compressor, self._evicts(prompts, cell)):
             step = step if self.device.memory is not None else self.loaded.model
             self._run(prompts, cell, untimed, step, PromptPlaceholders(distinct) if distinct else None)
-            gc.collect()  # what traced a step holds its cache
+            gc.collect()  # the objects that traced a step hold its cache
         present = prompts if self.together else prompts[:1]  # at a time
         inputs = [one for prompt in present for one in prompt.inputs.values() if one.device == self.device.place]
         weights = [*self.loaded.model.parameters(), *self.loaded.model.buffers()]
@@ -198,7 +202,7 @@ class Bench:
             fallback.append(EAGER_DECODE)
         if any(isinstance(layer, BatchedLayer) for layer in cache.compressed):
             fallback.append(ROW_BY_ROW)
-        beside = states.nbytes([*cache.states.values()])  # a decode step reads windows and states whole
+        beside = states.nbytes([*cache.states.values()])  # a decode step reads all windows and states
         return CacheBytes(
             held=sum(tensor.nbytes for layer in cache.compressed for tensor in layer.buffers()) + beside,
             useful=filled.useful + beside,

@@ -1,4 +1,4 @@
-"""What `scenario=efficiency` measures: its cells, and the order of their passes; and what is refused before any work."""
+"""The plan of `scenario=efficiency`: its cells, the order of their passes, and the refusals before any work."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 TEXT, IMAGE, VIDEO = "text", "image", "video"
 DATASETS = {TEXT: "made_up_text", IMAGE: "made_up_image", VIDEO: "made_up_video"}
-"""Kind -> the dataset's name in rows."""
+"""Kind of prompts to the dataset's name in rows."""
 SCHEMES = {TEXT: 1, IMAGE: 1, VIDEO: 1}
 """Versions of how prompts of a kind are made, part of every cell's identity."""
 _KINDS = {name: kind for kind, name in DATASETS.items()}
 
 
 def kind_of(dataset: str) -> str:
-    """The kind of prompts whose dataset's name it is."""
+    """Return the kind of prompts for a dataset's name."""
     return _KINDS[dataset]
 
 
 class Shape(NamedTuple):
-    """One cell over `batch` prompts of `tokens` each; `prefill`: how the batch is built, None for one prompt."""
+    """One cell over `batch` prompts of `tokens` tokens each. `prefill`: how the batch is built, None for one prompt."""
 
     cell: str
     tokens: int
@@ -52,7 +52,7 @@ class Shape(NamedTuple):
 
 
 class PassId(NamedTuple):
-    """One pass of a shape, see there; `repeat` is None for the pass that counts memory."""
+    """One pass of a `Shape`. `repeat`: None for the pass that counts memory."""
 
     cell: str
     tokens: int
@@ -62,20 +62,23 @@ class PassId(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """What all repeats share."""
+        """Return the shape that all repeats of the pass share."""
         return Shape(self.cell, self.tokens, self.batch, self.prefill)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EfficiencyPlan(Plan):
-    """The plan of scenario=efficiency: no dataset, and passes over prompts of given lengths.
+    """The plan of scenario=efficiency: no dataset, but passes over prompts of given lengths.
 
     Attributes:
-        cells: `full` first under each protocol; lengths: of the prompts; batches: numbers of sequences that were asked for.
-        searches: the largest batch is looked for as well. memory_limit: of passes that count memory [bytes].
-        notes: cells that are the same, and whose division of the budget others were given.
-        profiles: cell -> the stored division that was imposed on it. room: bytes towards which a search aims, None where they
-            are not known.
+        cells: `full` first under each protocol.
+        lengths: of the prompts.
+        batches: the requested numbers of sequences.
+        searches: whether the largest batch is searched too.
+        memory_limit: limit of passes that count memory [bytes].
+        notes: notes on equal cells, and on cells with an imposed division of the budget.
+        profiles: cell to the stored division imposed on it.
+        room: the target of a search [bytes], None if unknown.
     """
 
     family: ModelFacts
@@ -88,22 +91,22 @@ class EfficiencyPlan(Plan):
     room: int | None = None
 
     def shape(self, cell: str, tokens: int, batch: int) -> Shape:
-        """A batch as this run builds it."""
+        """Return a batch as this run builds it."""
         return Shape(cell, tokens, batch, self.pass_config.batch_prefill if batch > 1 else None)
 
     @property
     def kinds(self) -> list[str]:
-        """Kinds of the prompts."""
+        """Return the kinds of the prompts."""
         return list(dict.fromkeys(kind_of(cell.dataset) for cell in self.cells))
 
     @property
     def shapes(self) -> list[Shape]:
-        """What was asked for by number."""
+        """Return the shapes requested by number."""
         names = [cell.cell for cell in self.cells]
         return [self.shape(*one) for one in product(names, self.lengths, self.batches)]
 
     def search(self, outcomes: Mapping[PassId, str], cell: str, tokens: int) -> Search:
-        """Where the search for a cell's largest batch stands. outcomes: how its passes ended."""
+        """Return the state of the search for a cell's largest batch. outcomes: how its passes ended."""
         sizes: dict[int, str] = {}
         for unit, status in outcomes.items():
             shape = unit.shape
@@ -112,8 +115,8 @@ class EfficiencyPlan(Plan):
         return search_state(sizes, self.room)
 
     def unconfirmed(self, outcomes: Mapping[PassId, str]) -> set[PassId]:
-        """Largest batches that finished searches have met among copies alone: they are counted once more, with a prefill for
-        every sequence."""
+        """Return the largest batches that finished searches found among copies only. They are counted once more, with a
+        prefill for every sequence."""
         if not self.searches:
             return set()
         places = [*product([cell.cell for cell in self.cells], self.lengths)]
@@ -123,12 +126,11 @@ class EfficiencyPlan(Plan):
 
     @property
     def units(self) -> list[PassId]:
-        """All passes that were asked for by number; a search adds others."""
+        """Return all passes requested by number. A search adds others."""
         return order(self.shapes, self.pass_config.repeats, self.pass_config.order_seed)
 
     def passes(self, outcomes: Mapping[PassId, str]) -> list[PassId]:
-        """All passes that are known of, in the order in which they run; none is timed while the largest batch of some cell is
-        looked for."""
+        """Return all known passes in the order in which they run. While a cell's largest batch is searched, no pass is timed."""
         shapes, units = self.shapes, order(self.shapes, 0, self.pass_config.order_seed)
         if self.searches:
             places = [*product([cell.cell for cell in self.cells], self.lengths)]
@@ -148,36 +150,36 @@ class EfficiencyPlan(Plan):
         return [*dict.fromkeys([*units, *timed])]
 
     def cell(self, name: str) -> Cell:
-        """One of the cells by its hash."""
+        """Return the cell with this hash."""
         return next(cell for cell in self.cells if cell.cell == name)
 
     @property
     def baselines(self) -> dict[str, str]:
-        """Cell -> the cell of `full` for its kind of prompts under its protocol."""
+        """Map each cell to the cell of `full` for its kind of prompts under its protocol."""
         full = {(cell.dataset, cell.protocol): cell.cell for cell in self.cells if cell.compressor.is_full}
         return {cell.cell: full[cell.dataset, cell.protocol] for cell in self.cells}
 
 
 def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
-    """The scenario's plan of a validated configuration; of the model its files are read, not its weights into memory.
+    """Return the scenario's plan for a validated configuration. The model's files are read, but its weights are not loaded.
 
     Args:
-        outline: only as far as it is known without a connection, as `plan.plan.outline`.
+        outline: plan only what is known without a connection, as `plan.plan.outline`.
 
     Raises:
-        MMKVError: settings of other scenarios, methods that cannot be measured so, a length beyond the model's context.
+        MMKVError: settings of other scenarios, methods that cannot be measured, a length beyond the model's context.
     """
     _refuse_others(config)
     quiet_libraries()
     kinds = list(dict.fromkeys(config.prompts))
-    # every ratio is to the full cache
+    # All ratios are relative to the full cache.
     config = config.updated(baseline="full", datasets={DATASETS[kind]: {} for kind in kinds})
     source = Source.of(config.model)
     described = source.outlined()[0] if outline else source.described
     if described is None:
         raise ConfigError(
-            f"a plan of scenario=efficiency needs the shape of {config.model.name}, and its files are not here; allowed: a model "
-            "of conf/model, or one that was fetched; choose such a one"
+            f"scenario=efficiency cannot plan {config.model.name}: its config.json is not on this machine; "
+            "allowed: a model of conf/model, or one fetched before; fetch this model, or choose another"
         )
     family = model_facts(described)
     generation = {"max_new_tokens": int(config.new_tokens), "ends": "length"}
@@ -191,7 +193,7 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     for kind in kinds:
         if kind != TEXT and kind not in (takes := family.rules.media):
             raise UnsupportedError(
-                f"prompts={kind}: {family.name} takes no {kind}s; allowed for it: {', '.join((TEXT, *takes))}; choose one"
+                f"prompts={kind}: {family.name} takes no {kind}s; allowed: {', '.join((TEXT, *takes))}; choose one"
             )
     validate_combinations(config.protocol, family, [cell.compressor for cell in cells], uncut=())
     for cell in cells:
@@ -202,7 +204,7 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     if len(lengths) < len(set(config.lengths)):
         notes = [
             *notes,
-            f"default lengths of more than {config.model.name} takes are left out; lengths=[...] names others",
+            f"default lengths beyond the limit of {config.model.name} are left out; lengths=[...] sets other lengths",
         ]
     batches = list(dict.fromkeys(config.batch))
     sizes, limit = [batch for batch in batches if isinstance(batch, int)], bytes_of(config.memory_limit, "memory_limit")
@@ -230,7 +232,7 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
 def _expanded(
     grid: GridConfig, identity: Identity, entries: Sequence[MethodEntry], outline: bool
 ) -> tuple[list[Cell], list[str]]:
-    """Cells and notes; of an outline also those of methods whose calibration is not here."""
+    """Return cells and notes. An outline includes methods whose calibration is missing."""
     try:
         return expand(grid, identity, entries)
     except CalibrationError as error:
@@ -241,13 +243,13 @@ def _expanded(
 
 
 def counting(shape: Shape) -> PassId:
-    """A shape's pass that counts memory."""
+    """Return a shape's pass that counts memory."""
     return PassId(shape.cell, shape.tokens, shape.batch, None, shape.prefill)
 
 
 def order(shapes: Sequence[Shape], repeats: int, seed: int) -> list[PassId]:
-    """All passes: first those that count memory, which also show what runs out of it; then repeat after repeat, each with all
-    shapes in an order of its own, so that what drifts meets all of them alike."""
+    """Return all passes. Those that count memory come first and also show which shapes run out of memory. Then come the
+    repeats, each with all shapes in a new random order, so that drift affects all shapes alike."""
     draw = random.Random(f"order/{seed}")
     units = []
     for repeat in (None, *range(repeats)):
@@ -258,86 +260,89 @@ def order(shapes: Sequence[Shape], repeats: int, seed: int) -> list[PassId]:
 
 
 def _refuse_others(config: RunConfig) -> None:
-    """Settings that mean something to runs that ask datasets, and nothing here."""
+    """Refuse settings that only affect runs with datasets."""
     if list(config.datasets) != ["pages"]:
         raise ConfigError(
-            f"scenario=efficiency asks no dataset and got dataset={','.join(map(str, config.datasets))}: its prompts are "
-            "made up, prompts=text, image or video of lengths=[...] tokens; leave dataset out"
+            f"scenario=efficiency takes no dataset but got dataset={','.join(map(str, config.datasets))}: its "
+            "prompts are made up by prompts=text, image or video and lengths=[...]; leave dataset out"
         )
     for key, allowed in {"stage": "both", "shard": "0/1", "samples": None, "judge.kind": "none"}.items():
         if (given := attrgetter(key)(config)) != allowed:
-            raise ConfigError(f"{key}={given} has no meaning under scenario=efficiency; leave it out")
+            raise ConfigError(f"{key}={given} has no effect under scenario=efficiency; leave it out")
     for name in config.protocol:
         rule = protocols.protocol(str(name))
         if rule.cuts or rule.prefills_again:
             raise UnsupportedError(
-                f"protocol={name} is not timed by scenario=efficiency: its passes prefill a prompt whole and once, as a "
-                "server does; allowed: paper, strict"
+                f"protocol={name} is not timed by scenario=efficiency, because its passes prefill a whole prompt "
+                "once, as a server does; allowed: paper, strict; choose one"
             )
 
 
 def _room(model: Model, given: int | str | None, searches: bool, limit: int | None) -> int | None:
-    """Bytes towards which a search aims. Raises ConfigError for a search that nothing would end, and a limit that is none."""
+    """Return the target of a search in bytes. Raises ConfigError for a search without an end, and for an impossible limit."""
     if limit is None and not searches:
         return None
     kind = devices.kind_of(model.device)
     if limit is None and kind == "cpu":
         raise ConfigError(
-            "batch=max on the CPU would fill this machine's memory before it fails; give memory_limit=8GiB or another amount"
+            "batch=max on the CPU would fill this machine's memory before it fails; give memory_limit=8GiB or "
+            "another amount"
         )
     memory = devices.at(kind).total_bytes()
     if limit is not None and limit > memory:
-        raise ConfigError(f"memory_limit={given} is more than the {memory / 2**30:.1f} GiB of the device; give less")
+        raise ConfigError(f"memory_limit={given} is more than the device's {memory / 2**30:.1f} GiB; give less")
     return memory if limit is None else limit
 
 
 def _refuse_policy(cell: Cell, way: str) -> None:
-    """A policy that cannot act beside others of its kind, or a replay of several prompts."""
+    """Refuse a decode policy that cannot act in a batch, and a replay of several prompts."""
     policy = cell.compressor.decoding
     if cell.compressor.needs.replay and way == TOGETHER:
         raise UnsupportedError(
-            f"method {cell.method} feeds one prompt's context again, and batch_prefill=together prefills several; use "
-            "batch_prefill=one_by_one, or leave it out"
+            f"method {cell.method} feeds one prompt's context again, but batch_prefill=together prefills several; "
+            "use batch_prefill=one_by_one, or leave the method out"
         )
     if policy is None:
         return
     if policy.moves_queries:
         raise UnsupportedError(
-            f"method {cell.method} gives its tokens the positions of one sequence's cache, so it decodes alone; leave it out "
-            "of batches, or use batch=1"
+            f"method {cell.method} gives its tokens the positions of one sequence's cache, so it decodes alone; "
+            "leave it out of batches, or use batch=1"
         )
     if way == TOGETHER:
         raise UnsupportedError(
-            f"method {cell.method} has a decode policy that starts from one sequence, and batch_prefill=together prefills "
-            "several; use batch_prefill=one_by_one, or leave it out"
+            f"method {cell.method} has a decode policy for one sequence, but batch_prefill=together prefills "
+            "several; use batch_prefill=one_by_one, or leave the method out"
         )
 
 
 def _refuse_method(cell: Cell) -> None:
-    """A method whose times here would be those of something else."""
+    """Refuse a method whose times would belong to something else."""
     made = cell.compressor
     if made.needs.answer:
         raise UnsupportedError(
-            f"method {cell.method} reads the full cache's own answer before it compresses, so it has no latency of its own; "
+            f"method {cell.method} reads the full cache's answer before it compresses, so it has no latency; "
             "leave it out of scenario=efficiency"
         )
     if kind_of(cell.dataset) == TEXT and (made.needs_visual or visual_parts(made)):
         raise ConfigError(
-            f"method {cell.method} needs visual tokens and prompts=text have none; allowed: prompts=image or prompts=video; "
-            "choose one, or leave the method out"
+            f"method {cell.method} needs visual tokens, but prompts=text has none; allowed: prompts=image or "
+            "prompts=video; choose one, or leave the method out"
         )
 
 
 def _profiled(
     folder: str | None, cells: Sequence[Cell], random_weights: bool, family: ModelFacts
 ) -> tuple[list[Cell], dict[str, Profile]]:
-    """The cells, of which those that divide by the prompt divide as rows of real prompts did where weights are random.
+    """Return the cells. With random weights, methods whose division depends on the prompt divide as stored rows of real
+    prompts did.
 
     Returns:
-        They, and cell -> what was imposed on it.
+        The cells, and cell to its imposed division.
 
     Raises:
-        UnsupportedError: random weights, such a method, and no rows; ConfigError: rows that nothing takes.
+        UnsupportedError: random weights and such a method without rows.
+        ConfigError: rows that no method uses.
     """
     from mmkv_bench.efficiency.profiles import refuse_unprofiled, with_profile
 
@@ -350,23 +355,23 @@ def _profiled(
         refuse_unprofiled(cell)
         if folder is None:
             raise UnsupportedError(
-                f"method {cell.method} divides its budget by what the weights make of the prompt ({type(allocator).__name__}), "
-                "and random weights would time another division; allowed: profiles=<folder of its rows of real prompts>, or "
-                "real weights (model.weights=<folder>); give one, or leave it out"
+                f"method {cell.method} divides its budget by the prompt's scores ({type(allocator).__name__}), "
+                "which random weights would distort; allowed: profiles=<folder of its rows of real prompts>, or "
+                "real weights (model.weights=<folder>); give one, or leave the method out"
             )
         cell, profile = with_profile(cell, folder, family)
         profiles[cell.cell] = profile
         divided.append(cell)
     if folder is not None and not profiles:
         raise ConfigError(
-            f"profiles={folder} is taken by no method of this run: random weights and a method that divides its "
-            "budget by the prompt take one; leave it out"
+            f"profiles={folder} is not used by any method of this run: only random weights with a method that divides "
+            "its budget by the prompt need it; leave it out"
         )
     return divided, profiles
 
 
 def _fitting(model: Model, new_tokens: int, lengths: list[int], family: ModelFacts) -> list[int]:
-    """The default lengths as far as the model takes them; any others as they are, to be refused where it does not."""
+    """Return the default lengths up to the model's limit. Other lengths are returned unchanged and refused later if too long."""
     if tuple(lengths) != RunConfig().lengths:
         return lengths
     room = min(
@@ -390,11 +395,11 @@ def _refuse_long(model: Model, new_tokens: int, lengths: Sequence[int], family: 
 
 
 def _remedy(name: str, most: int, answer: int, shortest: int) -> str:
-    """What to give where a prompt and what follows it, of `answer` tokens, are more than `most`."""
+    """Return the remedy if a prompt and the `answer` tokens after it exceed `most` tokens."""
     if most - answer >= SHORTEST:
         return f"give lengths of at most {most - answer}"
     if not answer or most < SHORTEST + 2:
         return f"no prompt of {SHORTEST} tokens fits: give a larger {name.removeprefix('the ')}"
     if shortest + 2 <= most:  # a measured answer has at least three tokens, and the last one is not stored
         return f"give new_tokens of at most {most - shortest + 1}"
-    return f"give new_tokens of at most {most - SHORTEST + 1} and shorter lengths"
+    return f"give new_tokens of at most {most - SHORTEST + 1}, and shorter lengths"

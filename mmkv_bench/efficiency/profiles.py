@@ -1,8 +1,8 @@
-"""How a method divided its budget on a real prompt, from stored rows: for random weights, whose own division would be noise.
+"""Stored divisions of a method's budget on real prompts. Random weights need them, because their own division would be noise.
 
-`responses.kept` has the entries of every layer and KV head, so that head-adaptive methods are served as well. Of the rows of a
-cell one is taken, not a mean of all: a mean of prompts is more even than any of them, and would hide the padding of ragged
-heads. It is the one whose padding is the median.
+`responses.kept` has the entries of every layer and KV head, so head-adaptive methods are covered too. One row of a cell is
+used, not a mean of all rows: a mean is more even than any single prompt, and would hide the padding of ragged heads. The
+chosen row has the median padding.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ if TYPE_CHECKING:
     from mmkv_bench.plan.cells import Cell
 
 _SAME = ("base", "reading", "protocol", "budget_kind", "budget_entries", "budget_fraction", "method_version")
-"""Columns that a cell and the one whose rows are its profile have in common, besides their parameters."""
+"""Columns that must be equal in a cell and in the cell of its profile, in addition to the parameters."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One row's division.
+    """The division of one row.
 
     Attributes:
-        kept: entries `[layers][KV heads]`; entries: C of that prompt, tokens: its length.
-        cell, sample: whose row it is; model, dataset: of that cell.
+        kept: entries `[layers][KV heads]`.
+        entries: C of that prompt.
+        tokens: length of that prompt.
+        cell, sample: cell and sample of the row.
+        model, dataset: of that cell.
     """
 
     kept: tuple[tuple[int, ...], ...]
@@ -48,7 +51,7 @@ class Profile:
 
     @property
     def digest(self) -> str:
-        """What it is, whichever store it lies in."""
+        """Return a digest of the division, independent of the store."""
         return checksum(canonical_json([self.cell, self.sample, self.entries, self.kept]).encode())
 
     def __str__(self) -> str:
@@ -56,11 +59,11 @@ class Profile:
 
 
 def with_profile(cell: Cell, folder: str, family: ModelFacts) -> tuple[Cell, Profile]:
-    """The cell as another one, that divides its budget as a row of its method in a store did.
+    """Return the cell with its budget divided as in a stored row of its method, and that division.
 
     Raises:
-        ConfigError: no store, or none of its rows goes with the cell.
-        UnsupportedError: a method of which rows do not tell enough.
+        ConfigError: no store, or no row that matches the cell.
+        UnsupportedError: the method's rows do not determine its division.
     """
     refuse_unprofiled(cell)
     profile = _profile(cell, folder, family)
@@ -77,18 +80,18 @@ def with_profile(cell: Cell, folder: str, family: ModelFacts) -> tuple[Cell, Pro
 
 
 def refuse_unprofiled(cell: Cell) -> None:
-    """Raises UnsupportedError for a method whose rows do not tell how it divided."""
+    """Raise UnsupportedError for a method whose rows do not determine its division."""
     decoding = cell.compressor.decoding
     if decoding is not None and decoding.retrieves:
         raise UnsupportedError(
-            f"method {cell.method} is not timed with random weights, nor with profiles: rows tell how many entries every head "
-            "reads (kept) and not which heads are dynamic, which decides what is fetched; allowed: real weights "
-            "(model.weights=<folder>); give them, or leave it out"
+            f"method {cell.method} is not timed with random weights, even with profiles: rows have the number of "
+            "entries that each head reads (kept), but not which heads are dynamic, which decides what is "
+            "fetched; allowed: real weights (model.weights=<folder>); give them, or leave the method out"
         )
     if hasattr(decoding, "allocator"):
         raise UnsupportedError(
-            f"method {cell.method} ({cell.reading}) divides its budget inside of a decode step, and rows tell what was kept "
-            "before it; use reading=paper, or leave it out"
+            f"method {cell.method} ({cell.reading}) divides its budget inside a decode step, but rows only have "
+            "the entries before that step; use reading=paper, or leave the method out"
         )
 
 
@@ -106,8 +109,8 @@ def _profile(cell: Cell, folder: str, family: ModelFacts) -> Profile:
             heads = f"{shape[0]} layers of {shape[1]} KV heads"
             there = f"rows of {len(alike)} such cells, none of a prompt longer than its budget with {heads}"
         raise ConfigError(
-            f"profiles={folder} has {there}: {cell.label} with the same parameters on real weights is needed; run it there "
-            "(scenario=quality), or leave the method out"
+            f"profiles={folder} has {there}; rows of {cell.label} with the same parameters on real weights are "
+            "needed; make them with scenario=quality, or leave the method out"
         )
     return _median(rows, alike, shape)
 
@@ -118,7 +121,7 @@ def _goes_with(row: dict[str, Any], cell: Cell) -> bool:
 
 
 def _evicted(rows: pa.Table, shape: tuple[int, int]) -> pa.Table:
-    """Rows that are ok, of prompts longer than their budget, of a model with so many layers and KV heads."""
+    """Return the rows that are ok, for prompts longer than their budget, with this number of layers and KV heads."""
     ok = pc.and_(pc.equal(rows["status"], "ok"), pc.less(rows["budget_entries"], rows["context_tokens"]))
     rows = rows.filter(pc.fill_null(ok, False))
     layers = pc.list_value_length(rows["kept"])
@@ -131,7 +134,7 @@ def _evicted(rows: pa.Table, shape: tuple[int, int]) -> pa.Table:
 
 
 def _median(rows: pa.Table, cells: dict[str, dict[str, Any]], shape: tuple[int, int]) -> Profile:
-    """The row whose entries, padded to the longest head of each layer, are the median multiple of what they are."""
+    """Return the row with the median padding: entries padded to the longest head of each layer, over entries."""
     flat = rows["kept"].combine_chunks().flatten().flatten().to_numpy(zero_copy_only=False)
     kept = flat.reshape(-1, *shape).astype(np.int64)
     padded = shape[1] * kept.max(2).sum(1) / np.maximum(kept.sum((1, 2)), 1)

@@ -1,7 +1,7 @@
-"""Made-up prompts of an exact number of tokens: text alone, or as many visual tokens as fit and text behind them.
+"""Made-up prompts with an exact number of tokens: only text, or as many visual tokens as fit and text behind them.
 
-Drawn by a seed, so that no data are needed and every cell reads the same ones. Media are encoded by the model's own processor and
-chat template.
+They are drawn with a seed, so that no data are needed and every cell reads the same prompts. The model's own processor and
+chat template encode media.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from mmkv_bench.models.chat_template import rendered
 from mmkv_bench.models.load import LoadedModel
 
 LEAST_TEXT = 16
-"""Tokens of text that a prompt has behind its media at least: a question."""
-_MORE = 64  # tokens of text beyond what is needed: where words meet, the tokenizer may make fewer of them
-_TRIES = 4  # media are sized again where the processor writes more beside them than was thought
-_SENTENCES = 64  # at a time, until there are tokens enough
-_RECTANGLES, _STEP = 80, 4  # of a picture; pixels that a scene moves between two frames
+"""Minimum number of text tokens behind a prompt's media, in place of a question."""
+_MORE = 64  # extra tokens of text: where words meet, the tokenizer may make fewer tokens
+_TRIES = 4  # media are resized if the processor writes more tokens beside them than expected
+_SENTENCES = 64  # sentences added at a time, until there are enough tokens
+_RECTANGLES, _STEP = 80, 4  # rectangles of a picture; pixels that a scene moves between two frames
 _WHO = [
     "The baker",
     "A sailor",
@@ -60,7 +60,7 @@ _WHERE = [
 
 
 def sentences(count: int, draw: random.Random) -> str:
-    """So many sentences of plain English, each with a number of its own."""
+    """Return `count` sentences of plain English, each with a random year."""
     return "".join(
         f"{draw.choice(_WHO)} {draw.choice(_DID)} {draw.choice(_WHAT)} {draw.choice(_WHERE)} in {draw.randint(1500, 1999)}. "
         for _ in range(count)
@@ -68,13 +68,14 @@ def sentences(count: int, draw: random.Random) -> str:
 
 
 def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPrompt:
-    """A prompt of exactly `tokens` tokens: made-up sentences, cut behind the last of them. `encode_s` is the tokenizer's time.
+    """Return a prompt of exactly `tokens` tokens: made-up sentences, cut behind the last token. `encode_s` is the tokenizer's
+    time.
 
     Args:
-        number: of the sequence in its batch, from 0; each has sentences and random streams of its own.
+        number: index of the sequence in its batch, from 0. Each sequence has its own sentences and random streams.
 
     Raises:
-        UnsupportedError: a tokenizer that makes nothing of plain English.
+        UnsupportedError: the tokenizer makes no tokens, or visual tokens, from plain English.
     """
     suffix = f"/{number}" if number else ""
     draw, text, before = random.Random(f"{DATASETS[TEXT]}/{SCHEMES[TEXT]}/{tokens}{suffix}"), "", -1
@@ -87,7 +88,7 @@ def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPro
             break
         if len(ids) <= before:
             raise UnsupportedError(
-                f"the tokenizer of {loaded.name} makes no tokens of plain English; choose another model"
+                f"the tokenizer of {loaded.name} makes no tokens from plain English; choose another model"
             )
         before = len(ids)
         text += sentences(_SENTENCES * (tokens // max(len(ids), 1)), draw)
@@ -95,14 +96,14 @@ def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPro
     prompt = from_tensors(f"{DATASETS[TEXT]}/{tokens}{suffix}", inputs, loaded.family, seconds)
     if prompt.visual_tokens:
         raise UnsupportedError(
-            f"the tokenizer of {loaded.name} makes visual tokens of plain English; choose another model"
+            f"the tokenizer of {loaded.name} makes visual tokens from plain English; choose another model"
         )
     return prompt
 
 
 @dataclass(frozen=True)
 class _Media:
-    """What a prompt shows; visual: tokens that the family's rule gives it."""
+    """The media of a prompt. visual: their number of tokens by the family's rule."""
 
     kind: str
     shown: list[Any]
@@ -117,15 +118,16 @@ def visual_prompt(
     video_max_pixels: int | None = None,
     number: int = 0,
 ) -> EncodedPrompt:
-    """A prompt of exactly `tokens` tokens. `encode_s` is the time of processor and tokenizer.
+    """Return a prompt of exactly `tokens` tokens. `encode_s` is the time of processor and tokenizer.
 
     Args:
-        kind: `image` or `video`; frames, video_max_pixels: of the model's settings.
-        number: of the sequence in its batch, from 0: others show pictures of the same sizes, with other words.
+        kind: `image` or `video`.
+        frames, video_max_pixels: of the model's settings.
+        number: index of the sequence in its batch, from 0. Sequences have pictures of equal sizes and different text.
 
     Raises:
-        ConfigError: a length that holds not even the smallest picture.
-        UnsupportedError: a processor that takes no such media.
+        ConfigError: the length is too short for the smallest picture.
+        UnsupportedError: the processor does not take such media.
     """
     limits = PixelLimits(video_max_pixels=video_max_pixels if kind == VIDEO else None)
     name = f"{DATASETS[kind]}/{SCHEMES[kind]}/{tokens}{f'/{number}' if number else ''}"
@@ -133,29 +135,30 @@ def visual_prompt(
     rules = Rules.of(loaded.family.model_type, loaded.processor, limits, frames)
     marker = {"type": kind}
     base, one, two = (len(_ids(loaded, [marker] * count, "")) for count in range(3))
-    each, fill = two - one - 1, _MORE  # a medium's own marker becomes its visual tokens
+    each, fill = two - one - 1, _MORE  # a medium's marker is replaced by its visual tokens
     for _ in range(_TRIES):
         media = _media(rules, kind, random.Random(name), tokens - LEAST_TEXT - base, each)
         if media is None:
             raise ConfigError(
-                f"lengths={tokens} holds no {kind} that {loaded.name} takes, beside {base} tokens of its template and "
-                f"{LEAST_TEXT} of a question; give longer lengths, or prompts=text"
+                f"lengths={tokens} is too short for any {kind} of {loaded.name}, with {base} tokens of its template "
+                f"and {LEAST_TEXT} of a question; give longer lengths, or prompts=text"
             )
         text, count = _text(loaded, random.Random(f"{name}/text"), tokens - media.visual - base + fill)
         prompt = _encoded(loaded, identity, media, text, video_max_pixels)
-        fixed = prompt.length - count  # all but the text
+        fixed = prompt.length - count  # everything except the text
         if fixed + LEAST_TEXT <= tokens <= prompt.length:
             return _shortened(prompt, prompt.length - tokens, _tail(loaded, kind, len(media.shown)))
         fill += max(0, tokens - prompt.length)
         each = max(each, -(-(fixed - base - media.visual) // len(media.shown)))
     raise ConfigError(
-        f"lengths={tokens}: {type(loaded.processor).__name__} makes other lengths of {kind}s than its family's rule says; "
-        "use prompts=text"
+        f"lengths={tokens}: {type(loaded.processor).__name__} makes {kind}s of other lengths than its family's "
+        "rule; use prompts=text"
     )
 
 
 def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -> _Media | None:
-    """The media of a prompt in `room` tokens, each of which takes `each` beside its visual ones; None where none fits."""
+    """Return the media of a prompt with `room` tokens, or None if none fits. each: tokens per medium besides its visual
+    tokens."""
     if kind == IMAGE:
         sizes = rules.pictures(room, each)
         visual = sum(image_tokens(rules.model_type, rules.settings, *size, len(sizes), rules.limits) for size in sizes)
@@ -169,7 +172,7 @@ def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -
 
 
 def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, int]:
-    """Sentences of at least so many tokens, and how many those are."""
+    """Return sentences of at least `least` tokens, and their number of tokens."""
     text, count = "", 0
     while count < least:
         text += sentences(max(4, (least - count) // 16), draw)
@@ -180,13 +183,13 @@ def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, in
 def _encoded(
     loaded: LoadedModel, identity: str, media: _Media, text: str, video_max_pixels: int | None
 ) -> EncodedPrompt:
-    """On the host: only the prompt of the pass that runs is to be in the device's memory."""
+    """Encode on the host, because only the prompt of the running pass may be in the device's memory."""
     content = [*({"type": media.kind} for _ in media.shown), {"type": "text", "text": text}]
     images = media.shown if media.kind == IMAGE else []
     videos = media.shown if media.kind == VIDEO else []
     return encode(
         loaded.processor,
-        replace(loaded.family, max_context=None),  # the text is longer than it will be
+        replace(loaded.family, max_context=None),  # the text is cut later
         identity,
         [{"role": "user", "content": content}],
         images,
@@ -198,7 +201,7 @@ def _encoded(
 
 
 def _shortened(prompt: EncodedPrompt, excess: int, tail: int) -> EncodedPrompt:
-    """Without the last `excess` tokens of its text, which `tail` tokens of the template follow."""
+    """Remove the last `excess` tokens of the text, which is followed by `tail` tokens of the template."""
     end = prompt.length - tail
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
@@ -212,19 +215,19 @@ def _shortened(prompt: EncodedPrompt, excess: int, tail: int) -> EncodedPrompt:
 
 
 def _tail(loaded: LoadedModel, kind: str, count: int) -> int:
-    """Tokens of the chat template behind a message's text."""
+    """Return the number of chat template tokens behind a message's text."""
     one, other = (_ids(loaded, [{"type": kind}] * count, text)[::-1] for text in ("One", "Two"))
     return next(place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
 
 
 def _ids(loaded: LoadedModel, media: list[dict[str, str]], text: str) -> list[int]:
-    """A message in the chat template, media as their markers."""
+    """Return the tokens of a message in the chat template, with markers for media."""
     messages = [{"role": "user", "content": [*media, {"type": "text", "text": text}]}]
     return list(loaded.tokenizer(rendered(loaded.processor, messages))["input_ids"])
 
 
 def picture(size: Size, draw: random.Random) -> Any:
-    """A PIL image, RGB."""
+    """Draw an RGB PIL image."""
     from PIL import Image, ImageDraw
 
     image = Image.new("RGB", size, _colour(draw))
@@ -237,7 +240,7 @@ def picture(size: Size, draw: random.Random) -> Any:
 
 
 def video(frames: int, size: Size, draw: random.Random) -> np.ndarray:
-    """uint8 `[frames, height, width, 3]`: a scene that passes by."""
+    """Draw a moving scene, uint8 `[frames, height, width, 3]`."""
     scene = np.asarray(picture(Size(size.width + _STEP * frames, size.height), draw))
     return np.stack([scene[:, _STEP * place : _STEP * place + size.width] for place in range(frames)])
 

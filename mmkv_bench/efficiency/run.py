@@ -1,4 +1,4 @@
-"""A run of `scenario=efficiency`: plan the passes, measure those without rows, print the summary of all rows."""
+"""A run of `scenario=efficiency`: plan the passes, measure those without rows, print a summary of all rows."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 def run(config: RunConfig) -> int:
-    """Run a validated configuration of `scenario=efficiency`. Returns 0, or 1 when some pass failed (its row says how).
+    """Run a validated configuration of `scenario=efficiency`. Return 0, or 1 if a pass failed (its row says how).
 
     Raises:
-        MMKVError: what stops the run as a whole, with its exit code.
+        MMKVError: the run as a whole stops; it has the exit code.
     """
     started = time.perf_counter()
     plan = plan_passes(config)
@@ -63,14 +63,15 @@ def run(config: RunConfig) -> int:
 
 
 DISTINCT = 16
-"""So many prompts of pictures or videos are made for a batch; further sequences show the same ones under names of their own."""
+"""Number of prompts with pictures or videos made for a batch. Further sequences repeat these under other names."""
 PREFILLED = 3
-"""So many prompts are prefilled where a search tries a size, and one more behind the copies of what is kept of them."""
+"""Number of prompts that are prefilled when a search tries a size. One more is prefilled behind the copies."""
 _UNIT = ("cell", "prompt_tokens", "batch", "repeat", "batch_prefill")
 
 
 def stored_outcomes(rows: pa.Table, memory_limit: int | None = None, retry: Sequence[str] = ()) -> dict[PassId, str]:
-    """How each pass with rows ended; without those that are to run again: `retry` says so, or another limit held."""
+    """Map each pass with rows to its outcome. Passes to repeat are left out: `retry` names their status, or another limit
+    applied."""
     outcomes: dict[PassId, str] = {}
     names = (*_UNIT, "phase", "status", "memory_limit", "peak_allocated", "copied")
     for *unit, phase, status, limit, peak, copied in zip(*(rows[name].to_pylist() for name in names), strict=True):
@@ -81,18 +82,18 @@ def stored_outcomes(rows: pa.Table, memory_limit: int | None = None, retry: Sequ
 
 
 def missing(plan: EfficiencyPlan, rows: pa.Table, retry: Sequence[str] = ()) -> list[PassId]:
-    """Passes without rows, as far as they are known, what waits for a search included."""
+    """Return the known passes without rows, including those that wait for a search."""
     outcomes = stored_outcomes(rows, plan.memory_limit, retry)
     return _unfinished(plan, [*plan.passes(outcomes), *plan.units], outcomes)
 
 
 def left(plan: EfficiencyPlan, outcomes: Mapping[PassId, str]) -> list[PassId]:
-    """Passes that can run now and have not, in order."""
+    """Return the passes that can run now and have not run, in order."""
     return _unfinished(plan, plan.passes(outcomes), outcomes)
 
 
 def _unfinished(plan: EfficiencyPlan, units: Sequence[PassId], outcomes: Mapping[PassId, str]) -> list[PassId]:
-    """Where one failed, the others of its shape are left out."""
+    """Drop passes with an outcome, and all passes of a shape with a failure."""
     failed = {unit.shape for unit, status in outcomes.items() if status != "ok"}
     known = outcomes.keys() - plan.unconfirmed(outcomes)
     return [unit for unit in dict.fromkeys(units) if unit not in known and unit.shape not in failed]
@@ -100,7 +101,7 @@ def _unfinished(plan: EfficiencyPlan, units: Sequence[PassId], outcomes: Mapping
 
 # ---------------------------------------------------------------------- before work
 def card(plan: EfficiencyPlan, todo: int) -> str:
-    """The passes in words, and the number of those to do."""
+    """Describe the passes, and the number of missing ones, as text."""
     lengths, sizes = (", ".join(map(str, sorted(numbers))) for numbers in (plan.lengths, plan.batches))
     batches = " and ".join([sizes] * bool(sizes) + ["the largest that fits"] * plan.searches)
     batches += "" if plan.memory_limit is None else f" into {plan.pass_config.memory_limit}"
@@ -121,7 +122,7 @@ def card(plan: EfficiencyPlan, todo: int) -> str:
 
 
 def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], track: Tracker) -> int:
-    """Runs what is missing, until nothing is; returns the number of passes."""
+    """Run missing passes until there are none. Return the number of passes."""
     from mmkv_bench.compression.flash import check as check_flash
     from mmkv_bench.efficiency.measure import Bench
     from mmkv_bench.generation.decode import CompiledStep
@@ -139,7 +140,8 @@ def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], tr
     bench = Bench(loaded, passes.new_tokens, model.attention, step, passes.batch_prefill == TOGETHER)
     if bench.device.waits_for_launches():
         raise ConfigError(
-            "CUDA_LAUNCH_BLOCKING is set, so every kernel is waited for and no time is that of a served model; unset it"
+            "CUDA_LAUNCH_BLOCKING is set, so the host waits for every kernel and times differ from those of a "
+            "served model; unset it"
         )
     store.write_cells(stored_rows(plan.cells, plan.resolved, provenance))
     refuse_other_machine(store, [cell.cell for cell in plan.cells], provenance, times=True)
@@ -148,7 +150,7 @@ def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], tr
 
 
 class _Passes:
-    """Runs passes in their order, stores each as it ends and shows it; `outcomes`: how passes ended so far."""
+    """Runs passes in order, stores each pass when it ends, and shows it. `outcomes`: how passes ended so far."""
 
     def __init__(self, plan: EfficiencyPlan, store: Store, bench: Bench, outcomes: dict[PassId, str], track: Tracker):
         self.plan, self.store, self.bench, self.outcomes, self.track = plan, store, bench, outcomes, track
@@ -158,7 +160,7 @@ class _Passes:
         self.warm: set[Shape] = set()
 
     def run(self) -> int:
-        """All that are missing, and those that a search then asks for; returns their number."""
+        """Run all missing passes, and those that a search then adds. Return their number."""
         ran = 0
         while todo := left(self.plan, self.outcomes):
             self.places = {unit: place for place, unit in enumerate(self.plan.passes(self.outcomes))}
@@ -166,12 +168,12 @@ class _Passes:
         return ran
 
     def _run(self, todo: Sequence[PassId]) -> int:
-        """After one that fails the others of its shape are left out; returns how many ran."""
+        """Run passes. After a failure the other passes of its shape are skipped. Return the number of passes."""
         from mmkv_bench.run.progress import Progress
 
         ran, failed = 0, set()
         for unit in todo:
-            self._prompt(unit)  # what cannot be made is refused before any pass
+            self._prompt(unit)  # refuse impossible prompts before any pass
         searching = self.plan.searches and all(unit.repeat is None for unit in todo)
         with Progress(len(todo), "search" if searching else "passes", unit="passes") as bar:
             for unit in todo:
@@ -195,7 +197,7 @@ class _Passes:
         common = self._common(unit)
         try:
             rows = self._pass(unit)
-        except Exception as error:  # noqa: BLE001 - what goes wrong is the pass's status; the others go on
+        except Exception as error:  # noqa: BLE001 - a failure becomes the pass's status; the others go on
             rows = [{"phase": "total", "status": status_of(error), "error": without_secrets(describe(error))}]
         gc.collect()  # a failed pass is held by its traceback's cycle
         self.bench.device.release()
@@ -232,7 +234,7 @@ class _Passes:
         if unit.shape not in self.warm:
             self._forget_storages()
             self.bench.timed(prompts, cell)
-            gc.collect()  # what traced a step holds its cache
+            gc.collect()  # the objects that traced a step hold its cache
             self.warm.add(unit.shape)
         before = self._disturbed()
         timed = self.bench.timed(prompts, cell)
@@ -245,13 +247,14 @@ class _Passes:
         )
 
     def _distinct(self, unit: PassId) -> int | None:
-        """Prompts that are prefilled for a size of a search, while it looks: further sequences are copies. None: all."""
+        """Return the number of prompts that are prefilled while a search tries a size; the other sequences are copies. None:
+        all."""
         looks = unit.repeat is None and unit.prefill == ONE_BY_ONE and unit.batch not in self.plan.batches
         few = looks and unit.batch > PREFILLED + 1 and unit not in self.plan.unconfirmed(self.outcomes)
         return PREFILLED if few else None
 
     def _forget_storages(self) -> None:
-        """Storages of compiled steps of another shape would lie beside this one's; a pass of that is then warmed up again."""
+        """Free the storages of compiled steps, which would be held beside those of a new shape. Passes then warm up again."""
         if self.bench.step is not None:
             from mmkv_bench.compression.fixed_layer import pool_of
 
@@ -268,11 +271,11 @@ class _Passes:
         return reasons + ([f"{device.threads()} of {asked} threads"] if device.threads() < asked else [])
 
     def _prompt(self, unit: PassId, number: int = 0) -> EncodedPrompt:
-        """What the pass reads of one sequence of the batch: the prompt of its length; of `pixels` the one of as many tokens as
-        the budget, whose pictures are smaller and whose text is less.
+        """Return the prompt of one sequence of the batch. For `pixels` it has as many tokens as the budget, with smaller
+        pictures and less text.
 
         Raises:
-            ConfigError: a budget that holds no picture.
+            ConfigError: the budget is too small for a picture.
         """
         cell = self.plan.cell(unit.cell)
         entries = unit.tokens if cell.budget is None else cell.budget.entries_for(unit.tokens)
@@ -282,12 +285,12 @@ class _Passes:
             return self._whole(unit.cell, entries, number)
         except ConfigError as error:
             raise ConfigError(
-                f"{cell.label} of {unit.tokens} tokens is a prompt of {entries}, in which there is no place for a picture; "
-                "raise the budget, or leave pixels out"
+                f"{cell.label} makes a prompt of {entries} tokens from {unit.tokens} tokens, which is too short "
+                "for a picture; raise the budget, or leave pixels out"
             ) from error
 
     def _whole(self, cell: str, tokens: int, number: int = 0) -> EncodedPrompt:
-        """Made once, and kept on the host: no pass holds the pictures of another."""
+        """Return a prompt, made once and kept on the host, so that no pass holds another's pictures in device memory."""
         from mmkv_bench.efficiency.prompts import text_prompt, visual_prompt
 
         kind = kind_of(self.datasets[cell])
@@ -313,7 +316,7 @@ class _Passes:
 
 
 def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """What a tracker shows of a pass: its times [s], or its peak [bytes]."""
+    """Return the numbers of a pass for a tracker: its times [s], or its peak [bytes]."""
     one = rows[0]
     name = f"{one['dataset']}/{label}/{one['prompt_tokens']}x{one['batch']}"
     of = {row["phase"]: row for row in rows}
@@ -328,7 +331,7 @@ def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _finished(rows: Mapping[str, dict[str, Any]], held: CacheBytes, last: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of a pass with what belongs to its decoding and to all of it."""
+    """Return the rows of a pass, with the columns of its decoding and of the whole pass."""
     held_bytes = {"bytes_held": held.held, "bytes_useful_step": held.useful, "bytes_read_step": held.read}
     more = {"decode": held_bytes, "total": {**last, "fallback": held.fallback}}
     return [{"phase": name} | row | more.get(name, {}) for name, row in rows.items()]

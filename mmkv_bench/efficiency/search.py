@@ -1,9 +1,9 @@
-"""`batch=max`: which numbers of sequences are tried, from outcomes alone.
+"""`batch=max`: the numbers of sequences to try, derived from outcomes alone.
 
-Peaks are linear in the batch from some size on, so the line through the two largest counted sizes is followed to the limit. It
-is only a guess: the answer is a size that fits where one more was tried and did not. Where the line misleads, sizes grow
-geometrically below the first failure, and every other one halves what is left above the largest that fits. What comes next
-depends on nothing but outcomes, so a search that was interrupted goes on from its rows, and a finished one has nothing to try.
+From some size on, peaks grow linearly with the batch. So the line through the two largest counted sizes is extended to the
+limit. This is only a guess: the result must be a size that fits, with a tested failure at one more. If the line misleads,
+sizes grow geometrically below the first failure, and every other size halves the range above the largest that fits. The next
+size depends only on outcomes, so an interrupted search continues from its rows, and a finished search has nothing to try.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _GROWTH = 4
-"""No size is larger than so many times the largest that fitted: its prompts are all made before it runs."""
+"""Maximum factor from the largest size that fitted to the next size, because all its prompts are made before it runs."""
 
 
 class PassOutcome(str):
-    """A status (`ok`, `oom`, ...), with the most bytes that its pass held where they are known. copied: most of its sequences
-    were copies of a few, so that it says where to look and is no answer."""
+    """A status (`ok`, `oom`, ...) with the peak bytes of its pass, if known.
+
+    copied: most sequences were copies of a few, so the outcome guides the search but is not a result.
+    """
 
     peak: int | None
     copied: bool
 
     def __new__(cls, status: str, peak: int | None = None, copied: bool = False) -> PassOutcome:
-        """A status that equals its text."""
+        """Make a status that equals its text."""
         made = super().__new__(cls, status)
         made.peak, made.copied = peak, copied
         return made
@@ -31,11 +33,13 @@ class PassOutcome(str):
 
 @dataclass
 class Search:
-    """The search of one cell and length.
+    """The search for one cell and length.
 
     Attributes:
-        tried: numbers of sequences whose outcome is known, in their order; next: the one to try, None when the search is over.
-        largest: the most that fit so far. stopped: the search ended at a failure that is no want of memory.
+        tried: numbers of sequences with known outcomes, in order.
+        next: the number to try next, None if the search is over.
+        largest: the largest number that fitted so far.
+        stopped: whether the search ended at a failure other than out of memory.
     """
 
     tried: list[int] = field(default_factory=list)
@@ -45,24 +49,24 @@ class Search:
 
 
 def search_state(outcomes: Mapping[int, str], limit: int | None = None) -> Search:
-    """The state of a search.
+    """Return the state of a search.
 
     Args:
-        outcomes: number of sequences -> how its pass ended; a `PassOutcome` has its peak.
-        limit: bytes that a pass may hold, None where they are not known: sizes are then doubled, and bisected.
+        outcomes: number of sequences to how its pass ended. A `PassOutcome` has its peak.
+        limit: maximum bytes of a pass; None if unknown: sizes are then doubled, and bisected.
     """
     known: dict[int, str] = {}
     search = _stands(known, limit)
     while search.next is not None and search.next in outcomes:
         known[search.next] = outcomes[search.next]
         search = _stands(known, limit)
-    if search.next is not None and len(known) < len(outcomes):  # sizes of another way to search
+    if search.next is not None and len(known) < len(outcomes):  # outcomes of another search strategy
         search = _stands(known | dict(outcomes), limit)
     return search
 
 
 def _stands(known: Mapping[int, str], limit: int | None) -> Search:
-    """The state after outcomes in their order."""
+    """Return the state after these outcomes, in order."""
     fails = min((size for size, status in known.items() if status == "oom"), default=None)
     fits = sorted(size for size, status in known.items() if status == "ok" and (fails is None or size < fails))
     search = Search([*known], None, fits[-1] if fits else 0)
@@ -79,13 +83,15 @@ def _stands(known: Mapping[int, str], limit: int | None) -> Search:
     elif guess is None:
         search.next = (2 if limit is None else _GROWTH) * low
     else:
-        n_near = sum(4 * size >= 3 * low for size in fits)  # each that fitted where the line ended doubles the stride
+        n_near = sum(
+            4 * size >= 3 * low for size in fits
+        )  # each size that fitted near the line's end doubles the stride
         search.next = min(max(guess, low + 2 ** (n_near - 1)), _GROWTH * low)
     return search
 
 
 def _on_the_line(peaks: Mapping[int, int | None], limit: int | None) -> int | None:
-    """The largest size whose peak is within the limit on the line through two; None where there is no rising line."""
+    """Return the largest size with a peak within the limit on the line through two sizes; None without a rising line."""
     if len(peaks) < 2 or limit is None:
         return None
     (one, low), (other, high) = peaks.items()

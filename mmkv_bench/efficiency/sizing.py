@@ -1,9 +1,9 @@
-"""Sizes of pictures, and frames of a video, whose visual tokens fill a prompt: by the families' own rules, without a processor.
+"""Sizes of pictures, and frames of a video, whose visual tokens fill a prompt, by the families' rules without a processor.
 
-As many visual tokens as fit: one picture near to a square where the family scales by area (Qwen-VL), several of one size where
-one may not have so many; tiles, larger pictures first, where it cuts into tiles. A video has `model.frames` frames (32 where
-nothing is said) of the largest size that fits, fewer where even the smallest size is too much, and more where frames cannot be
-large enough and nobody said how many.
+As many visual tokens as possible are used. Families that scale by area (Qwen-VL) get one nearly square picture, or several of
+equal size if one may not have so many tokens. Families with tiles get whole tiles, larger pictures first. A video has
+`model.frames` frames (default 32) of the largest size that fits. It has fewer frames if the smallest size is too large, and
+more if frames cannot be large enough and their number is not given.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from mmkv_bench.families.registry import family, image_tokens, video_tokens
 from mmkv_bench.models.video import DEFAULT_FRAMES
 
 _GRID = 36
-"""Tiles of the largest picture that is tried."""
+"""Maximum number of tiles of a picture."""
 _READ = (
     *("patch_size", "vision_feature_select_strategy", "num_additional_image_tokens", "num_image_tokens"),
     *("vision_aspect_ratio", "image_seq_length", "video_pooling"),
 )
-"""Settings of a processor that are its own, not its image or video processor's."""
+"""Settings of the processor itself, not of its image or video processor."""
 
 
 class Size(NamedTuple):
@@ -38,7 +38,9 @@ class Rules:
     """A family's rules with the settings of one processor.
 
     Attributes:
-        settings: as `families.registry` reads them; limits: of the run; frames: of a video, where the run says it.
+        settings: in the form for `families.registry`.
+        limits: of the run.
+        frames: of a video, if the run sets it.
     """
 
     model_type: str
@@ -48,7 +50,7 @@ class Rules:
 
     @classmethod
     def of(cls, model_type: str, processor: Any, limits: PixelLimits = NO_LIMITS, frames: int | None = None) -> Rules:
-        """Those of a processor of transformers, whose own limits are set already; `limits`: what is set at each call."""
+        """Return the rules of a processor of transformers, which already has its own limits. `limits`: set at each call."""
         parts = {
             kind: dict(getattr(processor, f"{kind}_processor").to_dict())
             for kind in ("image", "video")
@@ -62,10 +64,11 @@ class Rules:
         return family(self.model_type).pixel_limits
 
     def pictures(self, room: int, beside: int) -> list[Size]:
-        """Sizes of the pictures of one prompt, none where not even the smallest fits.
+        """Return the sizes of the pictures of one prompt; none if even the smallest does not fit.
 
         Args:
-            room: tokens for all of them; beside: of these, what each takes beside its visual ones (markers).
+            room: tokens for all pictures.
+            beside: tokens per picture besides its visual tokens (markers), included in `room`.
         """
         alone = self._greedy(room, beside, 1)
         several = self._greedy(room, beside, 2)
@@ -73,7 +76,7 @@ class Rules:
         return alone if counts[0] >= counts[1] else several
 
     def video(self, room: int) -> tuple[int, Size] | None:
-        """Frames of a video and their size, None where not even one small frame fits; room: tokens for its visual ones."""
+        """Return the number of frames and their size, or None if not even one small frame fits. room: tokens for the video."""
         if room < 1:
             return None
         large = self._shaped(room)
@@ -87,7 +90,7 @@ class Rules:
         elif self.frames is None and self._video(frames, large) <= room:
             while self._video(frames, large) < self._video(2 * frames, large) <= room:
                 frames *= 2
-            if self._video(frames, large) < self._video(2 * frames, large):  # or the family's most is reached
+            if self._video(frames, large) < self._video(2 * frames, large):  # otherwise the family's maximum is reached
                 frames = _most(lambda count: self._video(count, large) <= room, 2 * frames)
         if not frames or least(frames) > room:
             return None
@@ -95,7 +98,8 @@ class Rules:
 
     # ------------------------------------------------------------------ pictures
     def _greedy(self, room: int, beside: int, images: int) -> list[Size]:
-        """Of one picture (images=1), or of as many as fit: of equal area, or larger ones first where there are tiles."""
+        """Return the size of one picture (images=1), or the sizes of as many as fit: of equal area, or with tiles larger ones
+        first."""
         if room <= beside:
             return []
         if self._by_area:
@@ -114,7 +118,7 @@ class Rules:
         return sizes
 
     def _menu(self, images: int) -> dict[Size, int]:
-        """Sizes in whole tiles with their visual tokens, the smallest of each number of tokens."""
+        """Map sizes in whole tiles to their visual tokens, with the smallest size for each number of tokens."""
         edge = self._tile()
         counts: dict[int, Size] = {}
         shapes = [(c, r) for c in range(1, _GRID + 1) for r in range(1, _GRID + 1) if c * r <= _GRID and max(c, r) <= 6]
@@ -131,7 +135,7 @@ class Rules:
         return video_tokens(self.model_type, self.settings, frames, *size, self.limits)
 
     def _shaped(self, units: int) -> Size:
-        """A size near to a square of at most so many units: of an area's squares, else of one tile."""
+        """Return a nearly square size of at most `units` squares of an area, or of one tile."""
         if not self._by_area:
             return Size(self._tile(), self._tile())
         part = self.settings["image"]
@@ -141,7 +145,7 @@ class Rules:
         return Size(units // rows * unit, rows * unit)
 
     def _largest(self, tokens: Callable[[Size], int], room: int) -> Size | None:
-        """The smallest size that has as many tokens as fit into the room; None where none fits."""
+        """Return the smallest size with the largest number of tokens that fits into `room`; None if none fits."""
         area = _most(lambda units: tokens(self._shaped(units)) <= room, room)
         if not area:
             return None
@@ -155,7 +159,8 @@ class Rules:
 
 
 def _most(fits: Callable[[int], bool], high: int) -> int:
-    """The largest of 1 to `high` for which a condition that holds up to some number holds; 0 where it never does."""
+    """Return the largest number from 1 to `high` that fits; 0 if none does. `fits` must hold up to some number and fail above
+    it."""
     low = 0
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,6 +1,6 @@
-"""From raw times to what is printed: medians with quartiles, ratios to `full` of the same repeat, and the limit beside each.
+"""From raw times to printed numbers: medians with quartiles, ratios to `full` in the same repeat, and the limit beside each.
 
-A pure function of rows of the table `timings`. One line per cell, prompt length, batch and way in which that was built.
+A pure function of rows of the table `timings`. One line per cell, prompt length, batch and way of building the batch.
 """
 
 from __future__ import annotations
@@ -21,34 +21,36 @@ if TYPE_CHECKING:
 
 LINE = ["cell", "prompt_tokens", "batch", "batch_prefill"]
 WAY = ["cell", "prompt_tokens", "batch_prefill"]
-"""A cell's batches of all sizes."""
+"""Columns that all batch sizes of a cell share."""
 COMPRESSION = ["score", "select", "reduce"]
 POINTS = ("ttft", "vision", "compression", "second_token", "total")
 _QUARTILES = {"low": 0.25, "median": 0.5, "high": 0.75}
 LEAST_REPEATS = 3
-"""Fewer are too few to tell whether a step moves with its bytes."""
+"""Minimum number of repeats to decide whether a step's time depends on its bytes."""
 _LEAST_MORE = 1.05
-_ALIKE = 0.05  # by which the medians of two steps may differ that are said to take the same time
-"""Bytes of a step must differ by so much between two lengths for their times to say whether it moves with them."""
+"""Minimum ratio of a step's bytes at two lengths for their times to show whether the step depends on its bytes."""
+_ALIKE = 0.05  # maximum relative difference of medians for two steps to count as equally long
 
 
 def summary_lines(
     rows: pa.Table, baselines: Mapping[str, str], limits: Roofline | None, memory_limit: int | None = None
 ) -> pd.DataFrame:
-    """The lines, sorted by length, batch and cell; columns that nothing is known for are null.
+    """Return the lines, sorted by length, batch and cell. Unknown columns are null.
 
     Args:
-        rows: of the table `timings`; baselines: cell -> the cell of `full` that its ratios are to.
-        limits: of model and device, None where they are not known: MBU, MFU, rooflines and `speed_up_allowed` are then null.
-        memory_limit: passes that counted memory under another one are left out.
+        rows: of the table `timings`.
+        baselines: cell to the cell of `full` for its ratios.
+        limits: of model and device. If None (unknown), MBU, MFU, rooflines and `speed_up_allowed` are null.
+        memory_limit: passes that counted memory under another limit are left out.
 
     Returns:
-        For each of `POINTS`, `score`, `tpot` and `tokens_s`: `<name>_low`, `<name>_median`, `<name>_high`, quartiles over repeats
-        (of TPOT over all steps) [s, tokens/s]; `<name>_ratio_...` of TPOT, second token, total: the cell's over `full`'s;
+        For each of `POINTS`, `score`, `tpot` and `tokens_s`: `<name>_low`, `<name>_median`, `<name>_high`, quartiles over
+        repeats (for TPOT over all steps) [s, tokens/s].
+        `<name>_ratio_...` for TPOT, second token and total: the cell's over `full`'s.
         `status` (the first failure, else ok), `repeats`, peaks and bytes of the pass that counts memory, `load` (median),
-        `threads` and `disturbed`;
-        `largest_batch` of the cell at this length, null where no failure bounds it, and `largest_ratio`: that over full's;
-        `batch_prefill` is null where there is one sequence.
+        `threads` and `disturbed`.
+        `largest_batch` of the cell at this length, null if no failure bounds it, and `largest_ratio`, its ratio to full's.
+        `batch_prefill` is null for one sequence.
     """
     table = rows.to_pandas()
     if table.empty:
@@ -79,11 +81,11 @@ def summary_lines(
 
 
 def _state(table: pd.DataFrame) -> pd.DataFrame:
-    """How each line ended: the first failure's status and error where there is one; its repeats, and what disturbed them."""
+    """Return how each line ended: the first failure's status and error if there is one; its repeats, and disturbances."""
     ended = table[table["phase"] == "total"]
     lines = ended.assign(ok=ended["status"] == "ok").sort_values([*LINE, "ok"], kind="stable").groupby(LINE)
     state = lines.nth(0).set_index(LINE)[["status", "error", "new_tokens", "prompts", "visual_tokens"]]
-    state["prompts"] = state["prompts"].fillna(TEXT)  # of rows older than the column
+    state["prompts"] = state["prompts"].fillna(TEXT)  # rows may be older than the column
     repeats = ended[ended["repeat"].notna() & (ended["status"] == "ok")].groupby(LINE).size()
     state["repeats"] = repeats.reindex(state.index, fill_value=0)
     state = state.join(ended[[*LINE, "load"]].groupby(LINE).median()).join(
@@ -95,7 +97,7 @@ def _state(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """The cell's over `full`'s of the same length, batch and repeat; null where that pass is not there."""
+    """Return the ratios of the cell's values to `full`'s of the same length, batch and repeat; null without that pass."""
     import pandas as pd
 
     cells = wide.index.get_level_values("cell")
@@ -107,7 +109,7 @@ def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Of each cell, length and way: the most sequences that fit, where one more was tried and ran out of memory."""
+    """Return for each cell, length and way the largest batch that fits, if one more was tried and ran out of memory."""
     import pandas as pd
 
     alone = lines[lines["batch"] == 1].set_index(["cell", "prompt_tokens"])["status"]
@@ -127,14 +129,14 @@ def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _quartiles(values: pd.DataFrame) -> pd.DataFrame:
-    """`<column>_low`, `_median`, `_high` of each line."""
+    """Return `<column>_low`, `_median`, `_high` of each line."""
     lines = values.groupby(level=LINE)
     quantiles = [lines.quantile(share).add_suffix(f"_{name}") for name, share in _QUARTILES.items()]
     return quantiles[0].join(quantiles[1:])
 
 
 def _memory(table: pd.DataFrame) -> pd.DataFrame:
-    """Peaks by phase, and bytes of the cache, of the pass that counts memory."""
+    """Return peaks by phase and bytes of the cache, from the pass that counts memory."""
     counted = table[table["repeat"].isna() & (table["status"] == "ok")]
     peaks = counted.pivot(index=LINE, columns="phase", values="peak_allocated").add_prefix("peak_")
     total, decode = (counted[counted["phase"] == name].set_index(LINE) for name in ("total", "decode"))
@@ -143,7 +145,7 @@ def _memory(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
-    """Set limits next to the numbers: MBU, MFU, and the roofline time of a step.
+    """Add limits beside the numbers: MBU, MFU, and the roofline time of a step.
 
     `kv_bandwidth` is the rate at which the extra bytes of a longer prompt lengthen a step.
     """
@@ -171,7 +173,7 @@ def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
 
 
 def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """`speed_up_allowed`: full's roofline of the same length and batch over the line's; null for `full` itself."""
+    """Add `speed_up_allowed`: full's roofline at the same length and batch over the line's; null for `full` itself."""
     import pandas as pd
 
     places, base = lines[LINE].fillna({"batch_prefill": ONE_BY_ONE}), lines["cell"].map(baselines)
@@ -182,10 +184,13 @@ def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
-    """From the shortest to the longest prompt of a cell at one batch: the bandwidth at which the further bytes are read. Where
-    the steps' quartiles overlap although there are more bytes, and the medians differ by `_ALIKE` at most, the step does not move
-    with them: it is bound by launches. Where they overlap because the times scatter, and of few repeats, whose steps have their
-    time of day in common, nothing is told."""
+    """Compare the shortest with the longest prompt of a cell at one batch, and set `kv_bandwidth`, the bandwidth for the extra
+    bytes.
+
+    If the steps' quartiles overlap despite the extra bytes and the medians differ by at most `_ALIKE`, the step does not
+    depend on its bytes: it is bound by launches. If they overlap because the times scatter, or if there are few repeats, whose
+    steps share their time of day, the answer is unknown.
+    """
     for _, group in lines.assign(read=read).groupby(["cell", "batch", "batch_prefill"], dropna=False):
         group = group.dropna(subset=["tpot_median", "read"]).sort_values("prompt_tokens")
         if len(group) < 2 or group["read"].iloc[-1] < _LEAST_MORE * group["read"].iloc[0]:
@@ -205,7 +210,7 @@ def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
 
 
 def document(lines: pd.DataFrame, cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """The lines as plain values, each with the method and the budget of its cell; null for what is not known."""
+    """Return the lines as plain values, with the method and the budget of each cell. Unknown values are null."""
     named = {cell.cell: {"method": cell.method, "budget": str(cell.budget or "")} for cell in cells}
     return [
         named[line["cell"]] | {name: None if value is None or value != value else value for name, value in line.items()}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _MIB, _NAN = 1 / 2**20, float("nan")
 _ABOVE = 1.005
-"""What is printed as more than 1."""
+"""Values above this are reported as more than 1."""
 _TPOT = "TPOT ms [quartiles]"
 COLUMNS: tuple[tuple[str, str, float], ...] = (
     ("TTFT ms", "ttft_median", MS),
@@ -39,17 +39,17 @@ COLUMNS: tuple[tuple[str, str, float], ...] = (
     ("useful/step", "bytes_useful_step", _MIB),
     ("read/step MiB", "bytes_read_step", _MIB),
 )
-"""Head, column of the summary and the factor to the head's unit."""
+"""Head, column of the summary, and factor to the head's unit."""
 PEAKS: tuple[tuple[str, str, float], ...] = (
     *((name, f"peak_{name}", _MIB) for name in ("vision", "prefill", "score", "reduce", "join")),
     *(("first token", "peak_first_token", _MIB), ("decode", "peak_decode", _MIB)),
     *(("largest", "peak_total", _MIB), ("resident set", "resident", _MIB)),
 )
-"""The same of the most bytes that were held in each phase; a device's counters have no resident set."""
+"""Head, column and factor for the peak bytes of each phase. A device's counters have no resident set."""
 
 
 def text(plan: EfficiencyPlan, lines: pd.DataFrame, limits: Roofline | None) -> str:
-    """The tables and their notes. lines: of `summary_lines`."""
+    """Return the tables and their notes. lines: from `summary_lines`."""
     labels = {cell.cell: (place, cell.label) for place, cell in enumerate(plan.cells)}
     texts = []
     if len(lines):
@@ -73,7 +73,7 @@ def _prompts(tokens: int, kind: str, group: pd.DataFrame) -> str:
 
 
 def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
-    """What windows and recurrent states are of all state, and what each budget leaves of it."""
+    """Return the share of windows and recurrent states in all state, and the share that each budget leaves."""
     family, dtype = plan.family, plan.cells[0].dtype
     if family is None or not family.states.layers:
         return ""
@@ -85,7 +85,7 @@ def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
 
 
 def _table(lines: list[dict[str, Any]]) -> list[str]:
-    """Numbers and peaks of cells that ended, then one line for each that failed."""
+    """Return a table of numbers and one of peaks for finished cells, then one line per failed cell."""
     ended = [line for line in lines if line["status"] == "ok"]
     failed = [f"  {line['label']}: {line['status']}: {line['error']}" for line in lines if line["status"] != "ok"]
     if not ended:
@@ -117,7 +117,7 @@ def _number(line: dict[str, Any], column: str, factor: float = 1, digits: int = 
 
 
 def _largest(plan: EfficiencyPlan, lines: pd.DataFrame) -> list[str]:
-    """One line per cell and length: the most sequences that fit, and what they do, beside what full's do."""
+    """Return one line per cell and length: the largest batch that fits and its numbers, beside full's."""
     texts = []
     for (tokens, kind), group in lines.groupby(["prompt_tokens", "prompts"]):
         texts += ["", f"{_prompts(tokens, kind, group)}, largest batch"]
@@ -128,7 +128,7 @@ def _largest(plan: EfficiencyPlan, lines: pd.DataFrame) -> list[str]:
 
 
 def _at_largest(sizes: list[dict[str, Any]]) -> dict[str, Any]:
-    """The line of a cell's largest batch; the reason why there is none, where there is none."""
+    """Return the line of a cell's largest batch, or a line with the reason why there is none."""
     largest = next((line["largest_batch"] for line in reversed(sizes) if line["largest_batch"] >= 0), None)
     at = next((line for line in sizes if line["batch"] == largest), None)
     failed = next((line for line in sizes if line["status"] not in ("ok", "oom")), sizes[0] | {"status": "ok"})
@@ -150,7 +150,7 @@ def _batch(line: dict[str, Any], full: dict[str, Any]) -> str:
 
 
 def _read_at(lines: pd.DataFrame, limits: Roofline) -> list[str]:
-    """The rate at which further keys and values are read, of cells that were measured at several lengths."""
+    """Return the rate at which extra keys and values are read, for cells measured at several lengths."""
     texts = []
     for (kind, batch), group in lines.dropna(subset=["kv_bandwidth"]).groupby(["prompts", "batch"]):
         ends = f"{group['prompt_tokens'].min()} to {group['prompt_tokens'].max()}"
@@ -165,13 +165,13 @@ def _read_at(lines: pd.DataFrame, limits: Roofline) -> list[str]:
 def _notes(lines: pd.DataFrame, limits: Roofline | None) -> list[str]:
     notes = [
         "Medians over repeats; TPOT over all steps. of full: the method's time over the full cache's of the same repeat. "
-        "Compare by 2nd token and total: a method may show its first token before it compresses. tokens/s counts decoding alone, "
-        "from the first token on; the prefills are in total.",
+        "Compare by 2nd token and total: a method may show its first token before it compresses. tokens/s counts only decoding, "
+        "from the first token on; total includes the prefills.",
     ]
     if limits is None:
         notes.append(
-            "No limit is beside the times: nothing was timed, the model's shape is not known here, or the rows' device was not "
-            "measured here (mmkv-bench plan --measure)."
+            "Times have no limits beside them: nothing was timed, the model's shape is unknown, or the rows' device was not "
+            "measured (mmkv-bench plan --measure)."
         )
     else:
         rate = "" if limits.rate is None else f", {limits.rate / 1e12:.2f} TFLOP/s"
@@ -187,7 +187,7 @@ def _notes(lines: pd.DataFrame, limits: Roofline | None) -> list[str]:
         notes.append("* launch_bound: the step takes no longer with the longest prompt than with the shortest.")
     if lines["launch_unknown"].any():
         notes.append(
-            f"Whether a step is launch_bound cannot be told of fewer than {LEAST_REPEATS} repeats, or where its times scatter "
+            f"Whether a step is launch_bound is unknown with fewer than {LEAST_REPEATS} repeats, or if its times scatter "
             "more than they differ: give more repeats."
         )
     other = load_warning(lines["load"], lines["threads"])
@@ -196,7 +196,7 @@ def _notes(lines: pd.DataFrame, limits: Roofline | None) -> list[str]:
 
 
 def _exceeded(lines: pd.DataFrame, limits: Roofline) -> list[str]:
-    """A sentence where a time is better than its limit."""
+    """Return a sentence if a time is better than its limit."""
     highest = {"MFU": lines["prefill_mfu"].max(), "MBU": lines["mbu"].max()} if len(lines) else {}
     above = [f"{name} {value:.2f}" for name, value in highest.items() if value > _ABOVE]
     if not above:

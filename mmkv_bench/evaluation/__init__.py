@@ -1,4 +1,4 @@
-"""The bridge to lmms-eval: its loop asks, we answer and store; its metric code scores what is stored.
+"""The bridge to lmms-eval: its loop asks, this package answers and stores, and its metric code scores stored answers.
 
-Only `lmms_eval_loop.py` imports lmms-eval, and only when a function needs it: importing this package is quick.
+Only `lmms_eval_loop.py` imports lmms-eval, and only when a function needs it, so importing this package is quick.
 """

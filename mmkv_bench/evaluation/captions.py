@@ -1,11 +1,12 @@
-"""Caption metrics of single samples. lmms-eval's scorers hand out caption and references, and score the corpus alone.
+"""Caption metrics of single samples. lmms-eval's scorers return caption and references, and score only the corpus.
 
-All scorers are pycocoevalcap's, over its tokeniser (both are Java programs). Per sample:
+All scorers are from pycocoevalcap, over its tokeniser (METEOR and the tokeniser are Java programs). Per sample:
 
-- CIDEr (Vedantam et al. 2015) with the inverse document frequencies of the references of all documents of the
-  dataset, whether they were asked and answered or not; ROUGE-L. The corpus value is the mean of both.
-- BLEU and METEOR (1.5) are no means: a sample has its own score, and `parts` that corpus scores are made of again
-  (statistics/metric_kinds.py): words, words of the closest reference, right n-grams, n-grams; and METEOR's 23 counts.
+- CIDEr (Vedantam et al. 2015) uses inverse document frequencies over the references of all documents of the dataset, answered
+  or not. The corpus values of CIDEr and ROUGE-L are means over samples.
+- BLEU and METEOR (1.5) of a corpus are not means. A sample has a score of its own, and `parts` from which corpus scores are
+  computed again (statistics/metric_kinds.py): words, words of the closest reference, matched n-grams, n-grams; or METEOR's 23
+  counts.
 """
 
 from __future__ import annotations
@@ -19,49 +20,49 @@ from typing import Any, NamedTuple
 
 from mmkv_bench.errors import ScoringError
 
-_TOKENISED: dict[str, str] = {}  # the references are the same for all cells of a process
+_TOKENISED: dict[str, str] = {}  # shared, because all cells of a process have the same references
 NAMES = re.compile(r"(?:[a-z]+_)?(Bleu_[1-4]|METEOR|ROUGE_L|CIDEr)")  # textcaps_CIDEr, vatex_Bleu_4, coco_METEOR, ...
 EMPTY = ""
 
 
 class Captioned(NamedTuple):
-    """The caption of a document (None: it has no answer) and its references."""
+    """A document's caption (None if it has no answer) and its references."""
 
     caption: str | None
     references: tuple[str, ...]
 
 
 class CaptionScore(NamedTuple):
-    """value is None for a document without an answer; its parts are those of an empty caption."""
+    """A document's score. `value` is None for a document without an answer; its `parts` are those of an empty caption."""
 
     value: float | None
     parts: tuple[float, ...] | None
 
 
 def kind_of(metric: str) -> str | None:
-    """`Bleu_4`, `METEOR`, ... of a metric named after one of them."""
+    """Return the kind of a caption metric (`Bleu_4`, `METEOR`, ...) from its name, or None for other metrics."""
     match = NAMES.fullmatch(metric)
     return match[1] if match else None
 
 
 def holds_caption(value: Any) -> bool:
-    """True where a scorer's value for a sample is its caption with the references, as in lmms-eval's caption tasks."""
+    """Tell whether a scorer's value for a sample is a caption with references, as in lmms-eval's caption tasks."""
     return isinstance(value, Mapping) and {"answer", "pred"} <= value.keys() and isinstance(value["answer"], list)
 
 
 def caption_scores(
     kinds: Iterable[str], captions: Mapping[int, Captioned], others: Mapping[int, Captioned] | None = None
 ) -> dict[str, dict[int, CaptionScore]]:
-    """kind -> document -> score, of all documents in `captions`.
+    """Map each kind to the scores of all documents in `captions`: kind, document, score.
 
-    others: the rest of the dataset, which counts in CIDEr's document frequencies and has no scores.
+    others: the rest of the dataset. It counts in CIDEr's document frequencies but gets no scores.
 
     Raises ScoringError without Java.
     """
     if shutil.which("java") is None:
         raise ScoringError(
-            "caption metrics need Java (pycocoevalcap's tokeniser and METEOR are Java programs) and there is none in "
-            "PATH; install a Java runtime and score the stored answers with stage=score"
+            "caption metrics need Java, because pycocoevalcap's tokeniser and METEOR are Java programs, but PATH "
+            "has none; install a Java runtime and score the stored answers with stage=score"
         )
     kinds = set(kinds)
     references = _tokens({doc: captioned.references for doc, captioned in captions.items()})
@@ -90,7 +91,7 @@ def caption_scores(
 
 
 def _tokens(texts: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
-    # one line each: the tokeniser takes \r, \f, U+2028 and others for line ends, and would hand on the wrong captions
+    # One line each: the tokeniser takes \r, \f, U+2028 and others for line ends, and would return the wrong captions.
     lines = {doc: [" ".join(text.split()) for text in of_doc] for doc, of_doc in texts.items()}
     new = list(dict.fromkeys(line for of_doc in lines.values() for line in of_doc if line not in _TOKENISED))
     if new:
@@ -135,15 +136,15 @@ def _meteor(references: dict[int, list[str]], candidates: dict[int, list[str]]) 
     except (OSError, ValueError) as error:
         release()
         raise ScoringError(
-            f"METEOR's Java program ended ({error!r}); it takes up to 2 GB of memory: make room and score the stored "
-            "answers with stage=score"
+            f"METEOR's Java program ended ({error!r}); it needs up to 2 GB of memory; free memory and score the "
+            "stored answers with stage=score"
         ) from error
     return {doc: CaptionScore(value, parts) for doc, value, parts in zip(references, values, counts, strict=True)}
 
 
 @cache
 def _meteor_program() -> Any:
-    """METEOR's Java program, for all cells: it takes 10 s to load its paraphrases, and 1 GB."""
+    """Start METEOR's Java program once for all cells. It takes 10 s to load its paraphrases, and 1 GB of memory."""
     from pycocoevalcap.meteor.meteor import Meteor
 
     atexit.register(release)
@@ -151,12 +152,12 @@ def _meteor_program() -> Any:
 
 
 def release() -> None:
-    """End METEOR's program, which scoring keeps for the next cell."""
+    """End METEOR's Java program, which is kept running between cells."""
     _meteor_program.cache_clear()
 
 
 def _unfragmented(counts: Iterable[float]) -> tuple[float, ...]:
-    """METEOR's counts of a sample, with 0 chunks where one chunk is the whole caption and reference, as METEOR adds up."""
+    """Return METEOR's counts of a sample, with 0 chunks if one chunk is the whole caption and reference, as METEOR adds up."""
     words, reference, *rest = counts
     *rest, chunks, matched, reference_matched = rest
     unbroken = chunks == 1 and (matched, reference_matched) == (words, reference)

@@ -1,7 +1,7 @@
-"""Availability of a dataset's files, found without loading them: for `python -m mmkv_bench data`.
+"""A check whether a dataset's files are available, without loading them: for `python -m mmkv_bench data`.
 
-Nothing is downloaded and no task code runs, except for tasks that bring a reader of their own (`metadata.read`), which
-alone knows their files.
+Nothing is downloaded and no task code runs. Only a task with its own reader (`metadata.read`) is loaded, because nothing else
+knows its files.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from mmkv_bench.datasets.task_yaml import plain_config, task_file
 from mmkv_bench.errors import MissingDataError, MMKVError
 
 MEDIA_TEMPLATE = re.compile(r"^(?P<before>[^\s<]*)<(?P<column>\w+)>(?P<ending>\.\w+)?(?P<others>.*)$")
-SHOWN = 3  # names of missing videos
+SHOWN = 3  # maximum number of file names in a message
 
 
 @dataclass
 class DataReport:
     """The result of a check.
 
-    place     where the data lie, or are expected, in words
+    place     description of where the data are, or are expected
     config    configuration and split of the upstream repository
-    files, bytes, rows, columns    of the evaluated split; None where they cannot be told without loading
-    media     the videos that are there; None for tasks without
-    missing   sentences; empty when a run can start
-    notes     what else is worth knowing
+    files, bytes, rows, columns    of the evaluated split; None if unknown without loading
+    media     the videos that exist; None for tasks without videos
+    missing   sentences; empty if a run can start
+    notes     further remarks
     """
 
     place: str
@@ -50,18 +50,18 @@ class DataReport:
 
     @property
     def ready(self) -> bool:
-        """True where a run can start without a connection."""
+        """Tell whether a run can start without a connection."""
         return not self.missing
 
 
 def check(spec: TaskSpec, about: Mapping[str, Any]) -> DataReport:
-    """Look for the data of a task where a run would take them from.
+    """Check the data of a task where a run would read them.
 
     Args:
-        about: the `about` block of the dataset's configuration; its `media` tells how videos are named.
+        about: the `about` block of the dataset's configuration. Its `media` gives the pattern of video names.
 
     Raises:
-        ConfigError: a task that does not exist.
+        ConfigError: the task does not exist.
     """
     if spec.is_pages:
         return _pages(spec)
@@ -76,7 +76,9 @@ def check(spec: TaskSpec, about: Mapping[str, Any]) -> DataReport:
         local = Path(spec.dataset_path).expanduser()
         folder: Path | None = local
         if not local.is_dir():
-            report.missing.append(f"{folder} is not a folder")
+            report.missing.append(
+                f"{folder} is not a folder; give an existing folder with data.root=<folder> or dataset_path=<folder>"
+            )
             return report
     else:
         repository = str(config.get("dataset_path"))
@@ -84,7 +86,8 @@ def check(spec: TaskSpec, about: Mapping[str, Any]) -> DataReport:
         report = DataReport(f"hub cache {folder}" if folder else f"hub repository {repository}", where)
         if folder is None:
             report.missing.append(
-                f"{repository} is not in the hub cache; let a run download it (offline=false), or give data.root=<folder>"
+                f"{repository} is not in the hub cache; let a run download it (offline=false), or give "
+                "data.root=<folder>"
             )
     if folder is not None:
         _files(report, spec, folder, name, split)
@@ -93,7 +96,7 @@ def check(spec: TaskSpec, about: Mapping[str, Any]) -> DataReport:
 
 
 def repository_of(spec: TaskSpec) -> str | None:
-    """The hub repository that a task's YAML names; None where it names a builder of local files or makes its data."""
+    """Return the hub repository named by a task's YAML, or None if the task reads local files or makes its data."""
     path = None if spec.is_pages else str(plain_config(task_file(spec)).get("dataset_path"))
     return path if path is not None and sources.of_hub(path) else None
 
@@ -134,7 +137,7 @@ def _with_reader(spec: TaskSpec, config: Mapping[str, Any], where: str) -> DataR
     named = {path for column in media_columns(data) for path in paths_without_bytes(data.data.column(column))}
     if absent := sorted(os.path.relpath(path, spec.dataset_path) for path in named if not os.path.isfile(path)):
         more = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
-        report.missing.append(f"pictures that samples name: {', '.join(absent[:SHOWN])}{more}")
+        report.missing.append(f"pictures named by samples do not exist: {', '.join(absent[:SHOWN])}{more}")
     return report
 
 
@@ -151,7 +154,7 @@ def _files(report: DataReport, spec: TaskSpec, folder: Path, name: str | None, s
             report.columns, report.rows = local_data.columns(files.files), local_data.count_rows(files.files)
             report.files, report.bytes = len(files.files), sum(file.stat().st_size for file in files.files)
         else:
-            report.notes.append("files that `datasets` converts itself; their columns show when they are loaded")
+            report.notes.append("`datasets` converts these files itself; their columns are known after loading")
         if report.columns is not None:
             local_data.require_columns(spec.dataset, spec.columns, report.columns)
         local_data.require_rows(files, report.rows)
@@ -169,7 +172,7 @@ def _media(
     config: Mapping[str, Any],
     about: Mapping[str, Any],
 ) -> None:
-    """Videos of the split: how many of the files that the task will ask for are there."""
+    """Check how many of the split's video files exist."""
     import pyarrow.parquet as pq
 
     home, videos = sources.home(spec.media_root), sources.videos(spec.media_root, config.get("dataset_kwargs") or {})
@@ -177,12 +180,12 @@ def _media(
         return
     if not videos.is_dir():
         report.media = f"none; expected in {videos}"
-        report.missing.append(f"the videos are expected in {videos}, which is not there")
+        report.missing.append(f"the videos are expected in {videos}, which does not exist; put them there")
         return
     template = MEDIA_TEMPLATE.match(str(about.get("media") or ""))
     ids: list[str] = []
     if template and folder is not None:
-        with suppress(Exception):  # what is wrong with the files has been said already
+        with suppress(Exception):  # faults of the files have been reported already
             tables = [
                 pq.read_table(file, columns=[template["column"]]) for file in local_data.find(folder, name, split).files
             ]

@@ -1,4 +1,4 @@
-"""A task's documents: loaded once per process and dataset, shared by generation and by the scoring of every cell."""
+"""A task's documents, loaded once per process and dataset, for generation and for the scoring of every cell."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def media_columns(docs: datasets.Dataset) -> list[str]:
-    """Names of the columns that hold pictures, sound or videos, or lists of them."""
+    """List the columns that contain pictures, sound or videos, or lists of them."""
     from datasets import Audio, Image, Video
 
     return [
@@ -41,7 +41,7 @@ def media_columns(docs: datasets.Dataset) -> list[str]:
 
 
 def paths_without_bytes(column: Any) -> set[str]:
-    """Paths that stand in place of bytes in an undecoded Arrow column of media, or of lists of them."""
+    """Return the paths in an undecoded Arrow column of media, or of lists of media, whose entries have no bytes."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -51,20 +51,20 @@ def paths_without_bytes(column: Any) -> set[str]:
     return set(paths.filter(content.is_null()).drop_null().to_pylist())
 
 
-SAMPLING = ("temperature", "top_p", "top_k")  # of a task's YAML; without a meaning for greedy decoding
+SAMPLING = ("temperature", "top_p", "top_k")  # keys of a task's YAML that mean nothing for greedy decoding
 
 
 @dataclass
 class Documents:
     """The first `len(refs)` documents of a task.
 
-    full, bare      split -> documents with media, and what scorers get: without image columns, unless the task asks
-                    for them
-    split           the evaluated one
+    full, bare      split to documents: with media, and as scorers get them, without image columns unless the task asks for
+                    them
+    split           the evaluated split
     refs            the samples in order
-    prompt_hashes   pages: doc_id -> hash of its prompt; empty for other tasks (see fingerprints.py)
-    digest          of the rows of the evaluated split, once it was made
-    source          digest of the local files that they were read from
+    prompt_hashes   pages: doc_id to prompt hash; empty for other tasks (see fingerprints.py)
+    digest          digest of the evaluated split's rows, once computed
+    source          digest of the local files that the rows were read from
     """
 
     full: Mapping[str, datasets.Dataset]
@@ -77,12 +77,12 @@ class Documents:
 
 
 READ_AT_IMPORT: dict[Path, OpenedFiles] = {}
-"""Files that a task's code opened while it was imported, by the task's YAML."""
+"""Files that a task's code opened while it was imported, by the path of the task's YAML."""
 _LOADED: dict[tuple[str, int | None], Documents] = {}
 
 
 def documents(spec: TaskSpec, limit: int | None) -> Documents:
-    """The task's documents, up to `limit`. Raises ConfigError, UnsupportedError or DataError, naming the task."""
+    """Return the task's documents, at most `limit`. Raises ConfigError, UnsupportedError or DataError with the task's name."""
     count = limited(spec, limit)
     key = (spec.key(), count)
     if key not in _LOADED:
@@ -91,22 +91,22 @@ def documents(spec: TaskSpec, limit: int | None) -> Documents:
 
 
 def sample_refs(spec: TaskSpec, limit: int | None) -> list[SampleRef]:
-    """The first `limit` samples, without decoding an image, and without drawing a page."""
+    """Return the first `limit` samples without decoding an image or drawing a page."""
     if spec.is_pages:
         return _page_refs(spec, limited(spec, limit) or DEFAULT_COUNT)
     return documents(spec, limit).refs
 
 
 def _page_refs(spec: TaskSpec, count: int) -> list[SampleRef]:
-    """Every question about a page has a page of its own: ids and clusters are the same."""
+    """Return samples of pages. Each question has a page of its own, so ids and clusters are equal."""
     samples = page_data.named(spec.name, spec.split or "test", count)
     return [SampleRef(number, name, name, kind) for number, (name, kind) in enumerate(samples)]
 
 
 def task_config(spec: TaskSpec) -> dict[str, Any]:
-    """The task's configuration for one task object, with the data source and split of `spec`.
+    """Return the task's configuration for one task object, with the data source and split of `spec`.
 
-    Loaded anew each time: scorers keep state in their modules, and a fresh task has to have fresh ones.
+    It is loaded anew each time, because scorers keep state in their modules and a new task needs new modules.
     """
     path = task_file(spec)
     if spec.include_path:
@@ -118,19 +118,21 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
     if not path.resolve().is_relative_to(lmms_eval_folder().resolve()):
         READ_AT_IMPORT[path] = heard
     if config.get("class") is not None:
-        raise UnsupportedError(f"task {spec.name} is a Python class of lmms-eval; tasks defined by YAML can be run")
+        raise UnsupportedError(
+            f"task {spec.name} is a Python class of lmms-eval; allowed: tasks defined by YAML; choose such a task"
+        )
     kind, repeats = config.get("output_type", "generate_until"), config.get("repeats", 1)
     if kind != "generate_until" or repeats != 1:
         raise UnsupportedError(
-            f"task {spec.name} asks for output_type={kind}, repeats={repeats}; tasks that generate one answer to one "
-            "question (generate_until, repeats 1) can be run"
+            f"task {spec.name} has output_type={kind}, repeats={repeats}; allowed: output_type=generate_until "
+            "with repeats=1, one answer per question; choose such a task"
         )
     metrics = [str(entry["metric"]) for entry in config.get("metric_list") or []]
-    for metric in spec.metrics if metrics else ():  # nobody would miss a headline that the task does not give
-        name = metric.partition(",")[0]  # of one of several filters
+    for metric in spec.metrics if metrics else ():  # nobody would notice a missing headline metric
+        name = metric.partition(",")[0]  # without the name of the filter
         if name not in (*metrics, *BESIDE, *MEASURES):
             raise ConfigError(
-                f"datasets.{spec.dataset}.metrics names {metric!r}, which task {spec.name} does not give; "
+                f"datasets.{spec.dataset}.metrics names {metric!r}, but task {spec.name} has no such metric; "
                 f"{nearest(name, [*metrics, *MEASURES])}"
             )
     config |= {"task": spec.name} | source
@@ -140,11 +142,11 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
 
 
 def generation_settings(spec: TaskSpec) -> dict[str, Any]:
-    """Settings of generation: the defaults, then the task's YAML, then the configuration, which wins.
+    """Return the settings of generation: the defaults, then the task's YAML, then the configuration, which takes precedence.
 
-    Decoding is greedy unless the configuration says otherwise: some YAMLs ask for a temperature with do_sample off.
+    Decoding is greedy unless the configuration says otherwise, because some YAMLs set a temperature with do_sample off.
     """
-    if spec.is_pages:  # our own YAMLs say what the configuration says
+    if spec.is_pages:  # this package's YAMLs agree with the configuration
         return GENERATION_DEFAULTS | dict(spec.generation)
     config = plain_config(task_file(spec))
     settings = dict(config.get("generation_kwargs") or {})
@@ -153,7 +155,7 @@ def generation_settings(spec: TaskSpec) -> dict[str, Any]:
 
 
 def greedy(task_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A task's generation settings as they are asked here: greedy, with the defaults, `until` a list."""
+    """Make a task's generation settings greedy, fill in the defaults, and make `until` a list."""
     settings = {name: value for name, value in task_settings.items() if name not in SAMPLING} | {"do_sample": False}
     until = settings.get("until") or []
     settings["until"] = [until] if isinstance(until, str) else list(until)
@@ -164,7 +166,7 @@ def _pages(spec: TaskSpec, count: int) -> Documents:
     import datasets
 
     task_data = page_data.load(spec.name, spec.split or "test", count)
-    bare = datasets.Dataset.from_dict(task_data.remove_columns("images").to_dict())  # in memory: read for every cell
+    bare = datasets.Dataset.from_dict(task_data.remove_columns("images").to_dict())  # in memory, as each cell reads it
     refs = _page_refs(spec, count)
     hashes = dict(enumerate(bare["prompt_hash"]))
     return Documents({"test": task_data}, {"test": bare}, "test", refs, hashes)
@@ -177,8 +179,8 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
     module, read = lmms_eval(spec.offline), sources.reads_itself(config)
     if spec.offline and from_hub and not go_offline():
         raise ConfigError(
-            f"task {spec.name} reads data of a hub and is to stay offline, but huggingface_hub was imported online "
-            "before; set HF_HUB_OFFLINE=1 in the environment to use what its cache holds, or say offline=false"
+            f"task {spec.name} must stay offline (offline=true), but huggingface_hub was already imported online; "
+            "set HF_HUB_OFFLINE=1 in the environment to use the hub cache, or give offline=false"
         )
     with (
         task_errors(spec.name, folder=spec.dataset_path),
@@ -192,8 +194,8 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
             bare = {name: docs.remove_columns(media_columns(docs)) for name, docs in full.items()}
             task = module.GivenTask(config, full, bare)
         else:
-            # `datasets` keeps what it converts under the files' paths and modification times, and would give old rows where both
-            # are those of other content: so it works in a folder that is named by their bytes.
+            # `datasets` names converted data by the files' paths and modification times, and would return old rows if new content
+            # has the same. So it works in a folder named by the files' bytes.
             files = sources.data_files(spec)
             digest = digest_of((str(number), file) for number, file in enumerate(files))[:16]
             converted = conversions() / f"content-{digest}" if files else None
@@ -209,14 +211,15 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
 
 
 def conversions() -> Path:
-    """The folder below which `datasets` converts local files."""
+    """Return the folder below which `datasets` converts local files."""
     base = os.environ.get("HF_DATASETS_CACHE")
     return Path(base) if base else cache_dir() / "datasets"
 
 
 @contextmanager
 def _uncached(spec: TaskSpec) -> Iterator[None]:
-    """Turn off the cache of `datasets` for rows of save_to_disk: it would lie beside them, under a name that they bring along."""
+    """Turn off the cache of `datasets` for data of save_to_disk. It would be written beside these data, under a name stored in
+    them."""
     import datasets
 
     saved = spec.dataset_path and (Path(spec.dataset_path).expanduser() / local_data.SAVED).is_file()
@@ -231,27 +234,27 @@ def _uncached(spec: TaskSpec) -> Iterator[None]:
 
 
 def changed(spec: TaskSpec) -> bool:
-    """True where the files of loaded documents hold something else now."""
+    """Tell whether the files of loaded documents have other content now."""
     return any(docs.source != _content(spec) for key, docs in _LOADED.items() if key[0] == spec.key())
 
 
 def forget_changed(spec: TaskSpec) -> None:
-    """Forget documents of files whose content is another one now."""
+    """Drop loaded documents whose files have other content now."""
     for key in [key for key in _LOADED if key[0] == spec.key()]:
         if _LOADED[key].source != _content(spec):
             del _LOADED[key]
 
 
 def _content(spec: TaskSpec) -> str:
-    """Digest of the local files that rows are read from; empty for none."""
+    """Return a digest of the local files that rows are read from, or "" if there are none."""
     files = sources.data_files(spec)
     return digest_of((str(file), file) for file in files) if files else ""
 
 
 def _with_pictures(spec: TaskSpec, config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with the features of local pictures that the files do not declare.
+    """Return the configuration with features for local pictures that the files do not declare.
 
-    Only for datasets whose columns are known: a few of lmms-eval's other tasks want the plain bytes.
+    Only for datasets with known columns, because some other tasks of lmms-eval need the plain bytes.
     """
     if not spec.dataset_path or not spec.columns or config["dataset_path"] != "parquet":
         return config
@@ -263,18 +266,18 @@ def _with_pictures(spec: TaskSpec, config: dict[str, Any]) -> dict[str, Any]:
 def _require_split(spec: TaskSpec, split: str, splits: Mapping[str, Any]) -> None:
     if split not in splits:
         raise MissingDataError(
-            f"the data of {spec.dataset} have no split {split!r}; they have {', '.join(splits)}; choose one of these with "
-            "datasets.<name>.split=..."
+            f"the data of {spec.dataset} have no split {split!r}; allowed: {', '.join(splits)}; give one of these "
+            "with datasets.<name>.split=..."
         )
 
 
 def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[SampleRef]:
-    """Samples with their clusters: the value of `cluster_key`, else a digest of the undecoded media, else the id."""
+    """Return samples with their clusters: the value of `cluster_key`, else a digest of the undecoded media, else the id."""
     keys = {name: getattr(spec, name) for name in ("cluster_key", "context_key", "questions_key")}
     for key, name in keys.items():
         if name is not None and name not in docs.column_names:
             raise MissingDataError(
-                f"datasets.{spec.dataset}.{key}={name!r} is not a field of task {spec.name}; its fields: "
+                f"datasets.{spec.dataset}.{key}={name!r} is not a field of task {spec.name}; allowed: "
                 f"{', '.join(docs.column_names)}"
             )
     columns = [spec.cluster_key] if spec.cluster_key else media_columns(docs)
@@ -287,14 +290,14 @@ def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[Sample
             row = {name: column[0].as_py() for name, column in zip(columns, plain[doc_id].columns, strict=True)}
             if spec.cluster_key is None:
                 cluster = _digest(row) or sample_id
-            elif len(cluster := str(row[spec.cluster_key])) > 64:  # data, such as an image as base64 text
+            elif len(cluster := str(row[spec.cluster_key])) > 64:  # long data, such as an image as base64 text
                 cluster = hashlib.sha256(cluster.encode()).hexdigest()[:16]
         refs.append(SampleRef(doc_id, sample_id, cluster, None))
     return refs
 
 
 def _digest(row: Mapping[str, Any]) -> str | None:
-    """Digest of the media's bytes or paths; None for a row without media."""
+    """Return a digest of the media's bytes or paths, or None for a row without media."""
     if not any(row.values()):
         return None
     digest = hashlib.sha256()

@@ -1,4 +1,5 @@
-"""The process around lmms-eval and its tasks: its import, the variables that they expect, their exceptions as ours."""
+"""The process around lmms-eval and its tasks: its import, the environment variables of tasks, and the translation of
+exceptions."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from mmkv_bench.datasets.messages import stated
 from mmkv_bench.errors import ConfigError, DataError, MissingDataError, MMKVError, ScoringError, UnsupportedError
 from mmkv_bench.judging.proxy import task_variables
 
-OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")  # read once, when huggingface_hub and datasets are imported
+OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")  # read only when huggingface_hub and datasets are imported
 
 
 def go_offline() -> bool:
-    """Make the Hugging Face libraries of this process stay offline, unless they are imported already and are not.
+    """Make the Hugging Face libraries of this process stay offline, unless they were imported online before.
 
-    Returns whether they are offline now. A run that needs nothing from a hub calls it first of all.
+    Return whether they are offline now. A run that needs nothing from a hub calls this first.
     """
     constants = sys.modules.get("huggingface_hub.constants")
     if constants is None:
@@ -28,9 +29,9 @@ def go_offline() -> bool:
 
 
 def lmms_eval(offline: bool) -> ModuleType:
-    """The module `lmms_eval_loop`, and with it lmms-eval, imported into a process that is fit for it.
+    """Import lmms-eval and return the module `lmms_eval_loop`.
 
-    Raises UnsupportedError under a launcher of several ranks, ConfigError when lmms-eval is not installed.
+    Raises UnsupportedError under a launcher of several ranks, ConfigError if lmms-eval is not installed.
     """
     if offline:
         go_offline()
@@ -38,36 +39,36 @@ def lmms_eval(offline: bool) -> ModuleType:
     from loguru import logger
     from PIL import ImageFile
 
-    # lmms-eval announces every step, and its tasks each failure they make a 0 of; what goes wrong reaches us otherwise.
-    # "" is every module: those of tasks are called by their file, `utils` and the like. Nobody else here uses loguru.
+    # lmms-eval logs every step, and its tasks log each failure that they score as 0; faults reach this package otherwise.
+    # "" means every module: modules of tasks have names such as `utils`. Nothing else in this package uses loguru.
     logger.disable("")
     truncated = ImageFile.LOAD_TRUNCATED_IMAGES
     try:
         from mmkv_bench.evaluation import lmms_eval_loop as module
     except ImportError as error:
         raise ConfigError(f"lmms-eval cannot be imported ({error}); install the versions of the lock file") from error
-    # importing lmms-eval makes Pillow fill up truncated images; a damaged image has to be an error here
+    # Importing lmms-eval makes Pillow fill up truncated images, but a damaged image must be an error.
     ImageFile.LOAD_TRUNCATED_IMAGES = truncated
     return module
 
 
 def require_single_rank() -> None:
-    """Raises UnsupportedError under a launcher of several ranks."""
+    """Raise UnsupportedError under a launcher of several ranks."""
     ranks = os.environ.get("WORLD_SIZE", "1")
     if ranks != "1":
         raise UnsupportedError(
-            f"WORLD_SIZE={ranks}: lmms-eval would split each dataset among {ranks} ranks by itself; start one process "
-            "per device with python -m mmkv_bench launch, or give each process a shard=i/n, and unset WORLD_SIZE"
+            f"WORLD_SIZE={ranks}: lmms-eval would split each dataset among {ranks} ranks; start one process per "
+            "device with python -m mmkv_bench launch, or give each process a shard=i/n, and unset WORLD_SIZE"
         )
 
 
 @contextmanager
 def task_environment(media_root: str | None) -> Iterator[None]:
-    """The variables that a task's code reads, for as long as it runs; nothing else is to see them.
+    """Set the environment variables that a task's code reads, while the block runs.
 
-    media_root: what HF_HOME has to be meanwhile; None leaves HF_HOME as it is, or sets the default of huggingface_hub
-    where it is unset (14 task files read it without a default). Data that `datasets` converts go where they go anyhow.
-    Where a task looks for a judge it finds the proxy of this process, and no key (see judging/proxy.py).
+    media_root: the value of HF_HOME inside the block. None leaves HF_HOME unchanged, or sets the default of huggingface_hub if
+    it is unset (14 task files read it without a default). Data that `datasets` converts keep their folder. Where a task
+    expects a judge's address it gets the proxy of this process, without a key (see judging/proxy.py).
     """
     from huggingface_hub import constants
 
@@ -84,7 +85,7 @@ def task_environment(media_root: str | None) -> Iterator[None]:
         yield
     finally:
         for name, value in earlier.items():
-            if os.environ.get(name) != wanted[name]:  # the task set it to something else: not ours to undo
+            if os.environ.get(name) != wanted[name]:  # the task changed it: leave the task's value
                 continue
             if value is None:
                 del os.environ[name]
@@ -99,10 +100,10 @@ def task_errors(
     folder: str | None = None,
     code: bool = False,
 ) -> Iterator[None]:
-    """Loading and asking: a DataError instead of any exception, and instead of an exit of the process.
+    """Turn any exception or exit of the process while loading or asking into a DataError.
 
-    ours: exceptions that are not the task's and pass unchanged.
-    folder: the local folder that the data are read from, if they are.
+    ours: tells which exceptions are not the task's; these pass unchanged.
+    folder: the local folder that the data are read from, if any.
     code: no data are read yet, only the task's own files.
     """
     try:
@@ -112,18 +113,21 @@ def task_errors(
     except ImportError as error:
         if ours(error):
             raise
-        raise DataError(f"lmms-eval's task {task} needs a package that is not there: {error}; install it") from error
+        raise DataError(f"lmms-eval's task {task} needs a missing package: {error}; install it") from error
     except (Exception, SystemExit) as error:
         if ours(error):
             raise
         todo = (
-            "give its data as a local folder with data.root=... or dataset_path=..., take data=fixture for a trial where the "
-            "dataset has one, or allow connections with offline=false"
+            "give its data as a local folder with data.root=... or dataset_path=..., use data=fixture for a "
+            "trial if the dataset has one, or allow connections with offline=false"
         )
         if folder:
-            todo = f"its data are those of {folder}, which have to be whole and of the upstream schema, types included"
+            todo = (
+                f"its data come from {folder}; check that they are complete and have the upstream schema, "
+                "types included"
+            )
         if code:
-            todo = "the task's YAML file or the code that it names is at fault"
+            todo = "correct the task's YAML file or the code that it names"
         raise MissingDataError(
             f"lmms-eval's task {task} cannot be loaded: {stated(root_cause(error))}; {todo}"
         ) from error
@@ -131,31 +135,31 @@ def task_errors(
 
 @contextmanager
 def scoring_errors(task: str, where: Callable[[], str]) -> Iterator[None]:
-    """Scoring: a ScoringError; `where` tells how far the scorer had come."""
+    """Turn any exception while scoring into a ScoringError. `where` returns how far the scorer had come."""
     try:
         yield
     except MMKVError:
         raise
     except ImportError as error:
         raise ScoringError(
-            f"scoring lmms-eval's task {task} needs a package that is not there: {error}; install it and score the "
-            "stored answers with stage=score"
-        ) from error
-    except NameError as error:  # tasks swallow the ImportError of what they use later
-        raise ScoringError(
-            f"the scorer of lmms-eval's task {task} failed at {where()}: {error}; a package that the task takes only if it "
-            "is there is probably not installed: docs/datasets.md says what a dataset needs; install it and score the stored "
+            f"scoring lmms-eval's task {task} needs a missing package: {error}; install it and score the stored "
             "answers with stage=score"
+        ) from error
+    except NameError as error:  # tasks suppress the ImportError of an optional package and use the package later
+        raise ScoringError(
+            f"the scorer of lmms-eval's task {task} failed at {where()}: {error}; an optional package is probably "
+            "missing; see docs/datasets.md, install it, then score the stored answers with stage=score"
         ) from error
     except (Exception, SystemExit) as error:
         raise ScoringError(
-            f"the scorer of lmms-eval's task {task} failed at {where()}: {root_cause(error)!r}; the answers are kept, "
-            "and stage=score scores them once the scorer can; data that are mended are other data, to be asked anew"
+            f"the scorer of lmms-eval's task {task} failed at {where()}: {root_cause(error)!r}; the answers are "
+            "kept; once the scorer works, score them with stage=score; after a change of the data, ask again"
         ) from error
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The exception inside tenacity's RetryError or behind `datasets`' general one, else the exception itself."""
+    """Return the exception inside tenacity's RetryError or behind a general exception of `datasets`, else the exception
+    itself."""
     if type(error).__name__ == "DatasetGenerationError" and error.__cause__ is not None:
         return root_cause(error.__cause__)
     attempt = getattr(error, "last_attempt", None)

@@ -1,28 +1,27 @@
-"""Measures that no task defines, computed from stored rows: fidelity to `full`, perplexity, ROUGE-L against own answers.
+"""Measures that no task defines, computed from stored rows: fidelity to `full`, perplexity, ROUGE-L against answers of `full`.
 
-They are made, of many cells at once and column by column, of the response rows of a cell and of the `full` cell of the same
-protocol; no model, no data.
+They are computed column by column, for many cells at once, from the response rows of a cell and of the `full` cell with the
+same protocol. They need no model and no data.
 
-Fidelity. `full` stands beside the others with what the forks' path makes of the full cache: the noise floor.
+Fidelity. The row of `full` compares the full cache with itself through the path of the forks: the noise floor.
 
-- `fidelity_kl`: KL(full || cell) in nats, mean over the tokens of full's greedy answer. Under `paper` without its first
-  token, which comes from the full prefill for every cell (an answer of one token has no value then);
-  `fidelity_kl_all` is the mean with it. Under the other protocols it is among the tokens, and `fidelity_kl_first` is
-  its KL alone.
-- `fidelity_top1`: share of the tokens of `fidelity_kl` at which both rank the same token first.
-- `same_answer`: 1 where the cell's own answer has exactly full's tokens.
-- `divergence`: tokens of the cell's own answer before the first that differs from full's. An answer that never differs
-  is censored at its end and counts with its length, so the mean over samples is the restricted mean; it can be read
-  against that of `full`, which is the mean length.
+- `fidelity_kl`: KL(full || cell) in nats, mean over the tokens of full's greedy answer. Under `paper` without the first token,
+  which comes from the full prefill for every cell (an answer of one token then has no value); `fidelity_kl_all` is the mean
+  with it. Other protocols include the first token, and `fidelity_kl_first` is its KL alone.
+- `fidelity_top1`: share of the tokens of `fidelity_kl` at which both caches rank the same token first.
+- `same_answer`: 1 if the cell's own answer has exactly full's tokens.
+- `divergence`: number of tokens of the cell's own answer before the first that differs from full's. An answer that never
+  differs is censored at its end and counts with its length, so the mean over samples is a restricted mean. The value of `full`
+  is its mean length, for comparison.
 
-Of a continuation (a dataset's measure) KL and agreement are taken at the reference's tokens, `full` has none of the last
-two, and `fidelity_kl_to_N` and `fidelity_top1_to_N` are means over a stretch of its tokens that ends at token N
-(`metric_kinds.POSITIONS`).
+For a continuation (a dataset's measure) KL and agreement are taken at the reference's tokens, and `full` has no `same_answer`
+and no `divergence`. `fidelity_kl_to_N` and `fidelity_top1_to_N` are means over a stretch of the reference's tokens that ends
+at token N (`metric_kinds.POSITIONS`).
 
-`ppl`: exp of the mean negative log-likelihood of the reference answers' tokens, pooled over the dataset; under `paper` the
-first token's is that of the full prefill. `ppl_without_first` leaves it out.
+`ppl`: exp of the mean negative log-likelihood of the reference answers' tokens, pooled over the dataset. Under `paper` the
+first token's likelihood is the full prefill's. `ppl_without_first` leaves the first token out.
 
-`rouge_l_sampled`: ROUGE-L (F) of the answer against an answer of `full` sampled at temperature 0.2; for `full` itself that
+`rouge_l_sampled`: ROUGE-L (F) of the answer against an answer of `full` sampled at temperature 0.2; for `full` itself, ROUGE-L
 of a second sample, as in PrefixKV. `rouge_l_greedy`: against full's greedy answer; `full` has none.
 """
 
@@ -45,13 +44,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-AT_ONCE = 1 << 20  # numbers that are compared at a time
+AT_ONCE = 1 << 20  # numbers compared at a time
 
 
 @dataclass(frozen=True)
 class RaggedArray:
-    """flat: the numbers [n]; starts, lengths: int64 [rows], of each row's own; there: bool [rows], false for null (whose
-    length is 0)."""
+    """Rows of numbers with different lengths.
+
+    flat: all numbers [n]. starts, lengths: int64 [rows], of each row's numbers in `flat`. there: bool [rows], False for null
+    (length 0).
+    """
 
     flat: np.ndarray
     starts: np.ndarray
@@ -65,36 +67,37 @@ class RaggedArray:
         lists = column.combine_chunks()
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         is_valid = pc.is_valid(lists).to_numpy(zero_copy_only=False)
-        flat = lists.flatten().to_numpy(zero_copy_only=False)  # without those of null rows
+        flat = lists.flatten().to_numpy(zero_copy_only=False)  # without the values of null rows
         return cls(flat, np.cumsum(lengths) - lengths, lengths, is_valid)
 
     def after(self, skipped: np.ndarray) -> RaggedArray:
-        """Without the first `skipped`, int [rows], of each row's numbers."""
+        """Drop the first `skipped` numbers of each row. skipped: int [rows]."""
         skipped = np.minimum(skipped, self.lengths)
         return replace(self, starts=self.starts + skipped, lengths=self.lengths - skipped)
 
     def first(self, count: int = 1) -> RaggedArray:
-        """The first `count` numbers of each row."""
+        """Return the first `count` numbers of each row."""
         return replace(self, lengths=np.minimum(self.lengths, count))
 
     def sums(self) -> np.ndarray:
-        """The sum of each row's numbers, correctly rounded, float64 [rows]."""
+        """Return the sum of each row's numbers, correctly rounded, float64 [rows]."""
         spans = zip(self.starts.tolist(), (self.starts + self.lengths).tolist(), strict=True)
         return np.array([math.fsum(self.flat[start:end].tolist()) for start, end in spans], np.float64)
 
     def leading(self) -> np.ndarray:
-        """The count of each row's numbers before the first that is 0 or false, int64 [rows]."""
+        """Count each row's numbers before the first that is 0 or false, int64 [rows]."""
         ends = np.flatnonzero(self.flat == 0)
         next_end = np.append(ends, len(self.flat))[np.searchsorted(ends, self.starts)]
         return np.minimum(next_end - self.starts, self.lengths)
 
 
 def agreed(answers: RaggedArray, references: RaggedArray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """The count of numbers before the first that differs, of `rows` of one and `others` of the other, int64 [rows]."""
+    """Count the equal numbers before the first difference between `rows` of `answers` and `others` of `references`, int64
+    [rows]."""
     counts = np.minimum(answers.lengths[rows], references.lengths[others])
     ends = np.searchsorted(np.cumsum(counts + 1), np.arange(AT_ONCE, int(counts.sum()) + len(counts), AT_ONCE))
     for start, end in pairwise(np.unique([0, *ends.tolist(), len(counts)]).tolist()):
-        cut = slice(start, end)  # rows one behind the other that have about `AT_ONCE` numbers together
+        cut = slice(start, end)  # successive rows with about `AT_ONCE` numbers together
         common = counts[cut]
         pair = np.repeat(np.arange(len(common)), common)
         place = np.arange(len(pair)) - np.repeat(np.cumsum(common) - common, common)
@@ -111,8 +114,11 @@ VALUE, UNMEASURED, MEANINGLESS = range(3)
 
 
 class Measured(NamedTuple):
-    """A measure of each row. kinds: int [rows], `VALUE`, `UNMEASURED` or `MEANINGLESS`; values: float64 [rows], where that is
-    a value; parts: float64 [rows, 2] of a pooled measure."""
+    """A measure of each row.
+
+    kinds: int [rows], `VALUE`, `UNMEASURED` or `MEANINGLESS`. values: float64 [rows], valid for kind `VALUE`. parts: float64
+    [rows, 2] of a pooled measure.
+    """
 
     kinds: np.ndarray
     values: np.ndarray
@@ -120,11 +126,12 @@ class Measured(NamedTuple):
 
 
 class PairedAnswers:
-    """The rows that `measured` gets, each paired with the row of `full`.
+    """The response rows of `measured`, each paired with the row of `full` for the same sample.
 
-    names: the cells; of_cell: int [rows] into them. ok, full_ok: bool [rows], the row's status is ok, and that of full's row;
-    other: int [rows], the place of that row in `full`, -1 for none. is_full: bool [rows], the cell is `full` itself; free: int
-    [rows], tokens that the cell's protocol takes from the full prefill; slim: bool [rows].
+    names: the cells. of_cell: int [rows], indices into `names`.
+    ok, full_ok: bool [rows], whether the row and the row of full have status ok.
+    other: int [rows], index of the row in `full`, -1 for none. is_full: bool [rows], whether the cell is `full` itself.
+    free: int [rows], number of tokens that the cell's protocol takes from the full prefill. slim: bool [rows].
     """
 
     def __init__(
@@ -148,8 +155,8 @@ class PairedAnswers:
         return np.array(values, kind)[self.of_cell]
 
     def places(self, among: pa.Table, cells: list[str | None]) -> np.ndarray:
-        """int [rows]: the place in `among` of the same sample's row, of the cell that `cells` gives for each of `names`; -1 where
-        there is none."""
+        """Return the index in `among` of the same sample's row, int [rows]; -1 if there is none. `cells` gives the cell to
+        search for each of `names`."""
         import pandas as pd
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -174,12 +181,12 @@ class PairedAnswers:
 
     @cached_property
     def continued(self) -> np.ndarray:
-        """bool [rows]: fidelity was taken at more tokens than full's answer has, so at those of a continuation."""
+        """Tell which rows have fidelity at more tokens than full's answer has, so at a continuation's tokens, bool [rows]."""
         answered = np.append(self.full_tokens.lengths, 0)[self.other]
         return self.full_ok & (self.lists("forced_kl").lengths > answered)
 
     def restored(self, measure: Measured, stored: pa.Table) -> Measured:
-        """Fill in the measure as it is stored, where slim rows have lost it. stored: its rows of the table samples."""
+        """Replace lost values of slim rows by their stored measure. stored: the measure's rows of the table samples."""
         cells = set(stored["cell"].unique().to_pylist())
         lost = (measure.kinds == UNMEASURED) & self.slim & self._by_cell([name in cells for name in self.names], bool)
         if not lost.any():
@@ -196,7 +203,7 @@ class PairedAnswers:
         return Measured(kinds, values, parts)
 
     def table(self, metric: str, measure: Measured) -> pa.Table:
-        """Rows of the table samples, without dataset; none of cells in which no row has a value."""
+        """Return rows of the table samples without dataset. Cells in which no row has a value get none."""
         import pyarrow as pa
 
         valued = (measure.kinds == VALUE) & self.ok
@@ -209,7 +216,9 @@ class PairedAnswers:
         table = table.append_column("value", pa.array(measure.values[rows].astype(np.float64), mask=missing))
         if measure.parts is None:
             return table
-        parts = np.where(missing[:, None], 0.0, measure.parts[rows])  # of what has no value those of an empty answer
+        parts = np.where(
+            missing[:, None], 0.0, measure.parts[rows]
+        )  # rows without a value get the parts of an empty answer
         ends = np.arange(0, 2 * len(rows) + 1, 2, dtype=np.int32)
         return table.append_column("parts", pa.ListArray.from_arrays(ends, parts.ravel()))
 
@@ -231,7 +240,7 @@ COLUMNS = (
     "reference_samples",
     "slim",
 )
-"""What the measures read of a response row."""
+"""Columns of a response row that the measures read."""
 
 POOLED = ("ppl", "ppl_without_first")
 NAMES = frozenset({*FIDELITY, "rouge_l_sampled", "rouge_l_greedy", *POOLED})
@@ -244,16 +253,18 @@ def measured(
     baselines: Collection[str],
     before: pa.Table | None = None,
 ) -> Iterator[pa.Table]:
-    """Rows of the table samples (without dataset), measure after measure: one per sample, in the order of the answers.
+    """Yield rows of the table samples (without dataset), one table per measure, one row per sample, in the order of the
+    answers.
 
-    A measure that no row of a cell has is left out of the cell. Where some have it, a failed sample and one that could not
-    be measured have a row without a value, and a sample for which it means nothing has none.
+    A measure that no row of a cell has is left out of the cell. If some rows have it, a failed or unmeasured sample has a row
+    without a value, and a sample for which the measure is meaningless has no row.
 
     Args:
-        answers: response rows with `COLUMNS`, of any cells; full: those of one cell of `full` per protocol, which the
-            others are held against. protocols: cell -> its protocol, of all of them; baselines: cells that are `full`.
-        before: stored rows of the cells (table samples). A slim row has lost what some measures were made of: what it
-            cannot make stays.
+        answers: response rows with `COLUMNS`, of any cells.
+        full: response rows of one cell of `full` per protocol, with which the others are compared.
+        protocols: every cell to its protocol.
+        baselines: cells that are `full`.
+        before: stored rows of the cells (table samples). Measures that slim rows can no longer give are kept from these.
     """
     import pyarrow.compute as pc
 
@@ -268,20 +279,20 @@ def measured(
 
 
 def _mean(column: str, rows: PairedAnswers, skip: bool = True) -> Measured:
-    """The mean over a row's tokens; skip: without those that come from the full prefill."""
+    """Return the mean over a row's tokens. skip: leave out the tokens that come from the full prefill."""
     kinds, sums, lengths = _sums(rows.lists(column), rows.free if skip else np.zeros_like(rows.free))
     return Measured(kinds, sums / lengths)
 
 
 def _stretch(column: str, start: int, end: int, rows: PairedAnswers) -> Measured:
-    """The mean over tokens start + 1 to end of a continuation, without those that come from the full prefill."""
+    """Return the mean over tokens start + 1 to end of a continuation, without the tokens that come from the full prefill."""
     lists = rows.lists(column)
     kinds, sums, lengths = _sums(lists.first(end), np.maximum(rows.free, start))
     return Measured(np.where(rows.continued | ~lists.there, kinds, MEANINGLESS), sums / lengths)
 
 
 def _sums(lists: RaggedArray, skipped: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Kinds, sums and counts (at least 1) of each row's numbers without the first `skipped`."""
+    """Return kinds, sums and counts (at least 1) of each row's numbers without the first `skipped`."""
     rest = lists.after(skipped)
     kinds = np.where(lists.there, np.where(rest.lengths > 0, VALUE, MEANINGLESS), UNMEASURED)
     return kinds, rest.sums(), np.maximum(rest.lengths, 1)
@@ -300,7 +311,7 @@ def _kl_first(rows: PairedAnswers) -> Measured:
 
 # A second greedy answer of `full` follows the first as long as the second measurement ranks the same tokens first.
 def _alike(rows: PairedAnswers, exactly: bool) -> Measured:
-    """Tokens before the first that differs; exactly: 1 where none does and both end there, else 0."""
+    """Count the tokens before the first difference. exactly: 1 if no token differs and both answers end there, else 0."""
     tokens, other, agree = rows.lists("token_ids"), rows.full_tokens, rows.lists("forced_agree")
     both = rows.ok & rows.full_ok
     kinds = np.where(rows.other < 0, MEANINGLESS, np.where(both, VALUE, UNMEASURED))
@@ -318,7 +329,7 @@ def _alike(rows: PairedAnswers, exactly: bool) -> Measured:
 
 
 def _pooled(rows: PairedAnswers, skip: int) -> Measured:
-    """The sample's own perplexity, and the sums that the dataset's is made of."""
+    """Return the sample's own perplexity, and the sums from which the dataset's perplexity is computed."""
     lists = rows.lists("reference_nll")
     kinds, totals, lengths = _sums(lists, np.full(len(lists.lengths), skip))
     values = np.array([math.exp(each) for each in np.minimum(totals / lengths, 700.0).tolist()])
@@ -329,8 +340,8 @@ _rouge_l = lru_cache(maxsize=1 << 16)(rouge_l)
 
 
 def _rouge(rows: PairedAnswers, sampled: bool) -> Measured:
-    """Against an answer of `full` that was sampled, or its greedy one where sampled ones were asked for too. Of `full` itself
-    a second sample against the first, and nothing."""
+    """Return ROUGE-L against a sampled answer of `full`, or against its greedy answer if sampled answers were asked for too.
+    For `full` itself: a second sample against the first, or no value."""
     nothing = UNMEASURED if sampled else MEANINGLESS
     kinds, values = np.where(rows.is_full, nothing, UNMEASURED), np.zeros(len(rows.other))
     references = rows.full["reference_samples" if sampled else "answer"].to_pylist()

@@ -1,10 +1,10 @@
-"""Digests of a dataset's content, of its prompts and of its scoring code; the first goes into the identity of every cell.
+"""Digests of a dataset's content, of its prompts and of its scoring code. The first is part of every cell's identity.
 
-A dataset's fingerprint covers its rows. Pictures and videos that rows name by their paths are covered by the prompt's hash,
-which every response row holds: so a larger `limit` or one more picture changes no other sample's identity. A prompt is made
-of the row, the task's files and the files that were opened for it; its hash is remembered with the states of these
-(`file_state`), in this process and in `prompts/` of the cache, so that looking at a million samples again opens files and
-decodes none of them. A prompt of which not all files are known is made again each time.
+A dataset's fingerprint covers its rows. Pictures and videos that rows name by paths are covered by the prompt's hash, which
+every response row has. So a larger `limit` or one more picture does not change another sample's identity. A prompt is made
+from the row, the task's files and the files opened for it. Its hash is remembered with the states of these files
+(`file_state`), in this process and in `prompts/` of the cache, so that checking a million samples again opens and decodes no
+file. A prompt that reads unknown files is made again each time.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
     import datasets
 
 
-ROWS = 100  # rows hashed at a time
+ROWS = 100  # number of rows hashed at a time
 
 
 def fingerprint(spec: TaskSpec) -> str:
-    """Digest (16 hex digits) of the dataset's content, which no `limit` changes.
+    """Return a digest (16 hex digits) of the dataset's content, which does not depend on `limit`.
 
-    Pages: questions, answers and pixels of the first chunk (all chunks of the test split are held to frozen digests).
-    Other tasks: every row of the evaluated split, undecoded (about a second per GB), the task's YAML files, the version
-    of lmms-eval, whose code makes the prompts, and the Python files that YAML files which are not lmms-eval's own can reach.
+    Pages: questions, answers and pixels of the first chunk (tests check all chunks of the test split against frozen digests).
+    Other tasks: every row of the evaluated split, undecoded (about a second per GB), the task's YAML files, the version of
+    lmms-eval, whose code makes the prompts, and the Python files that YAML files outside of lmms-eval can reach.
     """
     if spec.is_pages:
         content = page_data.fingerprint(spec.name, spec.split or "test")
@@ -66,18 +66,20 @@ def fingerprint(spec: TaskSpec) -> str:
 
 
 _SYSTEM = ("/dev", "/etc", "/lib", "/opt", "/proc", "/sys", "/usr", "/var")
-SCORING = 1  # version of what we make of a scorer's values
+SCORING = 1  # version of this package's processing of a scorer's values
 
 
 def scorer_digest(spec: TaskSpec) -> str:
-    """Digest (16 hex digits) of what scores a task's answers: its YAML and Python files, lmms-eval's version and ours."""
+    """Return a digest (16 hex digits) of the scoring code: the task's YAML and Python files, `SCORING` and lmms-eval's
+    version."""
     path = task_file(spec)
     parts = [str(SCORING), version("lmms-eval"), _yaml_digest(path), *task_code.digests(path)]
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
 def scorer_files(spec: TaskSpec, heard: OpenedFiles, store: Path) -> dict[str, str]:
-    """Files that a user's task opened while it scored: path from its YAML -> digest of the content, "" for a missing file.
+    """Map each file that a user's task opened while scoring to its digest, "" for a missing file. Paths are relative to the
+    YAML.
 
     Packages, caches, the dataset's rows and the store's own files are left out.
     """
@@ -98,7 +100,7 @@ def scorer_files(spec: TaskSpec, heard: OpenedFiles, store: Path) -> dict[str, s
 
 
 def files_as_scored(spec: TaskSpec, stored: str) -> bool:
-    """True where the files of `scorer_files` are unchanged. stored: the column of `metrics`; False where it is not JSON."""
+    """Tell whether the files of `scorer_files` are unchanged. stored: the column of `metrics`; False if it is not JSON."""
     folder = task_file(spec).resolve().parent
     try:
         return all(_content_of(folder / name) == digest for name, digest in dict(json.loads(stored)).items())
@@ -111,17 +113,18 @@ def _content_of(file: Path) -> str:
 
 
 def confirm(spec: TaskSpec, expected: str) -> None:
-    """Raise DataError where a dataset's files no longer have the fingerprint `expected`: their answers and scores would stand
-    under the old one."""
+    """Raise DataError if a dataset's files no longer have the fingerprint `expected`, as new answers would be stored under the
+    old one."""
     if not spec.is_pages and (changed(spec) or fingerprint(spec) != expected):
         raise DataError(
-            f"the data or the task's code of {spec.dataset} changed while the run went on; what it stored stands. Put the files "
-            "back and run the same command again, or run it as they are now for cells of their own"
+            f"the data or the task's code of {spec.dataset} changed during the run; stored answers are kept; "
+            "restore the files and run the same command again, or run it with the new files, which makes new "
+            "cells"
         )
 
 
 def inputs_of(spec: TaskSpec) -> list[Path]:
-    """The local files of a dataset's rows and code; media that its rows name are left out."""
+    """List the local files of a dataset's rows and code, without the media that its rows name."""
     return [] if spec.is_pages else sorted({*sources.data_files(spec), *task_code.files(task_file(spec))})
 
 
@@ -138,7 +141,7 @@ def _rows_digest(data: datasets.Dataset) -> str:
 
     sha256 = hashlib.sha256()
     sink = Digest()
-    tables = data.with_format("arrow").iter(batch_size=ROWS)  # slices of equal length, however the data are stored
+    tables = data.with_format("arrow").iter(batch_size=ROWS)  # slices of equal length, independent of storage
     writer = None
     for table in tables:
         writer = writer or pa.ipc.new_stream(sink, table.schema.remove_metadata())
@@ -153,23 +156,24 @@ def _yaml_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-SCHEME = 1  # version of what `messages.prompt_hash` makes of a prompt
+SCHEME = 1  # version of `messages.prompt_hash`
 SAVE_EVERY_S = 300.0
 _COLUMNS = ("doc_id", "prompt_hash", "files", "states")
 
 
 class KnownPrompt(NamedTuple):
-    """A prompt's hash, and the state of each file that was opened for it: None where there was none."""
+    """A prompt's hash, and the state of each file opened for it (None for a missing file)."""
 
     hash: str
     files: dict[str, State | None]
 
 
 class Memory:
-    """The prompts that are known of one dataset. `looked`: doc_id -> the hash found when this process last looked.
+    """The known prompt hashes of one dataset. `looked`: doc_id to the hash at this process's last check.
 
     Args:
-        file: where they are remembered, None: nowhere; media: whether the dataset's rows may hold media.
+        file: the cache file, or None for no cache.
+        media: whether the dataset's rows may contain media.
     """
 
     def __init__(self, file: Path | None, media: bool) -> None:
@@ -179,7 +183,7 @@ class Memory:
         self._saved = time.monotonic()
 
     def note(self, doc_id: int, digest: str, prompt: Conversation, heard: OpenedFiles) -> None:
-        """Keep the hash of a prompt that was just made, and the files that were opened meanwhile."""
+        """Remember the hash of a new prompt, and the files opened while it was made."""
         self.looked[doc_id] = digest
         self.known.pop(doc_id, None)
         paths = [video["video"] if isinstance(video, dict) else video for video in prompt.videos]
@@ -193,7 +197,7 @@ class Memory:
             self.save()
 
     def look(self, doc_ids: Iterable[int]) -> set[int]:
-        """Look at the files of these prompts again; return the prompts whose hash may have changed."""
+        """Check the files of these prompts again. Return the prompts whose hash may have changed."""
         state = cache(_state)
         unknown = set()
         for doc_id in doc_ids:
@@ -205,7 +209,7 @@ class Memory:
         return unknown
 
     def save(self) -> None:
-        """Write what is new beside what others wrote meanwhile; a cache that cannot be written costs time only."""
+        """Write new entries beside those that others wrote meanwhile. If the cache cannot be written, only time is lost."""
         self._saved = time.monotonic()
         if not self.new or self.file is None:
             return
@@ -220,9 +224,9 @@ _MEMORIES: dict[str, Memory] = {}
 
 
 def memory_of(spec: TaskSpec) -> Memory:
-    """The memory of a dataset's prompts, of its content, task and task's code as they are now."""
+    """Return the memory of a dataset's prompts, for its present content, task and code."""
     home = str(sources.home(spec.media_root))
-    content, task = fingerprint(spec), task_file(spec)  # which imports the task's code
+    content, task = fingerprint(spec), task_file(spec)  # fingerprint imports the task's code
     surroundings, at_import = task_code.remembered(task), READ_AT_IMPORT.get(task)
     parts = [SCHEME, content, spec.name, spec.split, spec.placeholders, home, version("pillow")]
     parts += [surroundings] if surroundings else []
@@ -239,9 +243,9 @@ def memory_of(spec: TaskSpec) -> Memory:
 
 
 def rows_hold_media(spec: TaskSpec) -> bool:
-    """True where the dataset's rows hold all its media, so that its fingerprint covers its prompts.
+    """Tell whether the dataset's rows contain all its media, so that its fingerprint covers its prompts.
 
-    That is so for pages, and for lmms-eval's and our own tasks whose media columns name no file in place of bytes.
+    This holds for pages, and for tasks of lmms-eval and of this package whose media columns name no file in place of bytes.
     """
     if spec.is_pages:
         return True

@@ -1,4 +1,4 @@
-"""Generation: lmms-eval's own loop goes through a task's samples and asks; a function of ours answers."""
+"""Generation: lmms-eval's loop asks about a task's samples, and a function of this package answers."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def generate(
 ) -> int:
     """Call `answer` once for each of the first `limit` samples and return the number of calls.
 
-    wanted: tells which samples to ask (shards, resuming); the others' images are not even decoded.
-    groups: requests carry all questions about their document where `spec.questions_key` names it by a value, and its
-        questions are asked one after another; else samples are asked in their order. Listed questions are carried always.
+    wanted: tells which samples to ask (shards, resuming). The images of other samples are not decoded.
+    groups: attach to each request all questions about its document, if `spec.questions_key` groups them, and ask these one
+    after another. Otherwise samples are asked in their order. Questions listed in the row are always attached.
 
-    A sample whose images, videos or fields cannot be read is asked with `Request.error` set, so that it can have a row of
-    its own. What `answer` raises ends the loop and arrives unchanged, KeyboardInterrupt and SystemExit included.
-    Raises ConfigError, UnsupportedError or DataError when the task cannot be run at all.
+    A sample whose images, videos or fields cannot be read is asked with `Request.error` set, so that it gets a row. An
+    exception of `answer` ends the loop and is raised unchanged, including KeyboardInterrupt and SystemExit. Raises
+    ConfigError, UnsupportedError or DataError if the task cannot run at all.
     """
     docs = documents(spec, limit)
     memory = None if spec.is_pages else memory_of(spec)
@@ -89,12 +89,13 @@ def generate(
 
 
 def prompt_hashes(spec: TaskSpec, doc_ids: Collection[int], limit: int | None, anew: bool = False) -> dict[int, str]:
-    """The hashes of documents' prompts as the data are, "" where media or fields cannot be read.
+    """Map documents to the hashes of their prompts for the present data, "" if media or fields cannot be read.
 
-    Pages carry theirs. Of other tasks a prompt is made again, with no one to answer, where nothing says that it cannot
-    have changed (see fingerprints.py).
+    Pages carry their hashes. Prompts of other tasks are made again, without asking a model, unless they provably have not
+    changed (see fingerprints.py).
 
-    limit: the documents lie among the first so many; anew: look at files that this process has looked at already.
+    limit: the documents are among the first `limit`.
+    anew: check files again that this process has checked already.
     """
     if spec.is_pages:
         hashes = documents(spec, limit).prompt_hashes
@@ -107,8 +108,8 @@ def prompt_hashes(spec: TaskSpec, doc_ids: Collection[int], limit: int | None, a
 
 
 def _target(spec: TaskSpec, task: Any, doc: Any) -> str | None:
-    """The reference answer: the task's target, the first of several, the choice that an index names. Where nothing is measured
-    on it, a task that cannot give one has none."""
+    """Return the reference answer: the task's target, the first of several targets, or the choice that an index names. A task
+    without a target gives None, unless its reference is needed."""
     try:
         target = task.doc_to_target(doc)
         if isinstance(target, int) and task.config.doc_to_choice is not None:
@@ -150,23 +151,23 @@ def _request(
     with opened() as heard:
         try:
             prompt = made(doc_id)
-        except (Exception, SystemExit) as broken:  # noqa: BLE001 - raised again unless it is this sample's
+        except (Exception, SystemExit) as broken:  # noqa: BLE001 - raised again unless it concerns only this sample
             error = fault(broken)
         digest = "" if error else prompt_hash(prompt)
-    if questions is not None and not error:  # may read other samples of the document
+    if questions is not None and not error:  # this may read other samples of the document
         try:
             asked = questions.of(ref, prompt.messages, context, lambda number: made(number).messages)
         except (Exception, SystemExit) as broken:  # noqa: BLE001 - as above
             error, digest = fault(broken), ""
-    if questions is not None and questions.listed and asked is not None:  # protocols score by all of them
+    if questions is not None and questions.listed and asked is not None:  # protocols score entries by all questions
         texts = json.dumps([asked.texts, asked.paraphrases, asked.generic])
         digest = hashlib.sha256(f"{digest}/{texts}".encode()).hexdigest()
     if memory is not None:
         memory.note(doc_id, digest, prompt, heard)
     elif digest != docs.prompt_hashes[doc_id] and not error:
         raise DataError(
-            f"the prompt of sample {ref.sample_id} is not the one its data were made for; the task's prompt and its "
-            "data are of different versions: install mmkv_bench again"
+            f"the prompt of sample {ref.sample_id} differs from the prompt for which its data were made: task and "
+            "data have different versions; install mmkv_bench again"
         )
     images = [path for path in heard.files if path.lower().endswith(PICTURES)]
     videos = [video["video"] if isinstance(video, dict) else video for video in prompt.videos]

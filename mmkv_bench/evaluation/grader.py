@@ -1,13 +1,13 @@
-"""Scores of many cells of a dataset: the scorer is asked about an answer once, however many cells gave it.
+"""Scores of many cells of a dataset. The scorer is asked once about each answer, even if many cells gave it.
 
-A score is made of a document and a text by a fresh task, from random generators that are set by task and document alone
-(`replay.py`). So cells that answer alike score alike, unless the scorer remembers what else it saw in a cell. That is tested, not
-assumed: the first and the last cell are scored by themselves as well, by lmms-eval's whole loop around a task of their own, and
-where one number differs all cells are. So are those of tasks that ask a judge or score captions and pairs, which are made of
-several samples.
+A score depends on a document and an answer's text. It is computed by a new task with random generators seeded by task and
+document alone (`replay.py`). So equal answers get equal scores, unless the scorer remembers other answers of a cell. This is
+tested: the first and the last cell are also scored alone, in lmms-eval's whole loop around a separate task. If one number
+differs, all cells are scored alone. So are tasks that ask a judge or score captions and pairs, whose scores combine several
+samples.
 
-lmms-eval's aggregates are made for each cell, of what its scorer returned for the cell's answers, by its own function. A running
-score, for those who watch a run, is the score of a single answer while others are still to come.
+lmms-eval's aggregates are computed for each cell by its own function, from the values that its scorer returned for the cell's
+answers. A running score, for display only, is the score of a single answer while others are still to come.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from mmkv_bench.judging.answers import JudgeAnswers
 from mmkv_bench.judging.client import ScoringPass, asking
 from mmkv_bench.judging.questions import JUDGED
 
-LEAST = 4  # cells; below it nothing is saved, two being scored twice
-AT_ONCE = 1 << 16  # answers to a pass, whose requests are in memory
-READ = 1 << 16  # answers of the cells whose rows are made together, or those of one cell
-HELD = 1 << 17  # different answers beyond which those are forgotten that the cells scored next did not give
-KINDS = 1 << 12  # different outcomes that are looked for again; where there are more, few are alike
+LEAST = 4  # with fewer cells nothing is saved, because two cells are scored twice
+AT_ONCE = 1 << 16  # answers per pass, whose requests are in memory
+READ = 1 << 16  # answers of the cells whose rows are made together, or the answers of one cell
+HELD = 1 << 17  # with more distinct answers, those that the next cells do not give are dropped
+KINDS = 1 << 12  # limit for distinct outcomes that are shared; with more, few are equal
 
 _PLAIN = (float, int, bool, str, type(None))
 
@@ -52,9 +52,9 @@ Answers = Callable[[str], Mapping[str, Answer]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """The scorer's result for one answer; equal to itself alone.
+    """The scorer's result for one answer. An outcome is equal only to itself.
 
-    values: metric -> score; parts: metric -> parts; returned: what the scorer returned for each filter.
+    values: metric to score. parts: metric to parts. returned: the scorer's return value for each filter.
     """
 
     values: Mapping[str, float]
@@ -63,7 +63,7 @@ class Outcome:
 
 
 class Outcomes:
-    """Cache of outcomes keyed by (document, answer text); outcomes that nothing tells apart are one object."""
+    """Cache of outcomes keyed by (document, answer text). Outcomes that nothing distinguishes are one object."""
 
     def __init__(self, doc_ids: Iterable[int]) -> None:
         self._by_document: dict[int, dict[str, Outcome]] = {doc_id: {} for doc_id in doc_ids}
@@ -73,7 +73,7 @@ class Outcomes:
         return doc_id in self._by_document
 
     def unknown(self, texts: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
-        """Of the answers, doc_id -> texts, those without an outcome. Where many are held, only those of these answers stay."""
+        """Return the answers, doc_id to texts, that have no outcome yet. If the cache is large, only these answers stay in it."""
         new = {
             doc_id: [text for text in each if text not in self._by_document[doc_id]] for doc_id, each in texts.items()
         }
@@ -85,25 +85,26 @@ class Outcomes:
         return new
 
     def put(self, doc_id: int, text: str, outcome: Outcome) -> None:
-        """Keep the outcome of an answer."""
+        """Store the outcome of an answer."""
         if all(type(value) in _PLAIN for values in outcome.returned for value in values.values()):
-            # -0.0, nan and True have other texts than 0, 0.0 and 1
+            # -0.0, nan and True differ in their repr from 0, 0.0 and 1
             key = repr((outcome.returned, outcome.values, outcome.parts))
             if key in self._kinds or len(self._kinds) < KINDS:
                 outcome = self._kinds.setdefault(key, outcome)
         self._by_document[doc_id][text] = outcome
 
     def of(self, doc_id: int, text: str) -> Outcome:
-        """The outcome of an answer. Raises KeyError."""
+        """Return the outcome of an answer. Raises KeyError."""
         return self._by_document[doc_id][text]
 
 
 class Grader:
-    """Scores a dataset's cells, some of them at a time, as `score` does each alone and as far as its answers reach.
+    """Scores a dataset's cells, several at a time, with the same results as `score` for each cell alone.
 
-    reach: cell -> how many documents its answers reach, of all cells that will be scored. answers: gives a cell's, sample id
-    -> answer; called for what the scorer is to be asked about, and again where the cell is scored, so that those of few cells
-    are in memory. failed: documents whose answer failed in some cell, where they are known before.
+    reach: cell to number of documents, for all cells that will be scored.
+    answers: function from a cell to its answers (sample id to answer). It is called before the scorer is asked and again when
+    the cell is scored, so that only few cells' answers are in memory.
+    failed: documents whose answer failed in some cell, if known.
     """
 
     def __init__(
@@ -118,7 +119,8 @@ class Grader:
         self._batches: dict[int, BatchGrader | None] = {}
 
     def scores(self, cells: Sequence[str]) -> Iterator[tuple[str, CellScores]]:
-        """Score these cells, in their order; their different answers are in memory together. Raises what `score` raises."""
+        """Yield the scores of these cells in order. Their distinct answers are in memory together. Raises the same errors as
+        `score`."""
         for limit, group in groupby(cells, self.reach.__getitem__):
             names, batch = list(group), self._batch(limit)
             if batch is None or not _ask_about(batch, map(self.answers, names)):
@@ -130,7 +132,7 @@ class Grader:
                 yield from zip(some, batch.scores([self.answers(cell) for cell in some]), strict=True)
 
     def _batch(self, limit: int) -> BatchGrader | None:
-        """None where the cells that reach so far are to be scored by themselves."""
+        """Return the batch grader for this reach, or None if such cells must be scored alone."""
         if limit not in self._batches:
             cells = [cell for cell, reach in self.reach.items() if reach == limit]
             alone = len(cells) < LEAST or self.spec.name in JUDGED
@@ -138,7 +140,7 @@ class Grader:
         return self._batches[limit]
 
     def _tested(self, limit: int, *cells: str) -> BatchGrader | None:
-        """A batch grader that scores these cells as they are scored alone; None where it does not."""
+        """Return a batch grader that scores these cells as `score` does, or None if it does not."""
         docs = documents(self.spec, limit)
         batch = BatchGrader(self.spec, docs, [doc_id for doc_id in self.failed if doc_id < limit])
         answers = [self.answers(cell) for cell in cells]
@@ -149,8 +151,8 @@ class Grader:
 
 
 def _ask_about(batch: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> bool:
-    """Ask the scorer about the answers of cells; False where they are to be scored by themselves, also where the scorer
-    fails: it then fails in some cell."""
+    """Ask the scorer about the cells' answers. Return False if the cells must be scored alone, also if the scorer fails,
+    because it then fails in some cell."""
     texts: dict[int, dict[str | None, None]] = {}
     for answers in cells:
         for answer in answers.values():
@@ -163,7 +165,7 @@ def _ask_about(batch: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> boo
 
 
 class SharedReplay(Replay):
-    """A pass over several answers to each document; keys are (doc_id, number of the answer). Nothing is aggregated."""
+    """A pass over several answers per document, without aggregation. Keys are (doc_id, number of the answer)."""
 
     def __init__(self, spec: TaskSpec, docs: Documents) -> None:
         super().__init__(spec, docs, {}, ScoringPass(JudgeAnswers(), ()))
@@ -171,7 +173,7 @@ class SharedReplay(Replay):
         self.opened = False
 
     def outcomes(self, answers: Sequence[tuple[int, str]]) -> list[Outcome] | None:
-        """The outcomes of answers, (doc_id, text); None where a score is not of one sample alone, or a judge is asked.
+        """Return the outcomes of answers (doc_id, text), or None if a score depends on several samples or a judge is asked.
 
         Raises:
             ScoringError: the scorer failed.
@@ -202,7 +204,7 @@ class SharedReplay(Replay):
 
 
 class BatchGrader:
-    """The outcomes of a dataset's answers, and the cells' scores out of them; failed: as for `Grader`."""
+    """The outcomes of a dataset's answers, and the cells' scores computed from them. failed: as for `Grader`."""
 
     def __init__(self, spec: TaskSpec, docs: Documents, failed: Collection[int] = ()) -> None:
         self.spec, self.docs, self.failed = spec, docs, failed
@@ -214,10 +216,10 @@ class BatchGrader:
         self.opened = False
 
     def ask(self, texts: Mapping[int, Collection[str | None]]) -> bool:
-        """Score those answers, doc_id -> its texts, that are not known; False where scores are not of single samples."""
+        """Score the new answers among `texts` (doc_id to texts). Return False if scores depend on several samples."""
         answers = {doc_id: [text for text in each if isinstance(text, str)] for doc_id, each in texts.items()}
         if any(doc_id not in self.outcomes or len(answers[doc_id]) < len(each) for doc_id, each in texts.items()):
-            return False  # foreign or broken answers, which `score` refuses with the reason
+            return False  # foreign or broken answers, which `score` refuses with a reason
         waiting = [(doc_id, text) for doc_id, each in self.outcomes.unknown(answers).items() for text in each]
         for start in range(0, len(waiting), AT_ONCE):
             some, replay = waiting[start : start + AT_ONCE], SharedReplay(self.spec, self.docs)
@@ -236,7 +238,7 @@ class BatchGrader:
         return True
 
     def scores(self, cells: Sequence[Mapping[str, Answer]]) -> list[CellScores]:
-        """The same scores as `score` gives for the answers of each cell."""
+        """Return the scores that `score` would give for the answers of each cell."""
         texts = [checked_texts(self.spec, self.docs, answers) for answers in cells]
         outcomes = [{doc_id: self.outcomes.of(doc_id, text) for doc_id, text in each.items()} for each in texts]
         reasons = [why_incomplete(self.docs, answers) for answers in cells]
@@ -252,7 +254,7 @@ class BatchGrader:
         ]
 
     def _rows(self, answers: Mapping[str, Answer], outcomes: Mapping[int, Outcome]) -> list[SampleScore]:
-        """The rows of a cell."""
+        """Return the rows of a cell."""
         refs = self.docs.refs
         due = self._due([ref.doc_id for ref in refs if ref.sample_id in answers and ref.doc_id not in outcomes])
         values = {doc_id: dict(outcome.values) for doc_id, outcome in outcomes.items()}
@@ -261,16 +263,18 @@ class BatchGrader:
         return rows_of(self.spec, self.docs, answers, values, parts, {}, due, self.nothing)
 
     def _due(self, failed: Sequence[int]) -> Mapping[int, list[str]]:
-        """`metrics_due` of a cell's failed documents, found in one pass for those of all cells, as a pass goes through all
-        documents however few are asked about."""
+        """Return `metrics_due` of a cell's failed documents. One pass serves the failed documents of all cells, because a pass
+        goes through all documents anyway."""
         if new := [doc_id for doc_id in failed if doc_id not in self.due]:
             self.due |= metrics_due(self.spec, self.docs, sorted({*new, *self.failed} - self.due.keys()), ())
         if all(self.due[doc_id] for doc_id in failed):
             return self.due
-        return metrics_due(self.spec, self.docs, failed, ())  # a scorer that fails tells nothing of those after, either
+        return metrics_due(
+            self.spec, self.docs, failed, ()
+        )  # after a failure the scorer returned no metrics for later ones
 
     def _aggregates(self, outcomes: Mapping[int, Outcome]) -> tuple[dict[str, float], dict[str, str]]:
-        """lmms-eval's aggregates of a cell, and why it has none of some metrics."""
+        """Return lmms-eval's aggregates of a cell, and the reason for each missing aggregate."""
         replay = self.aggregating
         returned: dict[tuple[str, str], list] = {}
         for number, name in enumerate(replay.task.filter_names):
@@ -285,21 +289,21 @@ class BatchGrader:
 
 
 class RunningScores:
-    """Scores of single answers of one dataset: those that the score stage will give them.
+    """Scores of single answers of one dataset, equal to the scores that the score stage will give.
 
-    Scores that are made of several samples (captions, pairs, corpus metrics), or by a judge, are no running scores.
+    Scores that combine several samples (captions, pairs, corpus metrics) or come from a judge are left out.
 
     Raises:
-        MMKVError: a task that cannot be loaded, or whose scorer asks a judge elsewhere.
+        MMKVError: the task cannot be loaded, or its scorer asks a judge at another address.
     """
 
     def __init__(self, spec: TaskSpec, limit: int | None) -> None:
         self._spec, self._replay = spec, SharedReplay(spec, documents(spec, limit))
 
     def of(self, answers: Sequence[tuple[int, str]]) -> list[dict[str, float]] | None:
-        """The metrics of each (doc_id, text) that are means over samples: the configuration's, else all.
+        """Return for each (doc_id, text) the metrics that are means over samples: the configuration's, else all.
 
-        Returns None where a score is not of one sample alone, or a judge's.
+        Return None if a score depends on several samples or on a judge.
 
         Raises:
             ScoringError: the scorer failed.

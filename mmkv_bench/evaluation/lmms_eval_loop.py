@@ -1,12 +1,12 @@
-"""lmms-eval itself: its task classes, its model class and its evaluation loop. Only this module imports it.
+"""lmms-eval's task classes, its model class and its evaluation loop. Only this module imports lmms-eval.
 
-Get it by `environment.lmms_eval()`, inside functions: importing it takes 7 to 13 seconds and 1.3 GB.
+Get this module by `environment.lmms_eval()`, inside functions: importing it takes 7 to 13 seconds and 1.3 GB.
 
-What it relies on beyond lmms-eval's documented interface is held by tests/evaluation/test_hooks.py:
-that `utils.load_yaml_config` leaves its nodes in place of functions in mode `simple`, the constructors of the task
-classes, the layout of `Instance.args`, `evaluator.evaluate`, that the retrying `download` and `process_results` carry
-their plain functions as `__wrapped__`, that the loop iterates `eval_docs_no_media` one document at a
-time when `process_docs_parallel` is 1, and that `TaskOutput` aggregates as the loop does.
+tests/evaluation/test_hooks.py tests what this module relies on beyond lmms-eval's documented interface:
+`utils.load_yaml_config` leaves YAML nodes in place of functions in mode `simple`; the constructors of the task classes; the
+layout of `Instance.args`; `evaluator.evaluate`; the retrying `download` and `process_results` have their plain functions as
+`__wrapped__`; the loop iterates `eval_docs_no_media` one document at a time if `process_docs_parallel` is 1; `TaskOutput`
+aggregates as the loop does.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Score = Callable[[Any, list, Callable[[], dict[str, Any]]], dict[str, Any]]
 
 
 def load_config(path: Path) -> dict[str, Any]:
-    """A task's YAML with its includes and functions, each function from a module executed anew, and from its source alone."""
+    """Load a task's YAML with its includes and functions. Each function comes from a module executed anew from its source."""
     task_code.import_from_source(task_code.folders(path))
-    function = functools.cache(_function)  # one node, though several keys may hold it
+    function = functools.cache(_function)  # the same node under several keys gives one function
 
     def resolved(value: Any) -> Any:
         if isinstance(value, yaml.Node):
@@ -55,7 +55,7 @@ def load_config(path: Path) -> dict[str, Any]:
 
 
 def _function(node: yaml.Node) -> Callable:
-    """The function of a `!function` node: of a file beside the YAML, else of a module that can be imported."""
+    """Return the function of a `!function` node: from a file beside the YAML, else from an importable module."""
     folder, (module_name, _, name) = Path(node.start_mark.name).parent, node.value.rpartition(".")
     file = Path(os.path.normpath(folder / f"{module_name}.py"))
     if file.exists():
@@ -63,11 +63,13 @@ def _function(node: yaml.Node) -> Callable:
     try:
         return getattr(importlib.import_module(module_name), name)
     except Exception as error:
-        raise ImportError(f"{node.value}: there is no {file}, and no such module: {error}") from error
+        raise ImportError(
+            f"{node.value}: {file} does not exist, and no such module can be imported: {error}"
+        ) from error
 
 
 class CountedDocs:
-    """The documents as the loop gets them; `current` is the position of the current one."""
+    """The documents as the loop gets them. `current` is the position of the current document."""
 
     def __init__(self, docs: Any) -> None:
         self.docs = docs
@@ -91,8 +93,11 @@ class CountedDocs:
 
 
 class _MessagesTask(ConfigurableMessagesTask):
-    """A task in chat form. The constructor looks at the first document with its media, before any sample is asked; a
-    document whose media cannot be read is shown to it without them, and meets its fault as a sample like the others."""
+    """A task in chat form.
+
+    The constructor reads the first document and its media before any sample is asked. If these media cannot be read, the
+    constructor gets the document without them. The document then fails later as one sample, like any other.
+    """
 
     dataset: Mapping[str, Any]
     _instances: list[Any]
@@ -107,14 +112,14 @@ class _MessagesTask(ConfigurableMessagesTask):
             self.unread = self.dataset
             try:
                 self._construct(config)
-            except (Exception, SystemExit):  # noqa: BLE001 - its text is at fault or needs the media; the first says more
+            except (Exception, SystemExit):  # noqa: BLE001 - its text is faulty or needs the media; the first error says more
                 raise error from None
             self.dataset = self.unread
             self.task_docs = self.test_docs() if self.has_test_docs() else self.validation_docs()
             self.features = list(self.task_docs.features)
 
     def _construct(self, config: Mapping[str, Any]) -> None:
-        super().__init__(config=dict(config), model_name=None)  # None: the prompts for models in general
+        super().__init__(config=dict(config), model_name=None)  # None selects the prompts for models in general
 
     def download(self, dataset_kwargs: dict | None = None) -> None:
         if self.unread is None:
@@ -127,10 +132,10 @@ _OF_ARCHIVES = ("video", "cache_dir", "force_download", "force_unzip", "local_fi
 
 
 class FetchedTask(_MessagesTask):
-    """Loads its data as lmms-eval does; offline without its retries, which only cost time.
+    """A task that loads its data as lmms-eval does, but offline without retries, which only cost time.
 
-    converted: where `datasets` keeps what it makes of local files; None: in its usual place. Media of local files lie there
-    already, so nothing is unpacked for them.
+    converted: the folder for files that `datasets` makes from local files; None uses its default. Media of local files are
+    already in place, so nothing is unpacked for them.
     """
 
     def __init__(self, config: Mapping[str, Any], offline: bool, converted: Path | None = None) -> None:
@@ -147,11 +152,10 @@ class FetchedTask(_MessagesTask):
 
 
 class GivenTask(_MessagesTask):
-    """A fresh task around data that are loaded already: `dataset` and `bare` map splits to documents, `bare` without
-    media.
+    """A new task for loaded data. `dataset` and `bare` map splits to documents, `bare` without media.
 
-    The loop makes a plain text of every document beside its messages, which nobody reads here; a document whose fields do
-    not give one shows that where its messages are made, as its own fault and not the dataset's.
+    The loop also makes a plain text of every document, which is not used. A document whose fields give no plain text must not
+    stop the dataset; it fails later as one sample, when its messages are made.
     """
 
     building = False
@@ -180,19 +184,19 @@ class GivenTask(_MessagesTask):
 
 
 class AskingTask(GivenTask):
-    """A task for generation: every document is asked, nothing is scored."""
+    """A task for generation: every document is asked, and nothing is scored."""
 
     def process_results(self, doc: Any, results: list, full_docs: Any = None) -> dict[str, Any]:
         return {}
 
 
 class ScoringTask(GivenTask):
-    """For scoring: only the documents with an answer have requests, so that no other one reaches the scorer.
+    """A task for scoring. Only documents with an answer have requests, so only these reach the scorer.
 
-    score(doc_id, results, run) scores a document's (filtered) answer by `run`, the task's scorer, and says which of the scores
-    the aggregation gets. `aggregates` False leaves out lmms-eval's aggregation; an aggregation that raises gives no aggregate
-    and is kept in `aggregation_errors`, so that it does not take the samples' scores with it. Metrics in `left_out` are not
-    aggregated.
+    score(doc_id, results, run) scores a document's (filtered) answer by calling `run`, the task's scorer, and returns the
+    scores for the aggregation. With `aggregates` False lmms-eval's aggregation is skipped. Metrics in `left_out` are not
+    aggregated. If an aggregation raises, its metric has no aggregate and the exception is kept in `aggregation_errors`, so
+    that the samples' scores are not lost.
     """
 
     left_out: Collection[str] = ()
@@ -221,7 +225,7 @@ class ScoringTask(GivenTask):
         self._instances = [instance for instance in self._instances if instance.doc_id in self.answered]
 
     def apply_filters(self) -> None:
-        # filters pair answers and documents by position: give them the documents that were answered
+        # Filters pair answers and documents by position, so give them only the answered documents.
         self.task_docs = self.task_docs.select([instance.doc_id for instance in self._instances])
         super().apply_filters()
 
@@ -234,7 +238,7 @@ class ScoringTask(GivenTask):
         )
 
     def scored(self, doc_id: int, results: list, changed: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The scorer's result for an answer to a document, which is read anew: scorers may change what they get.
+        """Return the scorer's result for an answer. The document is read anew, because scorers may change it.
 
         changed: columns of the document that are replaced.
         """
@@ -257,22 +261,25 @@ class ScoringTask(GivenTask):
         def aggregate(*args: Any, **options: Any) -> Any:
             try:
                 return function(*args, **options)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the task's own code; told with the scores
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the task's own code; reported with the scores
                 self.aggregation_errors[metric] = error
                 return None
 
         return aggregate
 
     def aggregated(self, metrics: Mapping[tuple[str, str], list]) -> dict[str, Any]:
-        """Aggregate as the loop's last step does: (metric, filter) -> results of the samples; returns them by "metric,filter"."""
+        """Aggregate as the loop's last step does. metrics: (metric, filter) to the samples' results. Keys of the result:
+        "metric,filter"."""
         output = TaskOutput(task=self, task_name=self.config.task)
         output.sample_metrics.update(metrics)
         output.calculate_aggregate_metric(bootstrap_iters=0)
         return dict(output.agg_metrics)
 
     def score_answers(self, answers: Sequence[tuple[int, str]]) -> None:
-        """Score several answers to each document, (doc_id, text), as the loop would score one: filters, then the scorer, which
-        gets a copy of its document to change. `score` gets (doc_id, place among the answers)."""
+        """Score several answers (doc_id, text) as the loop scores one: filters, then the scorer with a copy of the document.
+
+        `score` gets (doc_id, index among the answers).
+        """
         docs, doc_ids = self.eval_docs_no_media, [doc_id for doc_id, _ in answers]
         metadata = {"task": self.config.task, "repeats": 1}
         instances = [
@@ -289,23 +296,23 @@ class ScoringTask(GivenTask):
 
     @property
     def metric_functions(self) -> dict[str, Callable]:
-        """Metric -> the function that aggregates it over samples; what a scorer returns beyond them is no metric."""
+        """Map each metric to its function that aggregates samples. Other values returned by a scorer are not metrics."""
         return super().aggregation()
 
     @property
     def filter_names(self) -> list[str]:
-        """The filters whose outputs are scored one after the other."""
+        """List the filters whose outputs are scored one after another."""
         return [ensemble.name for ensemble in self._filters]
 
 
 class Respondent(lmms):
-    """The model lmms-eval sees: it hands each request to a function, one at a time, in their order or by the key `order`.
+    """The model that lmms-eval calls. It passes each request to a function, in the given order or sorted by the key `order`.
 
-    An exception of that function, KeyboardInterrupt included, ends the loop; `raised` tells it from other exceptions.
+    An exception of that function, KeyboardInterrupt included, ends the loop; `raised` recognises that exception.
     """
 
     is_simple = False  # the chat form: requests carry messages
-    accelerator = None  # else the loop sets up accelerate; one process has one rank
+    accelerator = None  # otherwise the loop sets up accelerate; one process has one rank
 
     def __init__(self, answer: AnswerInstance, order: Callable[[Instance], Any] | None = None) -> None:
         super().__init__()
@@ -325,24 +332,24 @@ class Respondent(lmms):
             raise
 
     def raised(self, error: BaseException) -> bool:
-        """True where the exception came out of the answering function."""
+        """Tell whether the exception came from the answering function."""
         return error is self.interruption
 
     def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:
-        raise UnsupportedError("questions of several rounds cannot be run; choose a task that asks one")
+        raise UnsupportedError("questions of several rounds cannot be run; choose a task with one question per sample")
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         raise UnsupportedError("scores by likelihood cannot be run; choose a task that generates its answers")
 
     def clean(self) -> None:
-        """Do nothing: the base class would delete the model's modules between two datasets."""
+        """Do nothing. The base class would delete the model's modules between two datasets."""
 
 
 @contextmanager
 def quiet() -> Iterator[Callable[[], Any]]:
-    """Swallow what lmms-eval prints (progress bars of its own, tables of its scorers), in the whole process.
+    """Suppress lmms-eval's printing (progress bars, scorers' tables) in the whole process.
 
-    Yields a function that gives a context in which printing works as before.
+    Yield a function that returns a context in which printing works as before.
     """
     out, err = sys.stdout, sys.stderr
 
@@ -356,12 +363,12 @@ def quiet() -> Iterator[Callable[[], Any]]:
 
 
 def run_loop(task: ConfigurableMessagesTask, respondent: Respondent, limit: int) -> dict[str, Any]:
-    """lmms-eval's evaluation loop over one task: requests, answers, filters, scores, aggregates.
+    """Run lmms-eval's evaluation loop over one task: requests, answers, filters, scores, aggregates.
 
-    Returns what it reports of the task: aggregates by "metric,filter", and more.
+    Return its report on the task: aggregates by "metric,filter", and more.
 
-    `evaluate` and not `simple_evaluate`: the latter replaces functions of other libraries, starts git, and scores in
-    four threads that share one random generator.
+    This calls `evaluate` and not `simple_evaluate`, which replaces functions of other libraries, starts git, and scores in
+    four threads with one shared random generator.
     """
     name = task.config.task
     task.set_config("num_fewshot", task.config.num_fewshot or 0)

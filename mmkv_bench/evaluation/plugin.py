@@ -1,4 +1,4 @@
-"""lmms-eval's own command line with a compressor on the model: what its entry-point group `lmms_eval.models` names."""
+"""The plug-in for lmms-eval's command line, named by the entry-point group `lmms_eval.models`: a model with a compressor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MODEL = "mmkv_bench.api.lmms_eval_model.MMKV"
 
 
 def manifest() -> ModelManifest:
-    """Name the class of `--model mmkv`, in chat form; lmms-eval imports it when it needs it."""
+    """Return the entry for `--model mmkv`, in chat form. lmms-eval imports the class when needed."""
     from lmms_eval.models.registry_v2 import ModelManifest
 
     return ModelManifest(NAME, chat_class_path=MODEL)

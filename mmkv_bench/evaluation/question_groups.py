@@ -1,7 +1,7 @@
-"""Samples that ask about one document: which they are, and what all of them ask.
+"""Groups of samples about one document, and the questions of all samples in a group.
 
-`datasets.<name>.questions_key` names a field of the documents. Either it lists the texts of all questions (samples of a
-document then stand one after another), or samples with an equal value (a name, a picture) ask about one document.
+`datasets.<name>.questions_key` names a field of the documents. Either the field lists the texts of all questions (a document's
+samples then follow each other), or samples with an equal value (a name, a picture) ask about one document.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 Messages = Sequence[dict[str, Any]]
 FIELDS = {"generic": "a fixed instruction in place of a question", "paraphrase": "each question in other words"}
-"""`Protocol.knows` -> what a field of the documents has to give."""
+"""The field of a document that a value of `Protocol.knows` needs, with its meaning."""
 
 
 def asks_groups(names: Collection[str]) -> bool:
-    """Return True where a protocol compresses a document once for several questions, or is compared with one that does."""
+    """Tell whether a protocol compresses a document once for several questions, or is compared with such a protocol."""
     return any(protocol(name).cuts for name in names)
 
 
 def lists_texts(spec: TaskSpec, docs: datasets.Dataset) -> bool:
-    """Return True where `questions_key` lists the questions' texts."""
+    """Tell whether `questions_key` names a list of the questions' texts."""
     from datasets import Value
 
     item = getattr(docs.features[spec.questions_key], "feature", None)
@@ -39,45 +39,52 @@ def lists_texts(spec: TaskSpec, docs: datasets.Dataset) -> bool:
 
 
 def check_order(spec: TaskSpec, docs: datasets.Dataset, refs: Sequence[SampleRef]) -> None:
-    """Check that listed questions of a document stand one after another, in their order.
+    """Check that listed questions of a document follow each other in order.
 
     Raises:
-        MissingDataError: the samples are not numbered. DataError: another order, or documents of different size.
+        MissingDataError: the samples are not numbered.
+        DataError: another order, or documents with different numbers of questions.
     """
     if not lists_texts(spec, docs):
         return
     if "question_number" not in docs.column_names:
         raise MissingDataError(
-            f"datasets.{spec.dataset}.questions_key names a list of questions, which needs the field question_number beside it; "
-            f"task {spec.name} has none"
+            f"datasets.{spec.dataset}.questions_key names a list of questions, which needs the field "
+            f"question_number too, but task {spec.name} has no such field; add it, or leave questions_key out"
         )
     columns = docs.select_columns([spec.questions_key, "question_number"])[: len(refs)]
     size = len(columns[spec.questions_key][0])
     if {len(texts) for texts in columns[spec.questions_key]} != {size}:
-        raise DataError(f"documents of {spec.dataset} differ in their number of questions; give each of them as many")
+        raise DataError(
+            f"documents of {spec.dataset} have different numbers of questions; give each document the same number"
+        )
     clusters = [{ref.cluster for ref in refs[begin : begin + size]} for begin in range(0, len(refs), size)]
     ordered = columns["question_number"] == [place % size for place in range(len(refs))]
     if not ordered or any(len(names) > 1 for names in clusters):
         raise DataError(
-            f"the questions of a document of {spec.dataset} do not stand one after another, numbered from 0, with one value "
-            "of cluster_key; sort them"
+            f"the questions of a document of {spec.dataset} do not follow each other, numbered from 0, with one "
+            "value of cluster_key; sort them"
         )
 
 
 def check_questions(spec: TaskSpec, bare: datasets.Dataset, count: int | None, names: Collection[str]) -> None:
-    """Check that the documents of a dataset of several questions have what protocols need.
+    """Check that the documents of a dataset with several questions have what protocols need.
 
     Args:
-        bare: its documents without media; count: samples of the run, None for all; names: of the protocols.
+        bare: the dataset's documents without media.
+        count: the number of samples of the run, None for all.
+        names: the names of the protocols.
 
     Raises:
-        ConfigError: a field is missing that a protocol scores by; the first `count` samples end within a listed document.
+        ConfigError: a field is missing by which a protocol scores entries, or the first `count` samples end within a document
+            whose questions are listed.
     """
     for name in names:
         knows = protocol(name).knows
         if knows in FIELDS and not {knows, f"{knows}s"} & set(bare.column_names):
             raise ConfigError(
-                f"protocol={name} scores by {FIELDS[knows]}, and {spec.dataset} has no such field; leave the protocol out"
+                f"protocol={name} scores by {FIELDS[knows]}, but {spec.dataset} has no such field; leave the "
+                "protocol out"
             )
     if count is None or spec.questions_key not in bare.column_names or not lists_texts(spec, bare):
         return
@@ -91,17 +98,19 @@ def check_questions(spec: TaskSpec, bare: datasets.Dataset, count: int | None, n
 
 
 class QuestionGroups:
-    """Groups of the samples of a dataset, those behind a run's limit included: what a cache knows hangs on no limit.
+    """Groups of a dataset's samples. Samples behind a run's limit are included, so that a cache does not depend on the limit.
 
     Args:
-        spec: with a `questions_key`; full, bare: its documents with media, and without.
+        spec: a task with a `questions_key`.
+        full: the documents with media.
+        bare: the documents without media.
     """
 
     def __init__(self, spec: TaskSpec, full: datasets.Dataset, bare: datasets.Dataset):
         self.spec, self.bare = spec, bare
         self.listed = lists_texts(spec, full)
         self.groups = {} if self.listed else _groups(full, str(spec.questions_key))
-        self._last: tuple[int, DocumentQuestions] | None = None  # of the document that was asked last
+        self._last: tuple[int, DocumentQuestions] | None = None  # of the last document
 
     def order(self, doc_id: int) -> tuple[int, int]:
         """Return a sort key that puts the questions of a document next to each other."""
@@ -113,16 +122,20 @@ class QuestionGroups:
         """Return all questions about a sample's document.
 
         Args:
-            messages: the sample's own; context: the document's text, "" where pictures or videos are the document.
-            messages_of: gives those of another sample by its doc_id.
+            messages: the sample's own messages.
+            context: the document's text, or "" if pictures or videos are the document.
+            messages_of: returns the messages of another sample by its doc_id.
 
         Raises:
-            DataError: the sample's own question is not the one that its document lists, or has no place behind its document.
+            DataError: the sample's question differs from the one that its document lists, or cannot be put behind its
+                document.
         """
         made = self._listed(ref) if self.listed else self._grouped(ref, messages, context, messages_of)
         if with_question(messages, context, made.texts[made.number]) != list(messages):
             raise DataError(
-                f"sample {ref.sample_id} does not ask question {made.number} of its document: {made.texts[made.number]!r}"
+                f"sample {ref.sample_id} should ask question {made.number} of its document, "
+                f"{made.texts[made.number]!r}, but its prompt does not; correct the question's text or its number "
+                "in the data"
             )
         return made
 
@@ -152,7 +165,7 @@ class QuestionGroups:
 
 
 def _groups(docs: datasets.Dataset, key: str) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """Return doc_id -> the group's place among all and its samples, both in the order of the dataset."""
+    """Map doc_id to the group's number and samples, both in the order of the dataset."""
     plain = docs.select_columns([key]).with_format("arrow")
     members: dict[str, list[int]] = {}
     for doc_id in range(len(docs)):
@@ -161,7 +174,7 @@ def _groups(docs: datasets.Dataset, key: str) -> dict[int, tuple[int, tuple[int,
 
 
 def _digest(value: Any) -> str:
-    """Digest of a field: of the bytes of media, else of the value."""
+    """Return a digest of a field: of the bytes of media, else of the value."""
     if isinstance(value, Mapping) and value.get("bytes"):
         return hashlib.sha256(value["bytes"]).hexdigest()
     if isinstance(value, list):

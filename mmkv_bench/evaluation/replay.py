@@ -1,4 +1,4 @@
-"""One pass of lmms-eval's loop over stored answers: its scorer's results for the samples, and its aggregates."""
+"""One pass of lmms-eval's loop over stored answers, which gives its scorer's results for the samples and its aggregates."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from mmkv_bench.judging.proxy import proxy
 from mmkv_bench.judging.questions import PAIRED, pair_score, pairs
 
 Key: TypeAlias = Any
-"""A document; of a pass over several answers to each, (document, number of the answer)."""
+"""A document, or (document, number of the answer) in a pass over several answers per document."""
 
 JAVA_FOR_EACH = (
     "lmms-eval starts Java for each caption metric: it aggregates only those that the dataset's `metrics` name"
@@ -51,10 +51,12 @@ OTHER_FREQUENCIES = (
 
 
 class Replay:
-    """One pass of lmms-eval's loop over the answered documents, around a fresh task.
+    """One pass of lmms-eval's loop over the answered documents, around a new task.
 
-    values: doc_id -> metric -> score; parts: doc_id -> metric -> what corpus scores are made of; unscored: metrics
-    without per-sample scores (dict as an ordered set); unaggregated: metric -> why lmms-eval has no aggregate of it.
+    values: score of each document and metric ({doc_id: {metric: score}}).
+    parts: in the same form, the numbers from which corpus scores are computed.
+    unscored: metrics without per-sample scores (dict as an ordered set).
+    unaggregated: metric to the reason why lmms-eval has no aggregate of it.
     With several filters, metrics are named "metric,filter".
     """
 
@@ -65,15 +67,15 @@ class Replay:
         self.unscored: dict[str, None] = {}
         self.unaggregated: dict[str, str] = {}
         self.captions: dict[str, dict[int, Captioned]] = {}  # metric -> doc_id -> caption
-        self.halves: dict[str, dict[int, Mapping[str, Any]]] = {}  # metric of pairs -> doc_id -> what the scorer gave
-        self.unheard: set[int] = set()  # documents whose choice a judge would have read
+        self.halves: dict[str, dict[int, Mapping[str, Any]]] = {}  # metric of pairs -> doc_id -> the scorer's result
+        self.unheard: set[int] = set()  # documents whose choice a judge should have read
         self.position: SampleRef | None = None
-        self.passes: dict[Key, int] = {}  # how many filters' outputs were scored
+        self.passes: dict[Key, int] = {}  # index of the last filter whose output was scored
 
     def run(self, with_aggregates: bool, over_samples: bool = True) -> dict[str, float]:
-        """Run the pass; return lmms-eval's aggregates by metric.
+        """Run the pass and return lmms-eval's aggregates by metric.
 
-        over_samples: score what is made of several samples, too; else such metrics are only named (`names_of`).
+        over_samples: also score metrics that combine several samples; otherwise these are only named (`names_of`).
         """
         config = task_config(self.spec)
         with scorer_surroundings(self.spec) as module:
@@ -93,23 +95,23 @@ class Replay:
         return aggregates
 
     def close(self) -> None:
-        """Drop the task, which refers to this pass: Python would free that circle, with all its answers, late."""
+        """Drop the task. It refers to this pass, and Python would free that circle, with all its answers, late."""
         self.task.close()
         del self.task
 
     def names_of(self, doc_id: int) -> list[str]:
-        """The metrics that the scorer gave a sample, those made of several samples among them."""
+        """Return the metrics that the scorer gave a sample, including metrics that combine several samples."""
         collected = [
             name for each in (self.captions, self.halves) for name, of_docs in each.items() if doc_id in of_docs
         ]
         return list(dict.fromkeys([*self.values.get(doc_id, {}), *collected]))
 
     def open(self, config: Mapping[str, Any], with_aggregates: bool) -> None:
-        """Make the fresh task of a configuration. Raises ScoringError where its scorer asks a judge elsewhere."""
+        """Make a new task from a configuration. Raises ScoringError if its scorer asks a judge at another address."""
         with task_errors(self.spec.name):
             module = lmms_eval(self.spec.offline)
             self.task = module.ScoringTask(config, self.docs.bare, set(self.texts), with_aggregates, self._score)
-        if self.spec.metrics:  # ours come from the same programs, which start once for all caption metrics
+        if self.spec.metrics:  # this package's caption metrics use the same Java programs, started once for all
             names = [name for name in self.task.metric_functions if name not in self.spec.metrics and kind_of(name)]
             self.task.left_out = names
         if not self.spec.is_pages:
@@ -117,19 +119,20 @@ class Replay:
             refuse_other_judges(self.spec.name, self.task, proxy().root)
 
     def _doc(self, key: Key) -> int:
-        """The document of a key of `values`."""
+        """Return the document of a key of `values`."""
         return int(key)
 
     def _score(self, key: Key, results: list, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Score one sample: its questions are its own, and what comes of a question without an answer is not aggregated.
+        """Score one sample. Its questions to a judge are recorded for it. Values made from an unanswered question are not
+        aggregated.
 
-        run: gives what the scorer returns for its (filtered) results.
+        run: returns the scorer's result for the sample's (filtered) answer.
         """
         doc_id = self._doc(key)
         with self.scoring_pass.of([doc_id]):
             try:
                 self.position = self.docs.refs[doc_id]
-                untouched(self.identity(doc_id))  # known before, for it sets the generators
+                untouched(self.identity(doc_id))  # computed before seeding, because it sets the generators
                 seed(self.identity(doc_id))
                 metrics = run()
                 self._after(key, metrics, results)
@@ -141,7 +144,7 @@ class Replay:
         return {name: value for name, value in metrics.items() if name not in made_up and None not in made_up}
 
     def identity(self, doc_id: int) -> str:
-        """The text that the random generators are seeded with."""
+        """Return the text from which the random generators are seeded."""
         return f"{self.spec.name}/{doc_id}"
 
     def _after(self, key: Key, metrics: Mapping[str, Any], results: list) -> None:
@@ -168,14 +171,14 @@ class Replay:
             if value is None:
                 self.unscored[name] = None
             else:
-                # a guess on a metric where less is better keeps its drawn score
+                # A guess keeps its drawn score if lower values of the metric are better.
                 falls = metric not in BESIDE and self.task.higher_is_better().get(metric) is False
                 values[name] = 0.0 if guess and not falls else value
                 if isinstance(raw, Mapping) and "parts" in raw:  # a task of ours whose metric is no mean
                     self.parts.setdefault(key, {})[name] = tuple(map(float, raw["parts"]))
         if tells_right_only(metrics):
             if self.scoring_pass.lacks(doc_id):
-                self.unheard.add(key)  # what would have been read is the judge's to say
+                self.unheard.add(key)  # only the judge can say which choice was read
             else:
                 nothing = right_under_no_key(metrics, lambda key: self.task.scored(doc_id, results, key))
                 values[self._name(PARSE_FAILED, number)] = float(nothing)
@@ -195,7 +198,7 @@ class Replay:
         return metric if len(filters) == 1 else f"{metric},{filters[number]}"
 
     def _score_captions(self) -> None:
-        """Scores of the collected captions: of each filter's own, over the references of all documents."""
+        """Score the collected captions of each filter, over the references of all documents."""
         for suffix in {name.partition(",")[2] for name in self.captions}:
             parted = {name: name.partition(",") for name in self.captions}
             names = {name: kind for name, (of, _, it) in parted.items() if it == suffix and (kind := kind_of(of))}
@@ -213,12 +216,12 @@ class Replay:
                         self.parts.setdefault(doc_id, {})[name] = parts
 
     def _unasked(self, kinds: Collection[str]) -> range:
-        """The documents behind those of this cell, which CIDEr's document frequencies are of as well."""
+        """Return the documents outside of this cell, which CIDEr's document frequencies also cover."""
         count = len(self.docs.refs)
         return range(count, len(documents(self.spec, None).refs) if "CIDEr" in kinds else count)
 
     def _score_pairs(self) -> None:
-        """Scores of pairs of samples, for both of them; pairs are of documents, whether both are answered or not."""
+        """Score pairs of samples, and give both samples the score. Pairs are made from documents, answered or not."""
         docs = self.docs.bare[self.docs.split]
         for name, halves in self.halves.items():
             metric = base_metric(name)
@@ -231,7 +234,7 @@ class Replay:
                     self.values[doc_id][name] = value
 
     def _without_caption(self, doc_id: int) -> Captioned:
-        """The references of a document without an answer, as the scorer hands them out for an empty one."""
+        """Return the references of a document without an answer, as the scorer returns them for an empty answer."""
         for metric, raw in self.task.scored(doc_id, [""]).items():
             if kind_of(metric) and holds_caption(raw):
                 return Captioned(None, tuple(raw["answer"]))
@@ -241,7 +244,7 @@ class Replay:
         return f"sample {self.position.sample_id}" if self.position else "its start"
 
     def aggregates(self, results: Mapping[str, Any]) -> dict[str, float]:
-        """The numbers in the loop's report, by metric."""
+        """Return the numbers in the loop's report, by metric."""
         numeric = {}
         for key, value in results.items():  # "metric,filter" -> number, and more that is none
             metric, comma, _ = key.partition(",")
@@ -258,9 +261,10 @@ class Replay:
 
 
 def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int] = ()) -> None:
-    """One guess makes the task one whose answers can be unreadable: then every sample tells whether its was.
+    """Add `parse_failed` 0 to all samples if one sample has it, because every sample must then say whether it was read.
 
-    values: doc_id -> metric -> score, to which it adds; unheard: documents whose choice a judge would have read.
+    values: score of each document and metric ({doc_id: {metric: score}}); changed in place.
+    unheard: documents whose choice a judge should have read.
     """
     for name in [name for name in set().union(*values.values()) if name.startswith(PARSE_FAILED)]:
         for doc_id, scores in values.items():
@@ -270,8 +274,10 @@ def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int
 
 @contextmanager
 def scorer_surroundings(spec: TaskSpec) -> Iterator[ModuleType]:
-    """A block in which a task's scorer may run, with the module `lmms_eval_loop`: silent, with the variables that it reads, in
-    a folder of its own (some tasks drop files when they aggregate; nobody reads them), random generators as they were after it.
+    """Open a block in which a task's scorer may run. Yield the module `lmms_eval_loop`.
+
+    In the block nothing is printed, the scorer's environment variables are set, and the working folder is temporary (some
+    tasks write files when they aggregate). The state of the random generators is restored afterwards.
     """
     module = lmms_eval(spec.offline)
     with (

@@ -1,4 +1,4 @@
-"""Samples as evaluation asks and scores them: reference, request, answer, score. Imports nothing heavy."""
+"""Samples for asking and scoring: reference, request, answer, score. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class SampleRef(NamedTuple):
-    """A sample, named without loading its images. doc_id is its position in the dataset, from 0."""
+    """A sample, named without loading its images. doc_id: its position in the dataset, from 0."""
 
     doc_id: int
     sample_id: str
@@ -20,13 +20,13 @@ class SampleRef(NamedTuple):
 
 @dataclass(frozen=True)
 class DocumentQuestions:
-    """All questions about a sample's document, each as the text that follows the document in the prompt.
+    """All questions about a sample's document. A question is the text that follows the document in the prompt.
 
-    name         of the document, one in its dataset
-    number       the sample's own question, from 0
-    position     the document's place in the dataset, from 0
-    texts        one per question; sample_ids: of their samples
-    paraphrases  each question in other words; empty where the dataset has none
+    name         of the document, unique in its dataset
+    number       number of the sample's own question, from 0
+    position     the document's index in the dataset, from 0
+    texts        the questions; sample_ids: their samples
+    paraphrases  each question in other words; empty if the dataset has none
     generic      a fixed instruction in place of a question; "" for none
     """
 
@@ -39,12 +39,12 @@ class DocumentQuestions:
     generic: str
 
     def asking(self, number: int) -> DocumentQuestions:
-        """Return the same for another question of the document."""
+        """Return these questions with another question as the sample's own."""
         return replace(self, number=number)
 
     @property
     def first(self) -> int:
-        """Number of the question that `query_first` compresses for; documents take turns."""
+        """Return the number of the question that `query_first` compresses for. It rotates with the document's position."""
         return self.position % len(self.texts)
 
 
@@ -55,18 +55,18 @@ class Request:
     messages     Hugging Face chat format: a list of {"role", "content": [{"type": "text", "text"} | {"type": "image"} |
                  {"type": "video"}]}; each placeholder stands for the next entry of `images` or `videos`
     images       RGB images in the order of their placeholders
-    videos       in the order of their placeholders: a path, {"video": path, "start_time", "end_time"} in seconds with
-                 either or both times, or frames; sampled where the prompt is encoded (generation/video_inputs.py)
-    generation   max_new_tokens (int), until (list of stop strings), do_sample (False), and what the task adds
-    prompt_hash  sha256 over the messages' text, the pixels of the images and the content of video files; "" when they
-                 cannot be read
-    error        why the sample's images or videos cannot be read; messages and media are empty then. None otherwise
-    reference    the dataset's reference answer, which `ppl` is measured on; None where there is none
-    target       the reference answer for people to read, also where nothing is measured on it; None where there is none
-    context      text that a protocol which cuts cuts behind, where the prompt has no visual tokens; "" for none
-    document     all questions about the sample's document, where its dataset names them; None otherwise
-    files        what the images and videos were read from, where each has a file of its own; empty otherwise
-    instruction  what the prompt's text begins with and `cut_prompt: left` keeps; "" for none, or where nothing is cut so
+    videos       in the order of their placeholders: a path, {"video": path, "start_time", "end_time"} in seconds with either
+                 or both times, or frames; sampled when the prompt is encoded (generation/video_inputs.py)
+    generation   max_new_tokens (int), until (list of stop strings), do_sample (False), and further keys of the task
+    prompt_hash  sha256 over the messages' text, the pixels of the images and the content of video files; "" if they cannot be
+                 read
+    error        why the sample's images or videos cannot be read (messages and media are then empty), otherwise None
+    reference    the dataset's reference answer, on which `ppl` is measured; None if there is none
+    target       the reference answer for readers, even if nothing is measured on it; None if there is none
+    context      the text behind which a protocol cuts the prompt if the prompt has no visual tokens; "" for none
+    document     all questions about the sample's document if its dataset names them, otherwise None
+    files        the files of the images and videos if each has its own file, otherwise empty
+    instruction  the beginning of the prompt that `cut_prompt: left` keeps; "" for none, or if the prompt is not cut so
     """
 
     dataset: str
@@ -89,7 +89,7 @@ class Request:
 
 
 class Answer(NamedTuple):
-    """A stored answer: its text (None when there is none), the sample's status and the prompt it answers."""
+    """A stored answer: its text (None if there is none), the sample's status, and the answered prompt."""
 
     text: str | None
     status: str
@@ -98,10 +98,10 @@ class Answer(NamedTuple):
 
 
 class SampleScore(NamedTuple):
-    """One metric of one sample. value is None when the sample's status is not `ok`.
+    """One metric of one sample. value is None if the sample's status is not `ok`.
 
-    parts: what a metric that is no mean over samples is aggregated from (see statistics/metric_kinds.py), of an empty answer when
-    the status is not `ok`; None for means.
+    parts: the numbers from which a metric that is not a mean over samples is aggregated (see statistics/metric_kinds.py);
+    those of an empty answer if the status is not `ok`; None for means.
     """
 
     sample_id: str
@@ -113,7 +113,7 @@ class SampleScore(NamedTuple):
 
 
 class JudgedBy(NamedTuple):
-    """Who judged a metric: the model's id, the hash of the prompts (None: unknown) and the temperature (None: several)."""
+    """The judge of a metric: the model's id, the hash of the prompts (None: unknown) and the temperature (None: several)."""
 
     model: str
     prompts: str | None
@@ -125,13 +125,13 @@ class CellScores:
     """Scores of one cell on one dataset.
 
     samples    one entry per answered sample and metric, in the order of the dataset
-    aggregate  lmms-eval's own aggregates by metric name, on its own scales and with its own guesses for unreadable
-               answers; None unless every sample is ok
-    reason     why `aggregate` is None; None when it is not
-    unaggregated  metric -> why `aggregate` lacks it though it is there
-    unscored   metrics that exist only as an aggregate (corpus metrics), so that `samples` has none of them
-    judged     metric -> its judge, for metrics with an answer of one
-    not_judged metric -> why it is not judged, in all samples or in some: their values and its aggregate are None
+    aggregate  lmms-eval's own aggregates by metric name, on its scales and with its guesses for unreadable answers; None
+               unless every sample is ok
+    reason     why `aggregate` is None; None if it is not
+    unaggregated  metric to the reason why an existing `aggregate` lacks it
+    unscored   metrics that exist only as an aggregate (corpus metrics), so that `samples` lacks them
+    judged     metric to its judge, for metrics with an answer of a judge
+    not_judged metric to the reason why all or some samples are not judged: their values and the aggregate are None
     """
 
     samples: list[SampleScore]

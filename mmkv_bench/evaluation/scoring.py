@@ -1,9 +1,8 @@
-"""Scoring: stored answers go through lmms-eval's own filters, metrics and aggregation, with no model loaded.
+"""Scoring: stored answers go through lmms-eval's own filters, metrics and aggregation, without loading a model.
 
-What a scorer's last pass is worth is told here, too: which scores stand, which were made from fillers, and who judged.
-Scorers score a sample under its category as well (`favor_acc_AS`, `relaxed_human_split`, `autodq_f1_stock`). A sample that
-failed, or that no judge judged, has to be missing there, too, or such a metric would pass for one over all its samples:
-`metrics_due`.
+This file also decides which scores of a pass are valid, which were made from fillers, and who judged. Scorers also score a
+sample under its category (`favor_acc_AS`, `relaxed_human_split`, `autodq_f1_stock`). A failed or unjudged sample must be
+missing under its category too, or that metric would seem to cover all its samples: see `metrics_due`.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from mmkv_bench.judging.questions import JudgedMetric, prompts_digest
 def metrics_due(
     spec: TaskSpec, docs: Documents, doc_ids: Iterable[int], judged: tuple[JudgedMetric, ...]
 ) -> dict[int, list[str]]:
-    """doc_id -> names of the metrics that the scorer returns for an empty answer, of those it can tell them for.
+    """Map each document to the metrics that the scorer returns for an empty answer.
 
-    A pass of its own around a fresh task, whose scores are thrown away; no judge is asked. A scorer that cannot do with an
-    empty answer, or not without a judge, tells none for that sample.
+    This runs a separate pass around a new task and drops the scores; no judge is asked. If the scorer needs a real answer or a
+    judge, the sample's list is empty.
     """
     empty = dict.fromkeys(doc_ids, "")
     if not empty:
@@ -44,7 +43,7 @@ def metrics_due(
 
 
 Lost = dict[int, dict[str, str]]
-"""doc_id -> metric -> why it is not judged."""
+"""For each document and metric that is not judged: the reason ({doc_id: {metric: reason}})."""
 
 
 def take_back(
@@ -53,10 +52,11 @@ def take_back(
     metrics: Callable[[int], Sequence[str]],
     kept: str = "",
 ) -> Lost:
-    """Remove scores of fillers from `values`, and return what is missing.
+    """Remove scores made from fillers from `values`, and return the missing metrics with reasons.
 
-    values: doc_id -> metric -> score. metrics: gives the metrics that a sample, by doc_id, is to have. kept: a metric that no
-    judge decides.
+    values: {doc_id: {metric: score}}, changed in place.
+    metrics: returns the metrics that a sample should have, by doc_id.
+    kept: a metric that no judge decides.
     """
     lost: Lost = {}
     for owner in unheard(scoring_pass):
@@ -73,12 +73,12 @@ def take_back(
 
 
 def unheard(scoring_pass: ScoringPass) -> list[int]:
-    """The doc_ids of samples of which a question had no answer."""
+    """Return the doc_ids of samples with an unanswered question."""
     return sorted(owner for owner in {*scoring_pass.unanswered, *scoring_pass.refused} if owner is not None)
 
 
 def reasons(scoring_pass: ScoringPass, lost: Lost, samples: int, aggregated: Iterable[str]) -> dict[str, str]:
-    """Metric -> `not judged: ...`, for each metric that misses an answer in a sample or in lmms-eval's aggregation."""
+    """Return `not judged: ...` for each metric that lacks a judge's answer in a sample or in lmms-eval's aggregation."""
     lines: dict[str, str] = {}
     for name in dict.fromkeys(name for gone in lost.values() for name in gone):
         whys = [gone[name] for gone in lost.values() if name in gone]
@@ -93,7 +93,7 @@ def reasons(scoring_pass: ScoringPass, lost: Lost, samples: int, aggregated: Ite
 def judged_by(
     scoring_pass: ScoringPass, names: Iterable[str], prompts: Mapping[str | None, str]
 ) -> dict[str, JudgedBy]:
-    """Metric -> who judged it, for each metric of `names` with an answer of the judge."""
+    """Map each metric of `names` with an answer of the judge to that judge."""
     judges = {}
     for name in names:
         answered = [each for each in scoring_pass.asked if each.answered and each.metric in (None, base_metric(name))]
@@ -111,23 +111,25 @@ def judged_by(
 def score(
     spec: TaskSpec, answers: Mapping[str, Answer], limit: int | None = None, judge: JudgeAnswers | None = None
 ) -> CellScores:
-    """Scores of one cell on one dataset, from its stored answers.
+    """Score the stored answers of one cell on one dataset.
 
-    answers: sample id -> answer. limit: how many samples the cell is to have, None = as far as the answers reach.
-    judge: where scorers' questions go; None: there is no judge.
+    answers: sample id to answer.
+    limit: number of samples of the cell; None takes all documents up to the last answer.
+    judge: answers the scorers' questions; None means no judge.
 
-    An answer belongs to one task, document and prompt: an `ok` answer to another prompt than the sample's is refused.
-    Only `ok` answers reach the scorer. Unless every sample has one, lmms-eval's aggregate is None and the reason says
-    how many have not; failed samples have rows with value None, of the config's metrics and of those that the scorer
-    returns for an empty answer to them (see `metrics_due`); samples without any answer have no rows. Python's and
-    numpy's random generators are seeded by task and document before each sample and restored afterwards. Where a scorer
-    cannot read a choice out of an answer, `parse_failed` is 1; if it draws one then, the sample's scores are 0 here, and
-    lmms-eval's aggregate holds what it drew (see task_scorer.py). Caption metrics are scored per sample (see captions.py).
+    An answer belongs to one task, document and prompt. An `ok` answer to another prompt than the sample's is refused. Only
+    `ok` answers reach the scorer. Unless every sample has one, lmms-eval's aggregate is None and the reason counts the others.
+    Failed samples have rows with value None, for the config's metrics and for those that the scorer returns for an empty
+    answer (see `metrics_due`). Samples without any answer have no rows.
 
-    What a scorer made of a question without an answer is no score: the sample's value is None, `not_judged` says why, and
-    lmms-eval's aggregate of that metric is left out.
+    Python's and numpy's random generators are seeded by task and document before each sample and restored afterwards. If a
+    scorer cannot read a choice from an answer, `parse_failed` is 1. If it then draws a choice, the sample's scores are 0, but
+    lmms-eval's aggregate keeps the drawn scores (see task_scorer.py). Caption metrics are scored per sample (see captions.py).
 
-    Raises ScoringError when the scorer fails or asks a judge past ours, DataError for foreign answers.
+    A value that a scorer made from an unanswered question is no score: the sample's value is None, `not_judged` gives the
+    reason, and lmms-eval's aggregate of that metric is left out.
+
+    Raises ScoringError if the scorer fails or asks a judge past this package's proxy, DataError for foreign answers.
     """
     reach = max((answer.doc_id + 1 for answer in answers.values()), default=1)
     docs = documents(spec, reach if limit is None else limit)
@@ -173,8 +175,11 @@ _PROMPTS: dict[tuple[str, int], dict[str | None, str]] = {}
 
 
 def _prompts(spec: TaskSpec, docs: Documents, scoring_pass: ScoringPass) -> dict[str | None, str]:
-    """Digests of the judge's prompts by metric: of the questions about the dataset's first two documents with one text
-    in the place of the answers, so that they tell prompts and not answers apart. Empty where nobody was asked."""
+    """Return digests of the judge's prompts by metric, or an empty mapping if no judge was asked.
+
+    The prompts are the questions about the dataset's first two documents, with a fixed text in place of the answers. So the
+    digests depend on the prompts and not on the answers.
+    """
     if not any(asked.answered for asked in scoring_pass.asked):
         return {}
     first = {ref.doc_id: UNDER_TEST for ref in docs.refs[:2]}
@@ -191,7 +196,8 @@ def _prompts(spec: TaskSpec, docs: Documents, scoring_pass: ScoringPass) -> dict
 
 
 def checked_texts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer]) -> dict[int, str]:
-    """doc_id -> text, of the answers that are ok. Raises DataError for one without text, or of another document or prompt."""
+    """Map each document to its `ok` answer's text. Raises DataError for an answer without text, or to another document or
+    prompt."""
     every = {ref.doc_id: answers[ref.sample_id] for ref in docs.refs if ref.sample_id in answers}
     ok = {doc_id: answer for doc_id, answer in every.items() if answer.status == "ok"}
     expected, texts = prompt_hashes(spec, set(ok), len(docs.refs)), {}
@@ -199,20 +205,22 @@ def checked_texts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer]
         sample_id = docs.refs[doc_id].sample_id
         if not isinstance(answer.text, str):
             raise DataError(
-                f"the stored answer to sample {sample_id} of task {spec.name} is ok but has no text; its row is broken"
+                f"the stored answer to sample {sample_id} of task {spec.name} is ok but has no text, so its row "
+                "is broken; restore the row from a copy"
             )
         if (answer.doc_id, answer.prompt_hash) != (doc_id, expected[doc_id]):
             raise DataError(
-                f"the stored answer to sample {sample_id} of task {spec.name} belongs to document {answer.doc_id} and prompt "
-                f"{answer.prompt_hash[:12]}, the data have document {doc_id} and prompt {expected[doc_id][:12]}: the "
-                "dataset or the task's prompt changed; retry=[changed] answers such samples again"
+                f"the stored answer to sample {sample_id} of task {spec.name} belongs to document {answer.doc_id} "
+                f"and prompt {answer.prompt_hash[:12]}, but the data have document {doc_id} and prompt "
+                f"{expected[doc_id][:12]}: the dataset or the task's prompt changed; retry=[changed] answers such "
+                "samples again"
             )
         texts[doc_id] = answer.text
     return texts
 
 
 def why_incomplete(docs: Documents, answers: Mapping[str, Answer]) -> str | None:
-    """Count the samples without an answer, by how they ended; None where all have one."""
+    """Count the samples without an answer by status. Return None if every sample has an answer."""
     ended = (answers[ref.sample_id].status if ref.sample_id in answers else "missing" for ref in docs.refs)
     counts = Counter(status for status in ended if status != "ok")
     if not counts:
@@ -231,13 +239,15 @@ def rows_of(
     due: Mapping[int, list[str]],
     nothing: Mapping[str, tuple[float, ...]],
 ) -> list[SampleScore]:
-    """The scores of all samples with an answer, failed ones among them.
+    """Return the scores of all samples with an answer, failed samples included.
 
-    values, parts: those of a pass; lost: doc_id -> metrics whose judge did not answer; due: see `metrics_due`; nothing:
-    `parts_of_nothing`, of metrics that are not in `parts`.
+    values, parts: those of a pass.
+    lost: doc_id to metrics whose judge did not answer.
+    due: see `metrics_due`.
+    nothing: `parts_of_nothing`, for metrics that are not in `parts`.
     """
     rows: list[SampleScore] = []
-    headline = list(spec.metrics) or _scored(values) or _listed(spec)  # a failed sample counts in these
+    headline = list(spec.metrics) or _scored(values) or _listed(spec)  # a failed sample gets rows of these
     for ref in docs.refs:
         answer = answers.get(ref.sample_id)
         if answer is None:
@@ -258,14 +268,14 @@ def rows_of(
 
 
 def parts_of_nothing(spec: TaskSpec) -> dict[str, tuple[float, ...]]:
-    """Metric -> parts of a sample without a score, of a task whose YAML gives them as `metadata.parts_of_nothing`."""
+    """Map each metric to the parts of a sample without a score, from `metadata.parts_of_nothing` of the task's YAML."""
     metadata = {} if spec.is_pages else task_config(spec).get("metadata")
     parts_of = metadata.get("parts_of_nothing") if isinstance(metadata, Mapping) else None
     return {metric: tuple(map(float, parts)) for metric, parts in (parts_of or {}).items()}
 
 
 def _listed(spec: TaskSpec) -> list[str]:
-    """The metrics of the task's YAML."""
+    """Return the metrics of the task's YAML."""
     return [str(entry["metric"]) for entry in task_config(spec).get("metric_list") or []]
 
 

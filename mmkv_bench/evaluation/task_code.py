@@ -1,15 +1,14 @@
-"""A task's code: which of its files are part of a cell's identity, what it may read unheard, and its modules as Python sees
+"""A task's code: which files are part of a cell's identity, which reads go unnoticed, and how its modules are imported.
+
+While a prompt is made, files opened by Python are recorded (audit event `open`, PEP 578). Readers written in C open files
+without this event, and environment variables are read without any event. So prompts are made again in every run if code
+imports a package that may do the former, or reads environment variables by computed names. Values of variables that the code
+names are part of the key under which prompts are remembered.
+
+Modules are compiled from the source that the task's digest covers, never from kept bytecode. Python uses the bytecode in
+`__pycache__` if the source has the size and modification time for which it was made. A file replaced by another of equal size
+and time (cp -p, tar, rsync -t) would run as before. lmms-eval's own tasks keep their bytecode, because its version identifies
 them.
-
-Files that Python opens are heard while a prompt is made (audit event `open`, PEP 578). Readers written in C open theirs by
-themselves, and environment variables are read without a sound: code that imports a package which may have the one, or looks at
-the other under names that it makes up, has its prompts made again in every run. Values of variables that it names are part of
-what its prompts are remembered under.
-
-Modules are compiled from the source that the task's digest is of, never from kept bytecode. Python takes the bytecode in
-`__pycache__` where a source has the size and the time of modification that it was made of. A file that is replaced by one
-of equal size with its time kept (cp -p, tar, rsync -t) would be run as it was before. lmms-eval's own tasks keep their
-bytecode: its version stands for them.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _SILENT = {"sqlite3", "dbm", "ctypes", "mmap", "multiprocessing", "concurrent"}
 HEARD = (sys.stdlib_module_names - _SILENT) | {
     *("PIL", "numpy", "datasets", "yaml", "regex", "loguru", "tqdm", "lmms_eval", "mmkv_bench")
 }
-"""Modules whose every opening of a file is heard, but for `UNHEARD`. Of others nobody knows: most that read data do it in C."""
+"""Modules whose reads of files are all recorded, except for `UNHEARD`. Other modules are unknown: most that read data use C."""
 UNHEARD = {
     "ImageFont",
     "load_dataset",
@@ -55,37 +54,40 @@ UNHEARD = {
     "from_json",
     "from_text",
 }
-SUFFIXES = (".py", ".pyc", ".so", ".pyd")  # of what Python imports from a folder
+SUFFIXES = (".py", ".pyc", ".so", ".pyd")  # files that Python imports from a folder
 _DYNAMIC = {"importlib", "runpy", "imp"}
-_MADE_UP = {f"__{'import'}__", "exec", "eval"}  # calls that import or run what no text of the file says
+_MADE_UP = {f"__{'import'}__", "exec", "eval"}  # calls that import or run something not named in the file
 
 
-ANY = "*"  # in place of names that are not in the text of the code
+ANY = "*"  # stands for names that are not in the code's text
 
 
 class Reading(NamedTuple):
-    """Names in code: the packages that it imports, by their first words, and the environment variables that it reads."""
+    """Names in code: the top-level packages that it imports, and the environment variables that it reads."""
 
     imports: frozenset[str] = frozenset()
     variables: frozenset[str] = frozenset()
 
 
 def digests(path: Path) -> list[str]:
-    """Digests of the Python files that a task's YAML, and those it includes, can reach: beside them, in packages below that these
-    import, and elsewhere outside of installed packages. Empty where lmms-eval's version stands for them."""
+    """Return digests of the Python files that a task's YAML files (with includes) can reach: beside them, in imported packages
+    below, and in modules outside of installed packages. Empty if lmms-eval's version identifies the code."""
     names = {item for folder in folders(path) for item in _reached(folder).items()}
     return sorted(f"{name}:{hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in names)
 
 
 def files(path: Path) -> list[Path]:
-    """The YAML and Python files of a task, lmms-eval's own left out, sorted."""
+    """List the YAML and Python files of a task, sorted, without lmms-eval's own."""
     code = {file for folder in folders(path) for file in _reached(folder).values()}
     return sorted(code | {file for file in _yaml(path) if not shipped(file)})
 
 
 def remembered(path: Path) -> str | None:
-    """Digest of the environment variables that a task's code names, empty where none is set; None: its prompts have to be made
-    again in every run. Of lmms-eval's own tasks nothing is asked: what they read is in their rows."""
+    """Return a digest of the environment variables that a task's code names, or "" if none is set.
+
+    Return None if the prompts must be made again in every run. lmms-eval's own tasks are not examined, because their rows
+    contain what they read.
+    """
     imports, variables = set[str](), set[str]()
     for folder in folders(path):
         code = _reached(folder)
@@ -107,18 +109,18 @@ def _yaml(path: Path) -> Iterator[Path]:
 
 
 def shipped(file: Path) -> bool:
-    """True for lmms-eval's own files."""
+    """Tell whether a file belongs to lmms-eval."""
     return file.resolve().is_relative_to(lmms_eval_folder().resolve())
 
 
 def folders(path: Path) -> set[Path]:
-    """Folders of a task's YAML and of those it includes, without lmms-eval's own."""
+    """Return the folders of a task's YAML files, includes too, without lmms-eval's own."""
     return {file.resolve().parent for file in _yaml(path) if not shipped(file)}
 
 
 def _reached(folder: Path) -> dict[str, Path]:
-    """Name -> file of the code beside a YAML, of packages below that it imports, and of modules elsewhere that are no installed
-    packages; of these as far as this process finds them, as it does once the task was imported."""
+    """Map names to files of code: files beside a YAML, packages below that they import, and modules elsewhere that are not
+    installed packages. Modules elsewhere must be importable in this process, as they are after the task's import."""
     files = {file.name: file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and file.is_file()}
     subfolders = {part.name for part in folder.iterdir() if part.is_dir() and part.name[0] != "."}
     waiting, visited = list(files.values()), {file.partition(".")[0] for file in files} - subfolders | {ANY}
@@ -147,7 +149,7 @@ def _elsewhere(name: str) -> dict[str, Path]:
 
 
 def _modules(name: str, package: Path) -> dict[str, Path]:
-    """The files of a package, links to folders followed; hidden files and Python's own bytecode left out."""
+    """Return the files of a package. Links to folders are followed; hidden files and Python's bytecode are left out."""
     modules, visited = dict[str, Path](), set[str]()
     for place, below, names in os.walk(package, followlinks=True):
         if (real := os.path.realpath(place)) in visited:
@@ -162,7 +164,7 @@ def _modules(name: str, package: Path) -> dict[str, Path]:
 
 @lru_cache(maxsize=4096)
 def _reading(code: bytes) -> Reading:
-    """Summarise one file; a file that is no Python has an empty summary."""
+    """Summarise one file. The summary is empty if the file is not Python."""
     try:
         nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError):
@@ -191,13 +193,13 @@ def _reading(code: bytes) -> Reading:
             case ast.Call(func=function, args=[key, *_]) if _is_environment(function):
                 keys.append(key)
     variables = [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
-    if sum(map(_is_environment, nodes)) > len(variables):  # each mention has to come with a name
+    if sum(map(_is_environment, nodes)) > len(variables):  # a mention without a literal name
         variables.append(ANY)
     return Reading(frozenset(imports | ({ANY} if imports & _DYNAMIC else set())), frozenset(variables))
 
 
 def _is_environment(node: ast.AST) -> bool:
-    """True for a node that is the environment, or reads one variable of it."""
+    """Tell whether a node is the environment, or reads one of its variables."""
     if isinstance(node, ast.Attribute):
         return node.attr in ("environ", "getenv", "environb")
     return isinstance(node, ast.Name) and node.id in ("environ", "getenv")
@@ -208,7 +210,7 @@ _folders: set[Path] = set()
 
 
 class SourceOnly(SourceFileLoader):
-    """Reads and writes no bytecode."""
+    """A loader that reads and writes no bytecode."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -217,12 +219,12 @@ class SourceOnly(SourceFileLoader):
 
 @lru_cache(maxsize=256)
 def _compiled(source: bytes, path: str) -> CodeType:
-    """Compile equal bytes once: a task's module is run anew for each function that its YAML names."""
+    """Compile a source once, although a task's module is executed anew for each function that its YAML names."""
     return compile(source, path, "exec", dont_inherit=True)
 
 
 def executed(name: str, file: Path, source_only: bool) -> ModuleType:
-    """The module of a file, executed anew and not entered in `sys.modules`. Raises what its code raises."""
+    """Execute a file as a module and return it, without an entry in `sys.modules`. Raises the exceptions of its code."""
     loader = SourceOnly(name, str(file)) if source_only else SourceFileLoader(name, str(file))
     spec = spec_from_file_location(name, file, loader=loader)
     assert spec is not None, "a file with a loader has a spec"
@@ -232,9 +234,9 @@ def executed(name: str, file: Path, source_only: bool) -> ModuleType:
 
 
 def import_from_source(folders: Iterable[Path]) -> None:
-    """Import modules in and below a task's folders, and elsewhere outside of installed packages, from their sources from now on.
+    """From now on, import modules below a task's folders, or elsewhere outside of installed packages, from their sources.
 
-    It holds whoever imports them: a task's code imports some only when a prompt is made.
+    This applies to all importers, because a task's code imports some modules only when a prompt is made.
     """
     new = {folder.resolve() for folder in folders} - _folders
     if not new:
@@ -247,19 +249,20 @@ def import_from_source(folders: Iterable[Path]) -> None:
 
 
 def _finder(place: str) -> FileFinder:
-    """The finder of a folder's modules (a hook of `sys.path_hooks`). Raises ImportError for folders whose bytecode counts."""
+    """Return the finder of a folder's modules (a hook of `sys.path_hooks`). Raises ImportError for folders that may use
+    bytecode."""
     if not _of_task(place):
         raise ImportError(f"{place} may keep its bytecode", path=place)
     return FileFinder(
         place,
         (ExtensionFileLoader, EXTENSION_SUFFIXES),
         (SourceOnly, SOURCE_SUFFIXES),
-        (SourcelessFileLoader, BYTECODE_SUFFIXES),  # a module without a source, whose digest is of this
+        (SourcelessFileLoader, BYTECODE_SUFFIXES),  # a module without a source, whose digest covers the bytecode
     )
 
 
 def _of_task(place: str) -> bool:
-    """True where modules of a folder may be a task's code: no version stands for them."""
+    """Tell whether a folder's modules may be a task's code, which no version identifies."""
     path = Path(place).resolve()
     if any(path.is_relative_to(folder) and _own(path.relative_to(folder)) for folder in _folders):
         return path.is_dir()
@@ -280,16 +283,15 @@ _UNTRACEABLE = {
     "os.fork",
     "socket.connect",
 }
-_KERNEL_FILES = ("/proc/", "/sys/", "/dev/")  # the kernel makes these up; they have no size
+_KERNEL_FILES = ("/proc/", "/sys/", "/dev/")  # made by the kernel, without a size
 _listeners: list[OpenedFiles] = []
 _hooked = False
 
 
 class OpenedFiles:
-    """Files that were opened for reading: path -> state before that, None where there was no file.
+    """Files that were opened for reading: path to its state before, or None if there was no file.
 
-    `traceable`: whether every path says where its file lies (a relative one depends on the working folder), and nothing but files
-    was read.
+    `traceable`: whether all paths are absolute (relative paths depend on the working folder) and nothing but files was read.
     """
 
     def __init__(self) -> None:
@@ -298,11 +300,11 @@ class OpenedFiles:
 
     def hear(self, path: object, flags: object) -> None:
         if not isinstance(path, str | bytes | os.PathLike):
-            return  # an open descriptor, whose own opening was heard
+            return  # an open descriptor, whose own opening was recorded
         name = os.fsdecode(path)
         writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
         if writes or name in self.files or name.endswith(SUFFIXES):
-            return  # of what is imported on the way the versions of packages tell
+            return  # an import: versions of packages cover it
         self.traceable &= os.path.isabs(name)
         try:
             status = os.stat(name)
@@ -315,8 +317,8 @@ class OpenedFiles:
 
 @contextmanager
 def opened() -> Iterator[OpenedFiles]:
-    """Listen while the block runs, in all threads."""
-    global _hooked  # noqa: PLW0603 - the interpreter takes a hook once and for all
+    """Record opened files while the block runs, in all threads."""
+    global _hooked  # noqa: PLW0603 - the interpreter cannot remove a hook
     if not _hooked:
         sys.addaudithook(_hear)
         _hooked = True
@@ -336,17 +338,17 @@ def _hear(event: str, arguments: tuple) -> None:
     elif event in _UNTRACEABLE and _listeners:
         importing = sys._getframe(1).f_code.co_filename.startswith(
             "<frozen importlib"
-        )  # it looks for a module in a folder
+        )  # searching a folder for a module
         for listener in _listeners:
             listener.traceable &= importing
 
 
 def of_one_sample(error: BaseException) -> bool:
-    """True where an exception concerns the one sample that was read or asked, and is no reason to stop.
+    """Tell whether an exception concerns only the sample that was read or asked, so that others can go on.
 
-    Decoders have exceptions of their own for files that are broken or too large, tasks take fields for granted that are
-    empty, and end the process for a missing video. What stops every sample alike is a package or a name that is not
-    there, and what this project refuses for another reason than its data.
+    Decoders raise their own exceptions for broken or too large files. Tasks rely on fields that may be empty, and end the
+    process for a missing video. A missing package or name stops every sample, and so does an exception of this project other
+    than DataError.
     """
     if isinstance(error, MMKVError):
         return isinstance(error, DataError)

@@ -1,12 +1,12 @@
-"""The score of one sample, out of what lmms-eval's scorers return for it: a number, or a dict of one shape or another.
+"""The score of one sample from the values of lmms-eval's scorers: a number, or dicts of several shapes.
 
-Some scorers that find none of the choices in an answer draw one at random, others give 0. A model whose answers are ruined
-would be lifted to chance by the draw, so we count such samples (`parse_failed`, 0 or 1) and score them 0; lmms-eval's own
-aggregate keeps its draws. Draws are noticed from outside, whatever the task: Python's and numpy's generators are set before
-each sample; if the scorer moved one of them and gives something else for the same answer when they are set otherwise, its
-score is a guess. A scorer whose random numbers do not change its result does not guess.
+Some scorers draw a choice at random if they find none in an answer; others give 0. A draw would lift a model with ruined
+answers to chance level. So this package marks such samples (`parse_failed`, 0 or 1) and scores them 0; lmms-eval's own
+aggregate keeps its draws. Draws are detected from outside, for any task: Python's and numpy's generators are seeded before
+each sample. If the scorer used one of them and returns something else for the same answer under other seeds, its score is a
+guess. A scorer whose random numbers do not change its result does not guess.
 
-Scorers that ask a judge by an address of their own are refused, for what fails there comes back as score 0.
+Scorers that ask a judge at their own address are refused, because a failed request would become score 0.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from lmms_eval.api.task import ConfigurableTask
 
 
-Aggregation = Callable[..., Any] | None  # none of what lmms-eval does not list as a metric
+Aggregation = Callable[..., Any] | None  # None for values that lmms-eval does not list as a metric
 Extractor = Callable[[Any, Aggregation], float | None]
 
-# Scores of subsets that lmms-eval's scorer returns, but no list of metrics names.
+# Scores of subsets that lmms-eval's scorer returns although no list of metrics names them.
 BESIDE = {"vstar_direct_attributes_acc", "vstar_relative_position_acc"}
 
 
 def sample_value(metric: str, value: Any, aggregation: Aggregation) -> float | None:
-    """The sample's score, or None for a metric that exists only over many samples (captions, submissions).
+    """Return the sample's score, or None for a metric that exists only over many samples (captions, submissions).
 
-    A registered extractor goes first; then a number is the score, and a dict's `score` is.
+    A registered extractor is used first. Otherwise the value itself is the score, or `score` of a dict.
     """
     return EXTRACTORS[metric](value, aggregation) if metric in EXTRACTORS else plain_value(value)
 
 
 def plain_value(value: Any) -> float | None:
-    """A number, or the number that a dict holds as `score`."""
+    """Return a number, or the number under `score` of a dict, or None."""
     if isinstance(value, Mapping):
         value = value.get("score")
     if isinstance(value, numbers.Real):
@@ -54,7 +54,7 @@ def plain_value(value: Any) -> float | None:
 
 
 def aggregate_of_one(value: Any, aggregation: Aggregation) -> float | None:
-    """Prediction and answer side by side; the metric is a mean of matches, so over one sample it is that match."""
+    """Aggregate one sample. The value holds prediction and answer, and the metric is a mean of matches, so this is the match."""
     assert aggregation is not None, "these metrics are in lmms-eval's lists"
     options = {"args": None} if "args" in inspect.signature(aggregation).parameters else {}
     score = aggregation([value], **options)
@@ -62,18 +62,21 @@ def aggregate_of_one(value: Any, aggregation: Aggregation) -> float | None:
 
 
 def worldqa(value: Any, aggregation: Aggregation) -> float | None:
-    """WorldQA: the judge's words, or an answer that its aggregation reads or asks the judge about. Others: a number."""
+    """Return the score of a WorldQA value, from which the aggregation reads a score or asks the judge for one.
+
+    Other tasks' values are numbers.
+    """
     of_worldqa = isinstance(value, Mapping) and "question_idx" in value
     return aggregate_of_one(value, aggregation) if of_worldqa else plain_value(value)
 
 
-# Metrics whose values need a function of their own: it gets a sample's value and the aggregation.
+# Metrics that need their own function, called with a sample's value and the aggregation.
 EXTRACTORS: dict[str, Extractor] = {
     # HR-Bench: 1 for the right letter. Its aggregate is the mean over cyclic orders of the choices of their means.
     **dict.fromkeys(("single", "cross", "average"), lambda value, aggregation: float(value["gpt_score"])),
     "WUPS": lambda value, aggregation: float(
         value["0"]
-    ),  # NExT-QA, open-ended: at threshold 0, the one that is aggregated
+    ),  # NExT-QA, open-ended: threshold 0, which is the aggregated one
     **dict.fromkeys(("mmmu_acc", "muirbench_score_overall", "mirb_score", "lvb_acc"), aggregate_of_one),
     "gpt_eval": worldqa,
     # Letters, compared as SEED-Bench's aggregation does (which also writes a file, so it is not called here).
@@ -85,15 +88,15 @@ EXTRACTORS: dict[str, Extractor] = {
 
 
 def base_metric(name: str) -> str:
-    """A metric's name without the filter's: `gpt_eval,flexible` is of `gpt_eval`."""
+    """Return a metric's name without the filter: `gpt_eval` for `gpt_eval,flexible`."""
     return name.partition(",")[0]
 
 
 PARSE_FAILED = "parse_failed"
-# With five choices a guess that the result shows only as right or wrong stays the same 64 times with p = 0.8^64 = 6e-7.
+# With five choices, a guess that shows only right or wrong stays the same 64 times with p = 0.8^64 = 6e-7.
 TRIES = 64
 
-# Metrics whose values tell what was read, and when that is nothing.
+# Metrics whose values show which choice was read, with a test whether none was read.
 UNREAD: dict[str, Callable[[Any], bool]] = {
     "vstar_overall_acc": lambda value: value["prediction"] is None,
     "videomme_perception_score": lambda value: value["pred_answer"] == "",
@@ -102,7 +105,7 @@ UNREAD: dict[str, Callable[[Any], bool]] = {
 
 
 def seed(identity: str) -> None:
-    """Set Python's and numpy's generators to a state that depends on `identity` alone."""
+    """Seed Python's and numpy's generators from `identity` alone."""
     import numpy as np
 
     value = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:4], "big")
@@ -112,14 +115,14 @@ def seed(identity: str) -> None:
 
 @functools.cache
 def untouched(identity: str) -> tuple[int, bytes]:
-    """The result of `drawn` right after `seed(identity)`."""
+    """Return the result of `drawn` right after `seed(identity)`."""
     seed(identity)
     return drawn()
 
 
 def drawn() -> tuple[int, bytes]:
-    """The next 64 bits of both generators. They are others where something was drawn since they were set (but for one
-    chance in 2^64); comparing whole states would cost more than most scorers."""
+    """Return the next 64 bits of both generators. They differ from `untouched` if something was drawn since the seeding
+    (except for one chance in 2^64). Comparing whole states would cost more than most scorers."""
     import numpy as np
 
     return random.getrandbits(64), np.random.bytes(8)
@@ -127,7 +130,7 @@ def drawn() -> tuple[int, bytes]:
 
 @contextmanager
 def state_kept() -> Iterator[None]:
-    """Both generators are afterwards as they were before."""
+    """Restore the states of both generators after the block."""
     import numpy as np
 
     python, numpy = random.getstate(), np.random.get_state()
@@ -139,9 +142,10 @@ def state_kept() -> Iterator[None]:
 
 
 def guessed(identity: str, metrics: Mapping[str, Any], again: Callable[[], Mapping[str, Any]]) -> bool:
-    """True where the scorer's result depends on the state of the generators. Call it only when the scorer moved one of them.
+    """Tell whether the scorer's result depends on the generators' state. Call this only if the scorer used one of them.
 
-    metrics: what it returned; again: scores the same answer once more, from the same document.
+    metrics: the scorer's result.
+    again: scores the same answer again, from the same document.
     """
     first = repr(metrics)
     for number in range(TRIES):
@@ -152,20 +156,20 @@ def guessed(identity: str, metrics: Mapping[str, Any], again: Callable[[], Mappi
 
 
 def unread(metrics: Mapping[str, Any]) -> bool:
-    """True where a value itself says that no choice was read."""
+    """Tell whether a value itself says that no choice was read."""
     return any(UNREAD[name](value) for name, value in metrics.items() if name in UNREAD)
 
 
 def tells_right_only(metrics: Mapping[str, Any]) -> bool:
-    """True for HR-Bench, whose values (with a cycle_category) tell only whether the right choice was met."""
+    """Tell whether these are HR-Bench's metrics (with a cycle_category), which show only whether the right choice was given."""
     value = metrics.get("average")
     return isinstance(value, Mapping) and "cycle_category" in value
 
 
 def right_under_no_key(metrics: Mapping[str, Any], again: Callable[[dict[str, str]], Mapping[str, Any]]) -> bool:
-    """True where an answer would be wrong whichever choice were right: it was not read. For `tells_right_only`.
+    """Tell whether an answer is wrong whichever choice is right, so that it was not read. For `tells_right_only`.
 
-    again: scores the same answer once more, with columns of the document replaced.
+    again: scores the same answer again, with columns of the document replaced.
     """
     if metrics["average"]["gpt_score"]:
         return False
@@ -173,30 +177,31 @@ def right_under_no_key(metrics: Mapping[str, Any], again: Callable[[dict[str, st
 
 
 def reads_choices(metrics: Mapping[str, Any]) -> bool:
-    """True where the task's metrics tell which choice was read: then, as where its scorer can draw, every sample gets a
-    `parse_failed`."""
+    """Tell whether the task's metrics show which choice was read. Every sample then gets `parse_failed`, as with scorers that
+    draw."""
     return any(name in UNREAD for name in metrics)
 
 
 JUDGE_MODULES = ("lmms_eval.llm_judge", "lmms_eval.verifiers", "openai")
-ADDRESSES = ("API_URL", "OPENAI_API_URL", "OPENAI_BASE_URL", "BASE_URL", "API_BASE")  # of scorers that post themselves
-CLIENTS = ("base_url", "api_url")  # where clients of judges keep theirs
+ADDRESSES = ("API_URL", "OPENAI_API_URL", "OPENAI_BASE_URL", "BASE_URL", "API_BASE")  # of scorers that send requests
+CLIENTS = ("base_url", "api_url")  # attributes of judges' clients
 
 
 def refuse_other_judges(name: str, task: ConfigurableTask, ours: str) -> None:
-    """Raise ScoringError when the task's scorer would ask a judge anywhere but below the address `ours`."""
+    """Raise ScoringError if the task's scorer would ask a judge anywhere but below the address `ours`."""
     scorers = [task.config.process_results, *task.metric_functions.values()]
     for scorer in scorers:
         for address in addresses(scorer) if callable(scorer) else ():
             if not address.startswith(ours):
                 raise ScoringError(
-                    f"the scorer of lmms-eval's task {name} asks a judge at {address}, which no setting changes; a judge that "
-                    "fails there would score 0. Choose a task that reads OPENAI_API_URL; the answers are kept"
+                    f"the scorer of lmms-eval's task {name} asks a judge at {address}, which no setting changes, "
+                    "and a failing judge would give score 0. Choose a task that reads OPENAI_API_URL; the "
+                    "answers are kept"
                 )
 
 
 def addresses(scorer: Callable[..., Any]) -> set[str]:
-    """Addresses of judges that the function, or one of the task's functions it may call, knows."""
+    """Return the judges' addresses in the function and in the task's functions that it may call."""
     urls: set[str] = set()
 
     def visit(function: Any, names: set[str]) -> Iterator[Any]:
@@ -222,7 +227,7 @@ def addresses(scorer: Callable[..., Any]) -> set[str]:
 
 
 def may_draw(scorer: Any) -> bool:
-    """True where the function, or one of lmms-eval's task functions that it may call, names a random generator."""
+    """Tell whether the function, or a function of lmms-eval's tasks that it may call, names a random generator."""
     import numpy as np
 
     drawing = False
@@ -240,7 +245,7 @@ def may_draw(scorer: Any) -> bool:
 
 
 def _walk(scorer: Any, visit: Callable[[Any, set[str]], Iterable[Any]]) -> None:
-    """Visit a function with the global names in its code, then the functions and classes that each visit gives."""
+    """Visit a function with the global names in its code, then the functions and classes that each visit yields."""
     waiting, visited = [scorer], set()
     while waiting:
         function = waiting.pop()

@@ -1,12 +1,12 @@
-"""Speed of devices: read-only memory bandwidth and the rate of large products, measured once and kept in the cache folder.
+"""Speed of devices: read-only memory bandwidth and the rate of large matrix products, measured once and cached in a folder.
 
-Each device has a small JSON file there, which a plan, and whoever divides a measured time by what the device allows, read
-without torch; other devices' files may be copied beside it. `mmkv-bench plan --measure` measures the one of this machine in
-seconds.
+Each device has a small JSON file in that folder, readable without torch. Plans read it, and so do comparisons of measured times
+with the device's limits. Files of other devices may be copied into the folder. `mmkv-bench plan --measure` measures this
+machine's device in seconds.
 
-Bandwidth is that of the fastest of three passes that read a block far larger than any cache and write next to nothing; a copy
-is none of them, since it writes what it reads and so reaches about half. Of several rounds the best counts: a disturbance only
-ever makes a round slower, and a limit is what nothing exceeds.
+Bandwidth is taken from the fastest of three passes that read a block far larger than any cache and write next to nothing. A copy
+is not among them: it writes what it reads and so reaches about half. Of several rounds the best counts: a disturbance only
+makes a round slower, and a limit is something that nothing exceeds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mmkv_bench.devices import Device
 
 SCHEME = 1
-"""Version of the file's keys; files of another one are not read."""
+"""Version of the file's keys; files of other versions are not read."""
 _BLOCK = {"cpu": 1 << 29, "cuda": 1 << 32}  # bytes; at most an eighth of the memory
 _WIDTH = {"cpu": 2048, "cuda": 8192}  # of the square matrices
 _DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "bfloat16", "float16")}
@@ -41,14 +41,17 @@ _COLUMNS = 4096
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """What one device reaches.
+    """Measured limits of one device.
 
     Attributes:
-        name: of the GPU, or of the processor; kind: `cuda` or `cpu`; threads: of the processor that took part.
-        bandwidth: bytes per second that a read-only pass over memory reaches; a copy, which writes too, reaches less.
-        rates: dtype -> operations per second of a large square product, two for a multiplication and an addition.
-        memory_bytes: of the device, of the machine for `cpu`; torch: its version; measured: the day, as `2026-11-22`.
-        load: of the machine in the minute before, None where that is not known (older files).
+        name: name of the GPU, or of the processor.
+        kind: `cuda` or `cpu`.
+        threads: number of processor threads that took part.
+        bandwidth: bytes per second of a read-only pass over memory; a copy, which writes too, reaches less.
+        rates: dtype -> operations per second of a large square product; a multiplication and an addition are two.
+        memory_bytes: memory of the device; for `cpu`, of the machine.
+        torch: version of torch. measured: the day, as `2026-11-22`.
+        load: load of the machine in the minute before; None if unknown (older files).
     """
 
     name: str
@@ -63,7 +66,7 @@ class DeviceSpeed:
 
     @property
     def slug(self) -> str:
-        """The name of its file, and of `--device`."""
+        """Name of the device's file, and value of `--device`."""
         return slug_of(self.name, self.kind, self.threads)
 
     def __str__(self) -> str:
@@ -76,41 +79,41 @@ class DeviceSpeed:
 
 
 def slug_of(name: str, kind: str, threads: int) -> str:
-    """`nvidia-h100-80gb-hbm3`, `intel-xeon-2-threads`; arguments as of `DeviceSpeed`."""
+    """Return a device's slug: `nvidia-h100-80gb-hbm3`, `intel-xeon-2-threads`. Arguments are as in `DeviceSpeed`."""
     words = name if kind != "cpu" else f"{name} {threads} threads"
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
 def folder() -> Path:
-    """Where the files are."""
+    """Return the folder of the files."""
     return cache_dir() / "devices"
 
 
 def stored() -> dict[str, DeviceSpeed]:
-    """Slug -> what was measured, by name; files that cannot be read or are of another version are left out."""
+    """Map slugs to stored speeds, sorted. Files that are unreadable or of another version are left out."""
     files = sorted(folder().glob("*.json"))
     return {file.stem: speed for file in files if (speed := _read(file)) is not None}
 
 
 def named(slug: str) -> DeviceSpeed:
-    """One of `stored`.
+    """Return the stored speed with this slug.
 
     Raises:
-        ConfigError: it was not measured.
+        ConfigError: the device was not measured.
     """
     speeds = stored()
     if slug not in speeds:
         help = nearest(slug, speeds) if speeds else "none was measured"
         raise ConfigError(
-            f"--device {slug}: no measurement of it is in {folder()}; {help}. "
-            "Run `mmkv-bench plan --measure auto` on the device, or give the numbers of its data sheet: --device-memory [GiB], "
+            f"--device {slug}: no measurement of it is in {folder()}; {help}; "
+            "run `mmkv-bench plan --measure auto` on the device, or give the numbers of its data sheet: --device-memory [GiB], "
             "--bandwidth [GB/s] and --matmul [TFLOP/s]"
         )
     return speeds[slug]
 
 
 def save(speed: DeviceSpeed) -> Path:
-    """Write it, in place of an earlier measurement of the same device.
+    """Write a speed to its file, and replace an earlier measurement of the same device.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -143,14 +146,15 @@ def _read(file: Path) -> DeviceSpeed | None:
 
 
 def measured(setting: str, again: bool = False) -> DeviceSpeed:
-    """The speed of a device of this machine: as stored, else measured now and stored. A measurement under a clearly higher load
-    than now is repeated.
+    """Return the speed of a device of this machine. If it is not stored, or was measured under a clearly higher load, measure and
+    store it.
 
     Args:
-        setting: `cpu`, `cuda`, or `auto`; again: measure in any case.
+        setting: `cpu`, `cuda`, or `auto`.
+        again: measure in any case.
 
     Raises:
-        ConfigError: no such device here, a cache that cannot be written.
+        ConfigError: there is no such device, or the cache folder cannot be written.
     """
     import torch
 
@@ -168,7 +172,7 @@ def measured(setting: str, again: bool = False) -> DeviceSpeed:
 
 
 def _disturbed(known: DeviceSpeed) -> bool:
-    """It was measured beside one more busy processor than there is now, or several; an unknown load is none."""
+    """Tell whether the load at the measurement was higher than now by more than 1; an unknown load counts as undisturbed."""
     now = _load()
     return known.load is not None and now is not None and known.load > now + 1
 
@@ -178,10 +182,12 @@ def _load() -> float | None:
 
 
 def measure(place: torch.device, block: int | None = None, width: int | None = None) -> DeviceSpeed:
-    """Measure it with as many threads as torch has now.
+    """Measure a device with torch's present number of threads.
 
     Args:
-        block: bytes that are read; width: of the square matrices. Less than the defaults is faster and says less.
+        place: the device.
+        block: bytes to read.
+        width: width of the square matrices. Smaller values than the defaults are faster and less reliable.
     """
     import torch
 
@@ -204,7 +210,7 @@ def measure(place: torch.device, block: int | None = None, width: int | None = N
 
 
 def _bandwidth(device: Device, block: int) -> float:
-    """Bytes per second."""
+    """Return the bandwidth in bytes per second."""
     import torch
 
     x = torch.ones(max(1, block // 4 // _COLUMNS), _COLUMNS, device=device.place)
@@ -214,7 +220,7 @@ def _bandwidth(device: Device, block: int) -> float:
 
 
 def _rate(device: Device, dtype: torch.dtype, width: int) -> float:
-    """Operations per second, of random numbers: with constant ones a GPU takes less power and clocks higher."""
+    """Return operations per second, for random numbers: with constant ones a GPU uses less power and clocks higher."""
     import torch
 
     draw = torch.Generator(device.place).manual_seed(0)
@@ -223,7 +229,7 @@ def _rate(device: Device, dtype: torch.dtype, width: int) -> float:
 
 
 def _seconds(run: Callable[[], object], device: Device) -> float:
-    """The least time of one call, over rounds of as many as take long enough to be timed."""
+    """Return the least time of one call, over rounds with enough calls to be timed."""
     run()
     calls, best = 1, float("inf")
     while (taken := _round(run, calls, device)) < _LEAST_S / _ROUNDS:

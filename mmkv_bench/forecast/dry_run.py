@@ -1,10 +1,10 @@
-"""Operations without numbers: what would be allocated is counted, nothing is computed, and no device is needed.
+"""Dry runs: operations on tensors without numbers. Allocations are counted, nothing is computed, and no device is needed.
 
-Tensors are torch's fake ones, which have a shape, a dtype and a device that this machine need not have. Selection reads
-numbers, however: how many entries a head keeps, whether a prompt has text. So small tensors carry numbers as well
-(`FakeValuesMode`): true ones where all that they come from has numbers (token types, budgets, indices), made-up ones where
-a method first derives something small from what has none (scores of tokens). What is read is then consistent in itself, and
-of the right size; which entries are kept means nothing.
+The tensors are torch's fake tensors, which have a shape, a dtype and a device that this machine need not have. But selection
+reads numbers: how many entries a head keeps, whether a prompt has text. So small tensors carry numbers too
+(`FakeValuesMode`). The numbers are true if all their sources have numbers (token types, budgets, indices). They are made up if
+a method computes something small from tensors without numbers (scores of tokens). What is read is then consistent and
+of the right size, but which entries are kept means nothing.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 class Kernels(TorchFunctionMode):
-    """What torch does on a device that is there, where fake tensors alone would do something else.
+    """Replacements for kernels that behave differently with fake tensors than on a real device.
 
-    Attention is a fused kernel: its output and one number per query row, no scores; fake tensors would be given the plain
-    products, T x T numbers that no device of today holds. A tensor of Python numbers is made on the host and moved.
+    Attention is a fused kernel: its output and one number per query row, no scores. With fake tensors it would become plain
+    products of T x T numbers, which fit on no device. A tensor of Python numbers is made on the host and moved.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -63,17 +63,19 @@ class Kernels(TorchFunctionMode):
 
     @staticmethod
     def _back_to_back(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Output, sums and the state of its random numbers, as the operation of heads that stand back to back gives them."""
+        """Return output, sums and random state, as the attention kernel for heads stored back to back does."""
         rows, heads = query.shape[:2]
         sums = query.new_empty(heads, rows, dtype=torch.float32)
         return query.new_empty(rows, heads, value.shape[-1]), sums, query.new_empty(2, dtype=torch.uint64)
 
 
 def grouped_experts(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """The tensors of transformers' grouped products, which sort rows by numbers that fake tensors do not have.
+    """Return the tensors of transformers' grouped products, which sort rows by numbers that fake tensors do not have.
 
     Args:
-        hidden: `[tokens, E]`; index, weights: `[tokens, k]`, the experts of each token and what their outputs count.
+        module: the experts' module.
+        hidden: `[tokens, E]`.
+        index, weights: `[tokens, k]`, the experts of each token and the weights of their outputs.
     """
 
     def products(rows: Tensor, name: str) -> Tensor:
@@ -87,8 +89,8 @@ def grouped_experts(module: Any, hidden: Tensor, index: Tensor, weights: Tensor)
 
 
 class DryPeaks(Peaks):
-    """Peaks of a dry run. Numbers are made up where they are read: by selection, reduction and policies, not by scores, which
-    are sums over blocks of which only some are run."""
+    """Peaks of a dry run. Numbers are made up in the phases that read them: selection, reduction and decoding. Scoring reads
+    none: its sums go over blocks, of which only some are run."""
 
     def __init__(self, counters: Counters, made_up: FakeValuesMode):
         super().__init__(counters)
@@ -96,7 +98,7 @@ class DryPeaks(Peaks):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """See `Peaks`."""
+        """Count the peak of a phase (see `Peaks`), and make up numbers if the phase reads them."""
         before, self.made_up.invents = self.made_up.invents, name in (SELECT, REDUCE, DECODE)
         try:
             with super().phase(name):
@@ -107,17 +109,20 @@ class DryPeaks(Peaks):
 
 @contextmanager
 def without_numbers(counter: LiveStorages) -> Iterator[FakeValuesMode]:
-    """Within it tensors are fake, and those of the counter's kind of device are counted by it."""
+    """Make tensors fake within the context; the counter counts those on its kind of device."""
     made_up = FakeValuesMode()
     with FakeTensorMode(allow_non_fake_inputs=True), counter, Kernels(), made_up, ends_only():
         yield made_up
 
 
 class DryModel:
-    """A model without weights, of which prompts are counted; within `without_numbers`.
+    """A model without weights, whose prompts are counted; use it within `without_numbers`.
 
     Args:
-        config: of transformers; dtype, attention: as of a run; counter: counts its storages from the first on.
+        config: transformers config.
+        dtype, attention: as for a run.
+        counter: counter of the model's storages, from the first on.
+        made_up: the mode that makes numbers up.
     """
 
     def __init__(self, config: Any, dtype: torch.dtype, attention: str, counter: LiveStorages, made_up: FakeValuesMode):
@@ -145,11 +150,13 @@ class DryModel:
         steps: int = 2,
         reserve: int = 32,
     ) -> dict[str, int]:
-        """Phase -> the most bytes held, of one prompt.
+        """Map each phase to the largest number of bytes held, for one prompt.
 
         Args:
-            types: int `[1, T]`, 0 text, 1 image, 2 video, with numbers; inputs: what a processor made of the prompt. Without
-                them visual tokens are taken for text, and no vision tower runs. steps, reserve: see `phases.run`.
+            compressor, budget: the method.
+            types: int `[1, T]`, 0 text, 1 image, 2 video, with numbers.
+            inputs: a processor's output for the prompt. Without it, visual tokens are treated as text, and no vision tower runs.
+            steps, reserve: see `one_pass.run`.
         """
         place = self.counter.place
         given = self._text(types) if inputs is None else inputs
@@ -171,14 +178,14 @@ class DryModel:
 
 @contextmanager
 def dry_model(config: Any, dtype: str, attention: str, kind: str) -> Iterator[DryModel]:
-    """A model whose storages on a kind of device (`cuda`, `cpu`) are counted; other arguments as of `DryModel`."""
+    """Yield a model whose storages on a kind of device (`cuda`, `cpu`) are counted; other arguments are as in `DryModel`."""
     counter = LiveStorages(torch.device(kind))
     with without_numbers(counter) as made_up:
         yield DryModel(config, getattr(torch, dtype), attention, counter, made_up)
 
 
 def prompt_types(tokens: int, visual: int) -> Tensor:
-    """int64 `[1, tokens]`, with numbers: a few words, an image of `visual` tokens, a question."""
+    """Return token types, int64 `[1, tokens]`, with numbers: a few words, an image of `visual` tokens, a question."""
     with _disable_current_modes():
         types = torch.zeros(1, tokens, dtype=torch.int64)
         first = min(tokens // 10, tokens - visual)

@@ -1,6 +1,6 @@
 """Forecast of a plan by arithmetic from shapes: bytes, the roofline of a decode step, hours, and whether it fits.
 
-Loads neither weights nor data nor torch. What is not known then is listed in `Forecast.missing`, never counted as zero.
+No weights, data or torch are loaded. What is unknown then is listed in `Forecast.missing`, never counted as zero.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.forecast import prompt_length, roofline
+from mmkv_bench.forecast.passes import Passes, passes, questions_per_document
 from mmkv_bench.forecast.prompt_length import PromptLength
 from mmkv_bench.forecast.weights import ModelBytes, model_sizes
 from mmkv_bench.protocols import protocol
@@ -26,18 +28,19 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
 HOUR = 3600.0
-_LARGEST = 1 << 24  # of the batches that are looked for
+_LARGEST = 1 << 24  # largest batch that the search considers
 _ALIVE = 3  # tensors [tokens, intermediate] that an eager MLP holds at once
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Facts about prompts and the device that the user states or an earlier measurement knows; None and empty: not known.
+    """Facts about prompts and the device that the user gave or that were measured before; None or empty: unknown.
 
     Attributes:
-        prompt_tokens: lengths to plan for; visual_tokens: of each of them; images: width and height in pixels of those of a
-            prompt, which then has as many tokens as they and a question make.
-        memory: bytes of the device; bandwidth: bytes per second; rate: operations per second; device: its name.
+        prompt_tokens: prompt lengths to plan for.
+        visual_tokens: visual tokens of each prompt.
+        images: width and height in pixels of a prompt's images; the images and a question then determine the prompt's length.
+        memory: bytes of the device. bandwidth: bytes per second. rate: operations per second. device: its name.
     """
 
     prompt_tokens: Sequence[int] = ()
@@ -51,15 +54,19 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts of one length, and what is done with them.
+    """Prompts of one length, and the work on them.
 
     Attributes:
-        length: of each prompt; new_tokens: most tokens of an answer, None where that is not known; cells: what reads the prompts.
+        length: length of each prompt.
+        new_tokens: most tokens of an answer; None if unknown.
+        cells: cells that read the prompts.
         prefills: tokens of a prompt -> number of such prompts to prefill.
-        weight_reads: times that decoding reads the weights; entry_reads: entries that it reads in sum; None where answers have no
-            known length.
-        batch: sequences decoded together; together: their prompts are prefilled in one pass, not one by one.
-        state_reads: times that the states of layers that are not compressed are read, once for each cell and step.
+        fed: (tokens, entries before them) -> number of such pieces that are fed after a prefill: chunks of contexts that are fed
+            again, turns of conversations.
+        weight_reads: number of times that decoding reads the weights; entry_reads: number of entries that it reads. None if
+            answers have no known length.
+        batch: sequences decoded together. together: their prompts are prefilled in one pass, not one by one.
+        state_reads: number of times that the states of uncompressed layers are read, once per cell and step.
     """
 
     dataset: str
@@ -72,20 +79,23 @@ class Workload:
     batch: int = 1
     together: bool = False
     state_reads: float = 0.0
+    fed: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class BudgetForecast:
-    """One budget at one length and batch.
+    """Forecast of one budget at one length and batch.
 
     Attributes:
-        label: the budget, `full` without one; scope: when its methods reduce a layer (`layer`, `model`), `full`: never.
-        methods: those of it; kept: entries per KV head of a prompt; kv: bytes of the batch's caches then, windows and recurrent
-            states of layers that are not compressed included.
-        read: useful bytes of the first decode step; ms: the least milliseconds of it, None without a bandwidth.
-        speed_up: over the full cache that the roofline allows, by bytes alone without a bandwidth; needs: bytes that the device
-            must have at least.
-        batch: most sequences for which the device has these bytes, None without a device memory.
+        label: the budget, or `full`.
+        scope: when its methods reduce: after each `layer`, after the whole `model`, or never (`full`).
+        methods: methods with this budget and scope.
+        kept: entries per KV head kept of a prompt.
+        kv: bytes of the batch's caches then, with windows and recurrent states of uncompressed layers.
+        read: useful bytes of the first decode step. ms: its least milliseconds, None without a bandwidth.
+        speed_up: speed-up over the full cache that the roofline allows; without a bandwidth, by bytes alone.
+        needs: bytes that the device must have at least.
+        batch: most sequences that fit into the device's memory, None if this is unknown.
     """
 
     label: str
@@ -102,7 +112,8 @@ class BudgetForecast:
 
 @dataclass(frozen=True)
 class DatasetForecast:
-    """One dataset at one length and batch. source: see `PromptLength`; sequences: decoded together; hours: None where unknown."""
+    """Forecast of one dataset at one length and batch. source: see `PromptLength`. sequences: number decoded together. hours:
+    None if unknown."""
 
     dataset: str
     tokens: int
@@ -119,8 +130,8 @@ class DatasetForecast:
 class Forecast:
     """Forecast of a plan.
 
-    held, read: bytes of weights that the device holds and that a step reads, None where unknown; missing: sentences about what is
-    not known or not counted.
+    held, read: bytes of weights that the device holds and that a step reads, None if unknown. missing: sentences about what is
+    unknown or not counted.
     """
 
     given: Assumptions
@@ -134,16 +145,15 @@ class Forecast:
 
 
 def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, notes: Sequence[str] = ()) -> Forecast:
-    """The forecast of a plan's workloads (`workloads_of` for a run). notes: further sentences about what is not counted."""
+    """Forecast the cost of a plan's workloads. For a run, `workloads_of` makes the workloads. notes: extra sentences about what
+    is not counted."""
     sizes = model_sizes(plan.model)
     model = ModelBytes.of(sizes, plan.cells[0].dtype, plan.family)
     missing = [sizes.missing] if sizes.missing else []
     if model is None or plan.family is None:
-        return Forecast(
-            given, sizes, None, None, None, None, (), missing or ["the precision of the model is not known"]
-        )
+        return Forecast(given, sizes, None, None, None, None, (), missing or ["the model's precision is unknown"])
     if given.bandwidth is None:
-        missing.append("times need a device: --bandwidth GB/s, or --measure auto, which measures this machine's")
+        missing.append("times need a device; give --bandwidth GB/s, or --measure auto, which measures this machine")
     missing += _several_devices(plan.model.device_map, model.weights, given.memory) + _uncounted(plan.cells)
     missing += notes
     datasets = [_dataset(workload, model, given) for workload in workloads]
@@ -152,10 +162,10 @@ def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, note
 
 
 def workloads_of(plan: Plan, coverage: Coverage, store: Store, given: Assumptions) -> list[Workload]:
-    """What a run has left to do for each dataset, at each length that its prompts are planned with.
+    """Return the remaining work of a run for each dataset, at each planned prompt length.
 
     Raises:
-        ConfigError: a prompt longer than the model's context, or with fewer tokens than visual ones.
+        ConfigError: a prompt is longer than the model's context, or has fewer tokens than visual tokens.
     """
     _check(plan, given)
     if given.images:
@@ -173,45 +183,58 @@ def workloads_of(plan: Plan, coverage: Coverage, store: Store, given: Assumption
 
 
 def kept_entries(cell: Cell, tokens: int) -> int:
-    """Entries per KV head that a cell keeps of a prompt."""
+    """Return the number of entries per KV head that a cell keeps of a prompt."""
     return tokens if cell.budget is None else min(tokens, cell.budget.entries_for(tokens))
 
 
 def prefills(plan: Plan, coverage: Coverage) -> int:
-    """Number of prompts that a run prefills for the answers that are missing."""
-    return sum(coverage.missing(part) * _passes(plan, part) for part in plan.parts)
-
-
-def _passes(plan: Plan, part: DatasetShare) -> int:
-    """Prefills of a sample: one for all cells of a protocol, one more for each cell that prefills again, and one for each that
-    streams or converses."""
-    if not plan.answering.shares_prefill:
-        return len(part.cells)
-    rules = {cell.protocol: protocol(cell.protocol) for cell in part.cells}
-    again = sum(rules[cell.protocol].prefills_again and cell.budget is not None for cell in part.cells)
-    if plan.family is not None and plan.family.states.layers:  # states are those of one place in the prompt
-        return len(rules) + again
-    apart = sum(rules[cell.protocol].apart for cell in part.cells)
-    return len({rule.cuts for rule in rules.values() if not rule.apart}) + again + apart
+    """Count the prompts that a run prefills for the missing answers."""
+    return sum(passes(plan, part, coverage.missing(part)).prefills for part in plan.parts)
 
 
 def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int) -> Workload:
-    """One dataset's work, of which `samples` have answers to be made. A step reads the weights once for each batch of forks,
-    and the entries of every cell."""
+    """Return the work on one dataset, with `samples` samples to answer. A step reads the weights once per batch of forks, and the
+    entries of every cell."""
     forks = plan.answering.fork_batch if plan.answering.shares_prefill else 1
     new = json.loads(part.cells[0].generation).get("max_new_tokens") or None
-    entries = sum(kept_entries(cell, length.tokens) + (new or 0) / 2 for cell in part.cells)
+    made = passes(plan, part, samples)
+    turn = _turn(length, new)
+    earlier = (questions_per_document(part) or 1.0) / 2 - 0.5  # turns before one, the mean over a conversation
+    entries = 0.0
+    for cell in part.cells:
+        grown = earlier * turn if cell in made.turns and cell.budget is None else 0.0
+        entries += kept_entries(cell, length.tokens) + grown + (new or 0) / 2
+    alone = sum(protocol(cell.protocol).apart for cell in part.cells)
     steps = None if new is None else samples * int(new)
     return Workload(
         part.dataset,
         length,
         new,
         part.cells,
-        {length.tokens: samples * _passes(plan, part)},
-        None if steps is None else steps * -(-len(part.cells) // forks),
+        {length.tokens: made.prefills},
+        None if steps is None else steps * (-(-(len(part.cells) - alone) // forks) + alone),
         None if steps is None else steps * entries,
         state_reads=(steps or 0) * len(part.cells),
+        fed=_fed(made, length, turn),
     )
+
+
+def _turn(length: PromptLength, new: int | None) -> int:
+    """Tokens of a question and its answer at least: texts of prompts without pictures are not told apart from their questions."""
+    return (length.tokens - length.visual if length.visual else 0) + (new or 0)
+
+
+def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, int], int]:
+    """Pieces that are fed behind prefills: contexts in the chunks of their scorers, and turns behind what is kept."""
+    fed: Counter[tuple[int, int]] = Counter()
+    for cell, count in made.replays.items():
+        chunk = int(json.loads(cell.parameters).get("chunk") or length.tokens)
+        whole, rest = divmod(length.tokens, chunk)
+        fed[chunk, length.tokens] += count * whole
+        fed[rest, length.tokens] += count * bool(rest)
+    for cell, count in made.turns.items():
+        fed[turn, kept_entries(cell, length.tokens)] += count
+    return {piece: count for piece, count in fed.items() if count and piece[0]}
 
 
 def _check(plan: Plan, given: Assumptions) -> None:
@@ -225,7 +248,7 @@ def _check(plan: Plan, given: Assumptions) -> None:
             )
         if visual is not None and visual > tokens:
             raise ConfigError(
-                f"--visual-tokens {visual} is more than --prompt-tokens {tokens}, of which they are a part; give fewer"
+                f"--visual-tokens {visual} exceeds --prompt-tokens {tokens}, which includes visual tokens; give fewer"
             )
     if visual and family is not None and not family.multimodal:
         raise ConfigError(f"--visual-tokens {visual}: {name} has no visual tokens; leave it out")
@@ -237,6 +260,7 @@ def _dataset(work: Workload, model: ModelBytes, given: Assumptions) -> DatasetFo
         operations = sum(
             count * roofline.prefill_operations(model.decoder, tokens) for tokens, count in work.prefills.items()
         )
+        operations += sum(count * roofline.fed_operations(model.decoder, *piece) for piece, count in work.fed.items())
         prefill = operations / given.rate / HOUR
     if given.bandwidth is not None and work.weight_reads is not None and work.entry_reads is not None:
         read = work.weight_reads * model.step_weights + work.entry_reads * model.kv_per_token
@@ -279,11 +303,11 @@ def _budget(
 
 
 def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, batch: int) -> float:
-    """Bytes beside the weights at the largest of three moments: when answers end; while caches that were prefilled one by one
-    are joined, layer by layer, one of which is held twice; and while the last prompt is prefilled.
+    """Return the bytes besides the weights at the largest of three moments: at the end of the answers; while caches that were
+    prefilled one by one are joined layer by layer, with one layer held twice; and while the last prompt is prefilled.
 
-    That prompt holds its keys and values, of which a method of scope `layer` holds one layer whole at a time, and the tensors
-    of one MLP, beside what is kept of the sequences before it. Layers that are not compressed hold their states at all of them.
+    The last prompt holds its keys and values (with a method of scope `layer`, one whole layer at a time) and the tensors
+    of one MLP, in addition to the kept entries of the sequences before it. Uncompressed layers hold their states at all times.
     """
     decoder, states = model.decoder, model.state_bytes(work.length.tokens)
     kv, full = float(kept * model.kv_per_token), float(work.length.tokens * model.kv_per_token)  # of one sequence
@@ -299,7 +323,7 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
 
 
 def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:
-    """Budgets and scopes with their methods, `full` first."""
+    """Group the methods by budget and scope, `full` first."""
     groups: dict[tuple[Budget | None, str], dict[str, None]] = {}
     for cell in sorted(cells, key=lambda cell: cell.budget is not None):
         if not cell.compressor.quantises:  # see `_uncounted`
@@ -309,22 +333,22 @@ def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]
 
 
 def _several_devices(device_map: Any, weights: int | None, memory: float | None) -> list[str]:
-    """A sentence about a model that lies on several devices, or would have to."""
+    """Return a sentence if the model is on several devices, or has to be."""
     if device_map is not None:
         return [
             f"model.device_map={device_map} lays layers on several devices, which work one after the other: --device-memory is "
-            "of all of them together, --bandwidth and --matmul are of one"
+            "the sum of all these devices, --bandwidth and --matmul are those of one"
         ]
     if weights is None or memory is None or weights < memory:
         return []
     return [
-        f"the weights alone fill {math.ceil(weights / memory)} such devices or more: model.device_map=auto lays the layers on "
-        "all that a process sees (CUDA_VISIBLE_DEVICES)"
+        f"the weights alone fill {math.ceil(weights / memory)} such devices or more: model.device_map=auto spreads the layers "
+        "over all devices that a process sees (CUDA_VISIBLE_DEVICES)"
     ]
 
 
 def _uncounted(cells: Sequence[Cell]) -> list[str]:
-    """Sentences about cells whose bytes do not follow from their budget alone."""
+    """Return sentences about cells whose bytes do not follow from their budget alone."""
     quantised = dict.fromkeys(cell.method for cell in cells if cell.compressor.quantises)
     evicting = dict.fromkeys(
         cell.method for cell in cells if cell.compressor.decoding and not cell.compressor.quantises

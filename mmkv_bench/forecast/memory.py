@@ -1,4 +1,4 @@
-"""Peak memory of every cell by phase at true shape, counted without a device: a dry run of the code that a run executes."""
+"""Peak memory of every cell by phase at true shape, counted without a device in a dry run of the real code."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from torch import Tensor
 
 from mmkv_bench.calibrate.artefact import StandIns
 from mmkv_bench.columns import aligned
+from mmkv_bench.columns import size as nbytes
 from mmkv_bench.config.schema import TOGETHER
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.families.registry import apply_limits
 from mmkv_bench.forecast.dry_run import dry_model, prompt_types
+from mmkv_bench.forecast.passes import caches_held
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.one_pass import DECODE, LOAD, PHASES
 from mmkv_bench.models.load import quiet_transformers
 from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan.cells import build_methods
+from mmkv_bench.protocols import protocol
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
@@ -34,23 +37,23 @@ if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
 
 GIB = 2**30
-_LARGEST = 1 << 24  # of the batches that are looked for
-JOIN = "join"  # of the caches of a batch
+_LARGEST = 1 << 24  # largest batch that the search considers
+JOIN = "join"  # phase in which the caches of a batch are joined
 VISUAL = 0.8
-"""Share of a prompt's tokens that are visual where nothing is known of them."""
+"""Assumed share of visual tokens in a prompt of which nothing is known."""
 QUESTION = "What is the total that the last row of the table on this page states?"
 
 
 @dataclass(frozen=True)
 class DryPrompt:
-    """Token types int `[1, T]`, and what a processor made of a prompt that has media."""
+    """A prompt of a dry run. types: token types int `[1, T]`. inputs: a processor's output for a prompt with media."""
 
     types: Tensor
     inputs: Mapping[str, Tensor] | None = None
 
     @classmethod
     def of_text(cls, tokens: int) -> DryPrompt:
-        """A prompt without media."""
+        """Make a prompt without media."""
         return cls(torch.zeros(1, tokens, dtype=torch.int64))
 
 
@@ -58,7 +61,7 @@ class DryPrompt:
 class CellPeaks:
     """Peak bytes of one cell at one length and batch.
 
-    peaks: phase -> bytes, in the order of `PHASES`; error: one sentence in their place; fits, largest_batch: None without a
+    peaks: phase -> bytes, in the order of `PHASES`. error: one sentence if there are none. fits, largest_batch: None without a
     device memory.
     """
 
@@ -83,14 +86,16 @@ def count_peaks(
     reserve: int = 32,
     tell: Callable[[int, int, str], None] = lambda done, total, label: None,
 ) -> tuple[list[CellPeaks], list[str]]:
-    """Every different cell at every length and batch of the forecast, and notes.
+    """Count the peaks of every different cell at every length and batch of the forecast. Return them with notes.
 
     Args:
-        prompts: in the place of those lengths; reserve: slots for an answer's tokens. tell: called before each dry run with how
-            many are done, of how many, and a label.
+        plan, forecast: the plan and its forecast.
+        prompts: prompts instead of the forecast's lengths.
+        reserve: slots for an answer's tokens.
+        tell: called before each dry run with the number done, the number of all, and a label.
 
     Raises:
-        ConfigError: a model whose shape is not here.
+        ConfigError: the model's shape is not on this machine.
     """
     quiet_transformers()
     config, model = _transformers_config(plan), plan.model
@@ -118,15 +123,16 @@ def count_peaks(
                 made = [replace(own, fits=own.largest <= memory, largest_batch=most) for own in made]
             counted += made
     counted.sort(key=lambda one: one.batch)
+    longest = max((one.tokens for one in counted), default=0) * (forecast.kv_per_token or 0)
     unseen = any(prompt.inputs is None and bool((prompt.types > 0).any()) for prompt in prompts)
-    return counted, _notes(plan, stand_ins, unseen, batches != [1])
+    return counted, _notes(plan, stand_ins, unseen, batches != [1]) + _held(plan, longest)
 
 
 def without_weights(plan: Plan) -> LoadedModel:
-    """The model of a plan as far as prompts need it: its processor and its facts.
+    """Load a plan's model as far as prompts need it: its processor and its facts, without weights.
 
     Raises:
-        ConfigError: a model whose shape or processor is not here.
+        ConfigError: the model's shape or processor is not on this machine.
     """
     from transformers import AutoProcessor
 
@@ -137,7 +143,7 @@ def without_weights(plan: Plan) -> LoadedModel:
         processor = build_processor(config, model.processor)
     elif source.kind == HUB:
         raise ConfigError(
-            f"--memory needs the processor of {model.name}, and conf/model has none; allowed: a model of conf/model, or "
+            f"--memory needs the processor of {model.name}, but conf/model has none; allowed: a model of conf/model, or "
             "prompts=text; choose one"
         )
     else:
@@ -151,14 +157,16 @@ def without_weights(plan: Plan) -> LoadedModel:
 def blank_prompt(
     config: Any, settings: Mapping[str, Any], images: Sequence[tuple[int, int]], limits: Mapping[str, int | None]
 ) -> DryPrompt:
-    """A prompt of blank images, encoded by the model's own processor, and a question.
+    """Make a prompt of blank images and a question, encoded by the model's processor.
 
     Args:
-        config: of transformers; settings: `model.processor`; images: width and height in pixels of each; limits: as
-            `families.registry.apply_limits` takes them.
+        config: transformers config.
+        settings: `model.processor`.
+        images: width and height in pixels of each image.
+        limits: arguments of `families.registry.apply_limits`.
 
     Raises:
-        UnsupportedError: a prompt longer than the model's context, a model without images.
+        UnsupportedError: the prompt is longer than the model's context, or the model reads no images.
     """
     from PIL import Image
 
@@ -171,7 +179,7 @@ def blank_prompt(
 
 
 def text(counted: Sequence[CellPeaks], notes: Sequence[str], memory: float | None) -> str:
-    """The peaks for a terminal: a line per cell, in GiB."""
+    """Format the peaks for a terminal: one line per cell, in GiB."""
     shown = [phase for phase in (*PHASES, JOIN) if any(phase in one.peaks for one in counted)]
     heads = ["cell", *shown, "largest", *([] if memory is None else [f"on {memory / GIB:,.4g} GiB"])]
     lines = ["", "peak memory in GiB, counted in a dry run without numbers"]
@@ -193,16 +201,16 @@ def text(counted: Sequence[CellPeaks], notes: Sequence[str], memory: float | Non
 
 
 def document(counted: Sequence[CellPeaks], notes: Sequence[str]) -> dict[str, Any]:
-    """The same as data, in bytes."""
+    """Return the peaks and notes as data, in bytes."""
     rows = [vars(one) | {"largest": one.largest or None, "error": one.error or None} for one in counted]
     return {"measured": "planned", "cells": rows, "notes": list(notes)}
 
 
 def _of_batch(one: CellPeaks, batch: int, slots: int, together: bool, layers: int) -> CellPeaks:
-    """The peaks of a batch from those of one sequence: prefilled together, all that is not weights is held by each; one by one, a
-    prefill stands beside what is kept of the others, which are joined layer by layer.
+    """Return the peaks of a batch, from those of one sequence. If prompts are prefilled together, each sequence holds everything
+    except the weights. One by one, a prefill adds to the kept entries of the other sequences, which are joined layer by layer.
 
-    slots: bytes of one answer's slots, which are made when caches are joined.
+    slots: bytes of one answer's slots, which are allocated when caches are joined.
     """
     if batch == 1 or not one.peaks:
         return replace(one, batch=batch)
@@ -223,7 +231,7 @@ def _largest_batch(of_batch: Callable[[int], CellPeaks], memory: float) -> int:
 
 
 def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[DryPrompt]:
-    """A prompt for each length of a forecast, of images where their sizes are given."""
+    """Return a prompt for each length of a forecast, with images if their sizes are given."""
     model = plan.model
     if forecast.given.images:
         limits = {"min_pixels": model.min_pixels, "max_pixels": model.max_pixels}
@@ -239,7 +247,7 @@ def _gib(nbytes: int | None) -> str:
 
 
 def _transformers_config(plan: Plan) -> Any:
-    """The transformers config of the model, from files that are here."""
+    """Return the model's transformers config, from files on this machine."""
     from mmkv_bench.models.files import cached_folder
     from mmkv_bench.models.load import load_config
     from mmkv_bench.models.shape import config_of
@@ -252,14 +260,15 @@ def _transformers_config(plan: Plan) -> Any:
     folder = cached_folder(source.place, model.revision)
     if folder is None:
         raise ConfigError(
-            f"--memory needs the shape of {model.name}, and its files are not here; allowed: a model of conf/model, or one that "
-            "was fetched; choose such a one"
+            f"--memory needs the shape of {model.name}, but its config.json is not on this machine; allowed: a model of "
+            "conf/model, or one that was fetched before; fetch this model, or choose another"
         )
     return load_config(str(folder))
 
 
 def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Budget | None]]:
-    """Label -> each method, reading and budget once: dataset, protocol and seed change no peak here."""
+    """Map labels to methods and budgets, each method, reading and budget once. Dataset, protocol and seed do not change a
+    peak."""
     built = {
         (method.name, method.compressor.reading): method.compressor
         for method in build_methods(plan.entries, stand_ins)  # type: ignore[arg-type]
@@ -272,6 +281,22 @@ def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Bu
     return cells
 
 
+def _held(plan: Plan, cache: int) -> list[str]:
+    """Sentences about caches that a run holds beside those of one cell. cache: bytes of the longest prompt's whole cache."""
+    answering, prefilling = caches_held(plan)
+    notes = []
+    if answering:
+        notes.append(
+            f"whole caches of documents stay for their further questions and come on top: {answering} while answers are decoded "
+            f"({nbytes(answering * cache)}), {prefilling} while one more is prefilled ({nbytes(prefilling * cache)})"
+        )
+    if any(protocol(cell.protocol).converses for cell in plan.cells):
+        notes.append(
+            "turns: a conversation holds a question and its answer beside its budget, and full's those of all earlier turns"
+        )
+    return notes
+
+
 def _notes(plan: Plan, stand_ins: StandIns, unseen: bool, batched: bool) -> list[str]:
     notes = [
         "live storages alone: an allocator's rounding and reserve, workspaces of libraries and the CUDA context come on top",
@@ -282,7 +307,7 @@ def _notes(plan: Plan, stand_ins: StandIns, unseen: bool, batched: bool) -> list
             "batches follow from one sequence by arithmetic; padding between sequences of unequal heads comes on top"
         )
     if unseen:
-        notes.append("the vision tower, which runs before the text model, is counted where --image gives its input")
+        notes.append("the vision tower runs before the text model and is counted only if --image gives its input")
     if {cell.protocol for cell in plan.cells} != {"paper"}:
         notes.append("counted under protocol=paper, whatever else the run has")
     if stand_ins.used:

@@ -1,4 +1,4 @@
-"""Length of a dataset's prompts before its data are opened."""
+"""Length of a dataset's prompts before the data are opened."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
 ASSUMED, QUESTION = 2048, 64
-"""Tokens of a prompt of which nothing is known, and of the text beside images where only those are known."""
+"""Assumed tokens of a prompt of which nothing is known, and of the text beside images of known size."""
 _PAGE_TEXT, _PAGE_MARKERS = 10, 2  # tokens of the embedded model's template and question, and beside each of its images
 _SHOWN = ("min_pixels", "max_pixels", "video_max_pixels", "frames")
-"""Settings of `model` that change how many tokens an image or a video has."""
+"""Settings of `model` that change the number of tokens of an image or a video."""
 _SHAPES = (
     (336, 336),
     (1344, 896),
     (300, 1500),
-)  # pixels; a model that gives them the same tokens scales all images to one size
+)  # pixels; a model with equal token counts for these scales all images to one size
 
 
 @dataclass(frozen=True)
 class PromptLength:
-    """Tokens of a prompt, the visual ones among them where they are known, and the source of both.
+    """Number of tokens of a prompt, the visual tokens among them if known, and their source.
 
     source: `given` (--prompt-tokens), `pictures` (--image), `stored` (median of stored answers), `pages` (size of the embedded
     pages), `picture` (a model that scales every image to one size), `lengths` (setting of scenario=efficiency), `assumed`.
@@ -51,7 +51,7 @@ class PromptLength:
 
 
 def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
-    """Median lengths of stored prompts by dataset, of the plan's model with the same image settings and any method."""
+    """Return median lengths of stored prompts by dataset, for the plan's model with the same image settings and any method."""
     shown = [getattr(plan.model, name) for name in _SHOWN]
     cells = store.cells(columns=("cell", "base", "model_fingerprint", "config"))
     cells = cells.filter(pc.equal(cells["model_fingerprint"], plan.cells[0].model_fingerprint))
@@ -60,7 +60,7 @@ def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
     names = [
         cell["cell"]
         for cell in cells.to_pylist()
-        if cell["config"] in same and cell["base"] not in RESAMPLING  # whose prompts are smaller
+        if cell["config"] in same and cell["base"] not in RESAMPLING  # these controls have smaller prompts
     ]
     rows = store.responses(names, ("dataset", "prompt_tokens", "visual_tokens"), coded=True)
     lengths = {}
@@ -75,12 +75,13 @@ def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
 
 
 def expected_length(plan: Plan, part: DatasetShare) -> PromptLength:
-    """The length that a dataset's shape tells: its pages, or one image where a model scales all to one size; else assumed."""
+    """Return the length that follows from a dataset's images: its pages, or one image if the model scales all images to one size;
+    otherwise an assumed length."""
     spec, family = part.spec, plan.family
     prompts = [_pages(spec)] if spec.is_pages else [[shape] for shape in _SHAPES]
     one_image = [*spec.columns].count("image") == 1 and "turns" not in spec.columns and not spec.fixture
     if family is not None and family.multimodal and (spec.is_pages or one_image):
-        with suppress(MMKVError, KeyError, TypeError):  # settings of a processor that do not tell
+        with suppress(MMKVError, KeyError, TypeError):  # settings of a processor that lack something
             counts = {visual_tokens(plan, images) for images in prompts}
             if len(counts) == 1:
                 embedded = str(plan.model.path).startswith(PACKAGE_SCHEME)
@@ -91,29 +92,30 @@ def expected_length(plan: Plan, part: DatasetShare) -> PromptLength:
 
 
 def of_images(plan: Plan, images: Sequence[tuple[int, int]]) -> PromptLength:
-    """The length of a prompt with images of these sizes and a question.
+    """Return the length of a prompt with images of these sizes and a question.
 
     Raises:
-        ConfigError: a model whose processor is not known here; UnsupportedError: one without images.
+        ConfigError: the settings of the model's processor are unknown.
+        UnsupportedError: the model reads no images.
     """
     visual = visual_tokens(plan, images)
     return PromptLength(visual + QUESTION, "pictures", visual)
 
 
 def visual_tokens(plan: Plan, images: Sequence[tuple[int, int]]) -> int:
-    """Visual tokens of a prompt's images, given as width and height in pixels. Raises as `of_images`."""
+    """Count the visual tokens of a prompt's images, given as width and height in pixels. Raises the errors of `of_images`."""
     model = plan.model
     settings = model.processor or _folder_processor(Source.of(model))
     if not settings or plan.family is None:
         raise ConfigError(
-            f"--image needs the settings of a processor, and {model.name} has none in conf/model; give --prompt-tokens instead"
+            f"--image needs the settings of a processor, but {model.name} has none in conf/model; give --prompt-tokens instead"
         )
     limits = PixelLimits(model.min_pixels, model.max_pixels)
     return sum(image_tokens(plan.family.model_type, settings, *size, len(images), limits) for size in images)
 
 
 def _pages(spec: TaskSpec) -> list[tuple[int, int]]:
-    """Sizes in pixels of the images of a page's prompt; of a mix of kinds, those with one image."""
+    """Return the sizes in pixels of the images of a page's prompt; for a mix of kinds, those of the kinds with one image."""
     from mmkv_bench.tiny.glyphs import CELL
     from mmkv_bench.tiny.pages import FRAMES, SIZES
 
@@ -124,7 +126,7 @@ def _pages(spec: TaskSpec) -> list[tuple[int, int]]:
 
 
 def _folder_processor(source: Source) -> Mapping[str, Any]:
-    """Settings of the processor in a model's folder, in the form of `model.processor`; empty where there are none."""
+    """Return the settings of the processor in a model's folder, in the form of `model.processor`; empty without any."""
     try:
         values = json.loads((Path(source.place) / "processor_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,13 +1,13 @@
-"""The roofline of a model on a device: bytes and operations of a decode step and of a prefill, the least time they take, and how
-near a measured time comes to it.
+"""The roofline of a model on a device: bytes and operations of a decode step and of a prefill, their least time, and how near a
+measured time comes to it.
 
-A decode step reads every weight of the text model that takes part in it once for the whole batch, and the keys and values
-of each sequence once. The vision tower takes no part in it, nor does an embedding table that is not tied to the head: of it
-one row per token is read. Sliding windows and recurrent states are read whole by each step. What kernels read twice, write,
+A decode step reads every weight of the text model that it uses once for the whole batch, and the keys and values
+of each sequence once. It does not use the vision tower. Of an embedding table that is not tied to the head it reads only
+one row per token. Each step reads sliding windows and recurrent states completely. What kernels read twice, write,
 or pad does not count as useful.
 
 Units: bytes, seconds, operations (one multiplication and one addition are two); bandwidths in bytes per second, rates in
-operations per second; milliseconds where a name says so.
+operations per second; milliseconds if a name says so.
 """
 
 from __future__ import annotations
@@ -31,62 +31,70 @@ if TYPE_CHECKING:
 
 MS = 1000.0
 _KEY = ("model", "model_fingerprint", "dtype", "device")
-"""Columns of a cell that decide its roofline; models of one name may differ in their layers."""
+"""Columns of a cell that determine its roofline; models of the same name may differ in their layers."""
 
 
 def step_bytes(weights: float, kv: float, batch: int = 1) -> float:
-    """Useful bytes of one decode step.
+    """Return the useful bytes of one decode step.
 
     Args:
-        weights: bytes of `Decoder.read` parameters; kv: bytes of keys and values of ONE sequence; batch: sequences.
+        weights: bytes of `Decoder.read` parameters.
+        kv: bytes of keys and values of ONE sequence.
+        batch: number of sequences.
     """
     return weights + batch * kv
 
 
 def step_operations(decoder: Decoder, entries: float, batch: int = 1) -> float:
-    """Operations of one decode step: its matrices and the head, two products with each stored entry, and three with each number
-    of a recurrent state.
+    """Return the operations of one decode step: its matrices and the head, two products with each stored entry, and three with
+    each number of a recurrent state.
 
-    entries: per KV head and layer with attention, the mean over them, of one sequence.
+    entries: mean entries per KV head and layer with attention, of one sequence.
     """
     products = 2 * (decoder.multiplied + decoder.table) + _recurrent(decoder)
     return batch * (products + 4 * decoder.attention * decoder.query_heads * decoder.head_dim * entries)
 
 
 def prefill_operations(decoder: Decoder, tokens: int) -> float:
-    """Operations of the text model over a prompt of `tokens`, causal, with the logits of the last token alone. The vision
-    tower's are not among them."""
+    """Return the operations of the text model for a causal prompt of `tokens`, with the logits of only the last token and without
+    the vision tower."""
+    return fed_operations(decoder, tokens, 0) + 2 * decoder.table
+
+
+def fed_operations(decoder: Decoder, tokens: int, before: int) -> float:
+    """Return the text model's operations for a causal piece of `tokens` after `before` entries per KV head, without logits."""
     states, product = decoder.states, 4 * decoder.query_heads * decoder.head_dim
-    near = min(tokens, states.window + 1)  # tokens that a query of a sliding layer sees, itself among them
-    pairs = decoder.compressed * tokens * (tokens + 1) // 2
-    pairs += states.windows * (near * (near + 1) // 2 + (tokens - near) * near)
-    return tokens * (2 * decoder.multiplied + _recurrent(decoder)) + product * pairs + 2 * decoder.table
+    near = min(tokens, max(states.window + 1 - before, 0))  # tokens whose window begins before the first stored entry
+    pairs = decoder.compressed * (tokens * before + tokens * (tokens + 1) // 2)
+    pairs += states.windows * (near * before + near * (near + 1) // 2 + (tokens - near) * (states.window + 1))
+    return tokens * (2 * decoder.multiplied + _recurrent(decoder)) + product * pairs
 
 
 def _recurrent(decoder: Decoder) -> int:
-    """Operations of one token with the recurrent states: it is read twice and written once."""
+    """Return the operations of one token on the recurrent states, which are read twice and written once."""
     return 6 * decoder.states.linear * decoder.states.recurrent
 
 
 def roofline_ms(nbytes: float, bandwidth: float, operations: float = 0.0, rate: float | None = None) -> float:
-    """The least milliseconds of a step that reads `nbytes` at `bandwidth` (bytes/s) and, where `rate` (operations/s) is
-    known, computes `operations` meanwhile."""
+    """Return the least milliseconds of a step that reads `nbytes` at `bandwidth` (bytes/s). If `rate` (operations/s) is
+    known, the step computes `operations` at the same time."""
     return MS * max(nbytes / bandwidth, operations / rate if rate else 0.0)
 
 
 def speed_up_allowed(weights: float, kv_full: float, kv_kept: float, batch: int = 1) -> float:
-    """How many times faster a step with `kv_kept` bytes per sequence can be than one with `kv_full`, where reading is all
-    that takes time: what no method at this budget can exceed at this batch."""
+    """Return how much faster a step with `kv_kept` bytes per sequence can be than one with `kv_full`, if only reading takes
+    time. No method at this budget and batch can exceed this factor."""
     return step_bytes(weights, kv_full, batch) / step_bytes(weights, kv_kept, batch)
 
 
 def mbu(useful_bytes: float, seconds: float, bandwidth: float) -> float:
-    """Model bandwidth utilisation: useful bytes per second over `bandwidth` (bytes/s, read-only), 1 at the limit."""
+    """Return the model bandwidth utilisation: useful bytes per second over `bandwidth` (bytes/s, read-only), 1 at the limit."""
     return useful_bytes / seconds / bandwidth
 
 
 def mfu(operations: float, seconds: float, rate: float) -> float:
-    """Model FLOPs utilisation: operations per second over `rate` (operations/s, of a large product), 1 at the limit."""
+    """Return the model FLOPs utilisation: operations per second over `rate` (operations/s, of a large product), 1 at the
+    limit."""
     return operations / seconds / rate
 
 
@@ -95,9 +103,11 @@ class Roofline:
     """Limits of one model on one device.
 
     Attributes:
-        decoder: the text model's shape; itemsize: bytes of a weight, and of a number of the full cache.
-        bandwidth: bytes per second of a read-only pass; rate: operations per second in the model's dtype, None where it was
-            not measured; device: its name; load: of the machine when it was measured, None where that is not known.
+        decoder: shape of the text model.
+        itemsize: bytes of a weight, and of a number in the full cache.
+        bandwidth: bytes per second of a read-only pass.
+        rate: operations per second in the model's dtype; None if it was not measured.
+        device: name of the device. load: load of the machine at the measurement; None if unknown.
     """
 
     decoder: Decoder
@@ -113,11 +123,12 @@ class Roofline:
         return self.decoder.read * self.itemsize
 
     def step_bytes(self, useful: float, batch: int = 1) -> float:
-        """Useful bytes of a decode step whose sequences read `useful` bytes of keys, values, windows and states together."""
+        """Return the useful bytes of a decode step. useful: bytes of keys, values, windows and states of all sequences
+        together."""
         return step_bytes(self.weights, useful / batch, batch)
 
     def step_ms(self, useful: float, batch: int = 1) -> float:
-        """The least milliseconds of that step."""
+        """Return the least milliseconds of such a step."""
         states, decoder = self.decoder.states, self.decoder
         linear = states.linear * (states.conv * self.itemsize + states.recurrent * 4)
         entries = (useful / batch - linear) / (decoder.attention * decoder.entry * self.itemsize)
@@ -125,18 +136,20 @@ class Roofline:
         return roofline_ms(self.step_bytes(useful, batch), self.bandwidth, operations, self.rate)
 
     def step_s(self, useful: float, batch: int) -> float:
-        """The same in seconds."""
+        """Return the least seconds of such a step."""
         return self.step_ms(useful, batch) / MS
 
 
 def measured_roofline(model: Any, dtype: str, rows: pa.Table) -> Roofline | None:
-    """The roofline of a run's device, which is measured now if it never was.
+    """Return the roofline of a run's device; measure the device now if it was never measured.
 
     Args:
-        model: the `model` node of a configuration; rows: of the table `timings`, with whose threads the device is measured.
+        model: the `model` node of a configuration.
+        dtype: dtype of the model.
+        rows: rows of the table `timings`, whose number of threads is used for the measurement.
 
     Returns:
-        None where the model's files do not state its shape, or nothing was timed.
+        None if the model's files do not state its shape, or nothing was timed.
     """
     import pyarrow.compute as pc
 
@@ -152,21 +165,22 @@ def measured_roofline(model: Any, dtype: str, rows: pa.Table) -> Roofline | None
 
 
 def stored_roofline(store: Store, rows: pa.Table) -> Roofline | None:
-    """The roofline of rows that were timed before, from an earlier measurement; None where there is none, or not one for all."""
+    """Return the roofline of rows that were timed before, from an earlier measurement; None unless all rows have the same one."""
     found = set(stored_rooflines(store, rows).values())
     return found.pop() if len(found) == 1 else None
 
 
 def roofline_by_context(store: Store) -> Callable[[Mapping[str, str]], Roofline | None]:
-    """A function from a table's context to its roofline, None where that is not known. Reads nothing before its first call."""
+    """Return a function from a table's context to its roofline, or to None if this is unknown. It reads nothing before the first
+    call."""
     rooflines = cache(lambda: stored_rooflines(store, store.timings()))
     return lambda context: rooflines().get(tuple(context[name] for name in _KEY))
 
 
 def stored_rooflines(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Roofline]:
-    """Rooflines of timed cells whose model's shape is known here and whose device was measured before, by `_KEY`.
+    """Map `_KEY` to rooflines, for timed cells whose model's shape is on this machine and whose device was measured before.
 
-    Makes no connection and measures nothing. rows: of the table `timings`.
+    No connection is made, and nothing is measured. rows: rows of the table `timings`.
     """
     from mmkv_bench.config.run_config import stored_config
     from mmkv_bench.forecast.device_speed import slug_of, stored

@@ -35,7 +35,8 @@ _BOUNDS = (
 
 
 def text(forecast: Forecast, tables: str | None = None) -> str:
-    """The forecast for a terminal: the device, a table for datasets of equal numbers, notes. tables: in place of these."""
+    """Format the forecast for a terminal: the device, a table per group of datasets with equal numbers, and notes. tables:
+    printed instead of these tables."""
     given = forecast.given
     lines = [f"device     {_device(given)}"] if forecast.read is not None else []
     sections = [_section(datasets, given) for datasets in _alike(forecast.datasets)]
@@ -50,12 +51,12 @@ def text(forecast: Forecast, tables: str | None = None) -> str:
 
 
 def document(forecast: Forecast) -> dict[str, Any]:
-    """The forecast as data: bytes, milliseconds and hours, null where something is not known."""
+    """Return the forecast as data: bytes, milliseconds and hours, null for what is unknown."""
     return asdict(forecast)
 
 
 def _alike(datasets: Sequence[DatasetForecast]) -> list[list[DatasetForecast]]:
-    """Datasets whose tables are the same, together."""
+    """Group datasets with equal tables."""
     groups: list[list[DatasetForecast]] = []
     for one in datasets:
         place = next((place for place, group in enumerate(groups) if _table(group[0]) == _table(one)), len(groups))
@@ -123,5 +124,5 @@ def _sum(hours: Sequence[float | None], needs: str) -> str:
 
 
 def duration(hours: float) -> str:
-    """`2.5 h`, `4.1 min`."""
+    """Format hours: `2.5 h`, `4.1 min`."""
     return f"{hours:.3g} h" if hours >= 0.1 else f"{hours * 60:.2g} min"

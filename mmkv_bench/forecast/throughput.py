@@ -1,7 +1,7 @@
-"""Hours of a plan at the rate at which stored rows of its model were made: time between commits, per row.
+"""Hours of a plan at the rate of stored rows of its model: time between commits, per row.
 
-Rows of a commit share a prefill, so a row costs less in a large commit than in a small one: commits of about as many rows as the
-plan has cells count, where there are any. Rows that `pack --slim` wrote have no commit times of their own and do not count.
+Rows of a commit share a prefill, so a row costs less in a large commit than in a small one. So commits with about as many rows as
+the plan has cells count, if there are any. Rows that `pack --slim` wrote have no commit times and do not count.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ class Rate:
     """Rate of one dataset.
 
     Attributes:
-        missing: rows to make; seconds: of one row, the median over commits, None where no stored row tells; commits: their
-            number; rows: median number of rows of one.
-        own: the commits are of this dataset, else of the model's other ones; alike: they have about as many rows as this
-            plan's will have.
-        slim: stored rows of the model that lost their times; devices: those of the rows.
+        missing: number of missing rows.
+        seconds: time per row, the median over commits; None if no stored row has times. commits: number of commits. rows: median
+            number of rows per commit.
+        own: the commits are of this dataset; otherwise they are of the model's other datasets.
+        alike: the commits have about as many rows as this plan's will have.
+        slim: number of the model's stored rows without times. devices: devices of the rows.
     """
 
     dataset: str
@@ -46,12 +47,12 @@ class Rate:
 
     @property
     def hours(self) -> float | None:
-        """Hours of all that is missing, in one process."""
+        """Hours for all missing rows, in one process."""
         return None if self.seconds is None else self.missing * self.seconds / HOUR
 
 
 def rates(plan: Plan, coverage: Coverage, store: Store) -> list[Rate]:
-    """One rate per dataset of the plan, from what the store holds of the plan's model, whichever its cells."""
+    """Return one rate per dataset of the plan, from all stored rows of the plan's model."""
     cells = store.cells(columns=("cell", "model_fingerprint", "device"))
     mine = cells.filter(pc.equal(cells["model_fingerprint"], plan.cells[0].model_fingerprint))
     stored = store.responses(mine["cell"].to_pylist(), ("dataset", "worker", "committed_at", "slim"))
@@ -72,15 +73,14 @@ def rates(plan: Plan, coverage: Coverage, store: Store) -> list[Rate]:
 
 
 def lines(rates: Sequence[Rate]) -> list[str]:
-    """A line for each dataset that has rows to make and a rate, and one for all together; one line where none has a rate."""
+    """Return one line per dataset with missing rows and a rate, and a total; or one line if no dataset has a rate."""
     todo = [rate for rate in rates if rate.missing]
     if todo and all(rate.hours is None for rate in todo):
         why = "no rows of this model are stored there"
         if todo[0].slim:
             why = f"the {todo[0].slim:,} rows of this model there were packed without their times (pack --slim)"
         return [
-            f"measured   no rate: {why}, so how long a row takes is not known; run it with limit=3 and out=<another folder>, and "
-            "plan with that out"
+            f"measured   no rate: {why}; to get one, run with limit=3 and out=<another folder>, and plan with that out"
         ]
     told = [rate for rate in todo if rate.hours is not None]
     together = sum(rate.hours or 0 for rate in told)
@@ -99,7 +99,7 @@ def _line(rate: Rate) -> str:
 
 
 def _per_row(rows: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(dataset, seconds per row, rows) of every commit that has one of the same writer and dataset before it."""
+    """Return (dataset, seconds per row, rows) of every commit that follows one of the same writer and dataset."""
     named = [rows[name].combine_chunks().dictionary_encode() for name in ("dataset", "worker")]
     dataset, worker = (np.asarray(one.indices, np.int64) for one in named)
     when = rows["committed_at"].cast(pa.int64()).to_numpy()

@@ -1,4 +1,4 @@
-"""Bytes of a model's weights before it is loaded: the one number that a card, a forecast and a dry run compare with a device."""
+"""Bytes of a model's weights before it is loaded. A card, a forecast and a dry run compare them with a device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
 
 ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-"""Bytes of a number."""
+"""Dtype -> bytes of a number."""
 _COUNTED = {
     "files": "counted in its files",
     "stated": "as its repository states",
@@ -31,9 +31,10 @@ class ModelBytes:
     """Bytes of a model before it is loaded.
 
     Attributes:
-        decoder: shape of its text model; itemsize: bytes of a number; kv_per_token: of a token's keys and values in the layers
-            that are compressed.
-        weights: of all parameters, None where their number is not known; step_weights: of those that a decode step reads.
+        decoder: shape of the text model.
+        itemsize: bytes of a number.
+        weights: bytes of all parameters; None if their number is unknown. step_weights: bytes that a decode step reads.
+        kv_per_token: bytes of a token's keys and values in the compressed layers.
     """
 
     decoder: Decoder
@@ -43,12 +44,12 @@ class ModelBytes:
     kv_per_token: int
 
     def state_bytes(self, tokens: int) -> int:
-        """Bytes of windows and recurrent states of one sequence of so many tokens."""
+        """Return the bytes of windows and recurrent states of one sequence of `tokens` tokens."""
         return self.decoder.states.nbytes(tokens, self.decoder.entry, self.itemsize)
 
     @classmethod
     def of(cls, sizes: Sizes, dtype: str, family: ModelFacts | None) -> ModelBytes | None:
-        """The bytes of a model's sizes; None where its shape or its dtype is not known."""
+        """Compute the bytes from a model's sizes; None if its shape or dtype is unknown."""
         itemsize, decoder = ITEMSIZE.get(dtype), sizes.decoder
         if decoder is None or itemsize is None or family is None:
             return None
@@ -57,7 +58,7 @@ class ModelBytes:
 
 
 def model_sizes(model: Any) -> Sizes:
-    """The sizes of a model from its files. model: the `model` node of a configuration."""
+    """Return the sizes of a model from its files. model: the `model` node of a configuration."""
     source = Source.of(model)
     folder: str | Path | None = source.place if source.kind == FOLDER else None
     if source.kind == HUB:
@@ -71,9 +72,9 @@ def model_sizes(model: Any) -> Sizes:
 
 
 def weights_text(plan: Plan, loaded: int | None = None) -> str:
-    """The weights in words: `3.136 MiB weights (counted in its files), 2.313 MiB read by a decode step`.
+    """Describe the weights: `3.136 MiB weights (counted in its files), 2.313 MiB read by a decode step`.
 
-    loaded: bytes of all parameters, where the model is loaded.
+    loaded: bytes of all parameters, if the model is loaded.
     """
     model, sizes = plan.model, model_sizes(plan.model)
     known = ModelBytes.of(sizes, plan.cells[0].dtype, plan.family)

@@ -200,6 +200,7 @@ class Engine:
                 one.cache = made[0].cache  # only its scores are needed
         if len(made) > 1:
             merge_scores(made, cells, name)
+            self.session.cache = made[0].cache  # not that of the last question, which nobody reads
         return dataclasses.replace(made[0], shared=True, lengths={name: lengths})
 
     # ------------------------------------------------------------------ one prefill

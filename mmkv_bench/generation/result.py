@@ -51,10 +51,7 @@ class CellSpec:
     @property
     def serves_all_questions(self) -> bool:
         """True if a document with several questions is compressed once, whichever of them is asked."""
-        rule = protocol(self.protocol)
-        if rule.apart:
-            return False
-        return rule.needs_questions or (rule.knows == "none" and not self.compressor.needs.answer)
+        return protocol(self.protocol).serves_all_questions(self.compressor.needs.answer)
 
     @property
     def tokens_from_full(self) -> int:

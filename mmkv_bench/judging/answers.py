@@ -1,9 +1,9 @@
-"""Answers of a judge: those of this run's scorers, and the cache of those that were given before.
+"""Answers of a judge to this run's scorers, and the cache of earlier answers.
 
-Scorers ask one question after the other, some wait only 30 s for an answer, and when they get none they sleep, ask again
-and then score 0. So none of them ever waits for the judge. A pass through the scorer (`ScoringPass`) collects the questions
-that have no answer yet; between two passes `JudgeAnswers.fetch` asks them; questions that follow from answers come in later
-passes. What has no answer in the last pass is `not judged`.
+Scorers ask one question after another. Some wait only 30 s for an answer; without one they sleep, ask again and then score 0.
+So no scorer ever waits for the judge. A pass through the scorer (`ScoringPass`) collects the questions without an answer.
+Between two passes `JudgeAnswers.fetch` asks them. Questions that depend on answers come in later passes. A question without an
+answer in the last pass is `not judged`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def _checksum(record: Mapping[str, Any]) -> str:
 
 
 class AnswerCache:
-    """`<folder>/<first two digits>/<digest>.json`. Any number of processes may read and write; files are whole or absent.
+    """A cache of answers in files `<folder>/<first two digits>/<digest>.json`. Any number of processes may use it; a file is
+    complete or absent.
 
-    address: of the endpoint whose answers they are (`JudgeSettings.address`).
+    address: of the endpoint that gave the answers (`JudgeSettings.address`).
     """
 
     def __init__(self, folder: Path, address: str) -> None:
@@ -49,7 +50,8 @@ class AnswerCache:
         self.address = address
 
     def get(self, question: Question, model: str) -> str | None:
-        """The cached answer; None without one, or where its file cannot be read or fails its checksum (older files have none)."""
+        """Return the cached answer. Return None if there is none, or its file is unreadable or fails its checksum (older files
+        have none)."""
         try:
             record = json.loads(self._file(question, model).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -60,9 +62,9 @@ class AnswerCache:
         return answer if isinstance(answer, str) and question.readable(answer) else None
 
     def put(self, question: Question, model: str, answer: str, served: str | None) -> None:
-        """Keep an answer, with the question it answers; `served` is the model the endpoint says it was.
+        """Store an answer with its question. `served`: the model's name as the endpoint states it.
 
-        Raises StoreError when the folder cannot be written.
+        Raises StoreError if the folder cannot be written.
         """
         file = self._file(question, model)
         record: dict[str, Any] = {
@@ -82,8 +84,8 @@ class AnswerCache:
             os.replace(name, file)
         except OSError as error:
             raise StoreError(
-                f"the judge's answers cannot be kept in {self.folder} ({error.strerror}); give a folder that can be "
-                "written: judge.cache=<folder>"
+                f"the judge's answers cannot be written to {self.folder} ({error.strerror}); give a writable "
+                "folder: judge.cache=<folder>"
             ) from None
 
     def _file(self, question: Question, model: str) -> Path:
@@ -94,7 +96,7 @@ class AnswerCache:
 class JudgeAnswers:
     """All questions of a run's score stage, with their answers and failures. Without settings there is no judge.
 
-    counts: questions `asked` of the endpoint with an answer, `cached`, and `failed`; each question counts once.
+    counts: number of questions `asked` and answered, `cached`, and `failed`. Each question counts once.
     """
 
     def __init__(self, settings: JudgeSettings | None = None) -> None:
@@ -110,21 +112,22 @@ class JudgeAnswers:
 
     @property
     def gone(self) -> str | None:
-        """The reason why the judge is gone; None while it answers, or was not asked."""
+        """Return the reason why the judge is gone, or None while it answers or was not asked."""
         return self._endpoint.gone if self._endpoint else None
 
     @property
     def waiting(self) -> int:
-        """Number of questions that `fetch` would ask."""
+        """Return the number of questions that `fetch` would ask."""
         return len(self._pending)
 
     def as_asked(self, question: Question) -> Question:
-        """The question at the temperature that it is asked at."""
+        """Return the question with the temperature at which it is asked."""
         temperature = self.settings.temperature if self.settings else None
         return question if temperature is None else dataclasses.replace(question, temperature=float(temperature))
 
     def look_up(self, question: Question) -> str:
-        """The answer to a question of `as_asked`. Raises JudgeError; a question not met before waits for `fetch`."""
+        """Return the answer to a question from `as_asked`. Raises JudgeError if there is none. A new question then waits for
+        `fetch`."""
         if self.settings is None:
             raise JudgeError("no judge was asked (judge=none)")
         digest = question.digest(self.settings.model, self.settings.address)
@@ -141,8 +144,8 @@ class JudgeAnswers:
         raise JudgeError("not asked yet")
 
     def fetch(self) -> bool:
-        """Ask the waiting questions; return True where one has a new answer."""
-        if not self._pending or self._endpoint is None:  # without a judge nothing waits
+        """Ask the waiting questions. Return True if one was answered."""
+        if not self._pending or self._endpoint is None:  # without a judge no question waits
             return False
         outcomes = self._endpoint.ask_all(self._pending, self._keep)
         self._pending = {}
@@ -158,46 +161,46 @@ class JudgeAnswers:
             self.cache.put(question, self.settings.model, reply.text, reply.served)
 
     def summary(self, metrics: Sequence[Mapping[str, Any]]) -> str | None:
-        """Summary of a run's questions and of its metrics that are not judged; None when no question was asked.
+        """Summarise a run's questions, and its metrics that are not judged. Return None if there is nothing to report.
 
         metrics: the `metrics` rows of the run's cells.
         """
         lines = []
         counts, unjudged = self.counts, [row for row in metrics if not_judged(row)]
         if self.settings is not None and counts:
-            cached = f"{counts['cached']} answers found in {self.settings.cache}"
+            cached = f"{counts['cached']} answers from {self.settings.cache}"
             reason = self.gone or next(iter(self._failures.values()), None)
             failed = f", {counts['failed']} questions without an answer ({reason})" if counts["failed"] else ""
             lines.append(f"judge {self.model}: {counts['asked']} answers, {cached}{failed}")
         earlier = sorted({row["judge"] for row in metrics if row["judge"] not in (None, self.model)})
         if self.settings is not None and earlier:
             lines.append(
-                f"scores of {', '.join(earlier)} stand where {self.model} has not answered for all that they judged"
+                f"scores of {', '.join(earlier)} are kept where {self.model} did not answer all questions of a metric"
             )
         if unjudged:
             names = ", ".join(sorted({f"{row['dataset']} {row['metric']}" for row in unjudged}))
             cells = len({row["cell"] for row in unjudged})
             lines.append(
-                f"not judged: {names} ({cells} cells); the same command with stage=score and a judge that answers "
-                "(judge=openai, or judge=local judge.url=<base url> judge.model=<id>) judges what is missing"
+                f"not judged: {names} ({cells} cells); the same command with stage=score and an answering judge "
+                "(judge=openai, or judge=local judge.url=<base url> judge.model=<id>) judges them"
             )
         return "\n".join(lines) or None
 
 
 def judge_answers(judge: Judge, root: Path) -> JudgeAnswers:
-    """Answers for a run whose rows are in `root`. Nothing is asked and no file is made yet.
+    """Return the answers for a run whose rows are in `root`. No question is asked and no file is created yet.
 
-    Raises ConfigError when a judge is wanted whose model or address is not given.
+    Raises ConfigError if the judge has no model or no address.
     """
     if judge.kind == "none":
         return JudgeAnswers()
     if not judge.model:
         raise ConfigError(
-            f"judge={judge.kind} has no model; allowed: an id that the endpoint knows; give judge.model=<id>"
+            f"judge={judge.kind} has no model; give judge.model=<id>, with an id that the endpoint accepts"
         )
     if not _is_address(str(judge.url or "")):
         raise ConfigError(
-            f"judge.url={judge.url} is no address; allowed: a base url such as http://127.0.0.1:8000/v1; give judge.url"
+            f"judge.url={judge.url} is not an address; give judge.url=<base url>, such as http://127.0.0.1:8000/v1"
         )
     return JudgeAnswers(
         JudgeSettings(

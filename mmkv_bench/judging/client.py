@@ -1,14 +1,14 @@
-"""The way from metric code to the judge: `ask` and `ask_all` of our own tasks, and the passes through a scorer.
+"""The functions by which metric code asks a judge: `ask` and `ask_all` for this package's tasks, and passes through a scorer.
 
-    from mmkv_bench.judging.client import ask
+  from mmkv_bench.judging.client import ask
 
-    def process_results(doc, results):
-        events = ask(EXTRACT.format(caption=results[0]), max_tokens=512, readable=is_list, example='["a man runs"]')
-        ...
+  def process_results(doc, results):
+      events = ask(EXTRACT.format(caption=results[0]), max_tokens=512, readable=is_list, example='["a man runs"]')
+      ...
 
-Let JudgeError pass: the sample is then `not judged` and not 0. It is also raised while questions are only being collected
-(answers.py explains the rounds), so metric code may run several times for a sample and must have no effects. A scorer with
-further metrics that need no judge catches it and returns those alone.
+Do not catch JudgeError: the sample is then `not judged` instead of 0. It is also raised while questions are only collected
+(answers.py explains the rounds). So metric code may run several times per sample and must have no side effects. A scorer with
+other metrics that need no judge catches JudgeError and returns only those.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from mmkv_bench.judging.answers import JudgeAnswers
 from mmkv_bench.judging.questions import JUDGED, JudgedMetric, JudgeError, Question, Readable, metric_of, not_blank
 
 FILLER = "0 Z"
-"""What a scorer of lmms-eval reads while a question has no answer. It ends every shipped scorer's waiting at once: a
-number in MM-Vet's and WorldQA's eyes, the letter for `none of these` in HR-Bench's. Its score is thrown away."""
+"""The answer that lmms-eval's scorers get while a question has none. It ends the waiting of every shipped scorer at once:
+MM-Vet and WorldQA read a number, HR-Bench the letter for `none of these`. The resulting score is dropped."""
 
 Owner = int | None
-"""Position of the sample that asks; None while lmms-eval aggregates."""
+"""Position of the sample that asks, or None while lmms-eval aggregates."""
 
 
 @dataclass(frozen=True)
 class AskedQuestion:
-    """A question that a scorer asked. metric: None where unknown; the question then counts for all of the sample's metrics."""
+    """A question that a scorer asked. metric: None if unknown; the question then counts for all of the sample's metrics."""
 
     metric: str | None
     question: Question
@@ -42,10 +42,9 @@ class AskedQuestion:
 class ScoringPass:
     """A pass over one task.
 
-    asked       questions in their order
-    unanswered  owner -> metric or None -> why there was no answer, where a filler stood for one: what the scorer made
-                of it is worth nothing
-    refused     owner -> why, where JudgeError was raised: what the scorer returned nevertheless needed no answer
+    asked       the questions in order
+    unanswered  {owner: {metric or None: reason}}: a filler replaced the missing answer, so the scorer's result is worthless
+    refused     {owner: reason}: JudgeError was raised, so a result that the scorer still returned needed no answer
     """
 
     def __init__(self, answers: JudgeAnswers, judged: tuple[JudgedMetric, ...]) -> None:
@@ -58,7 +57,7 @@ class ScoringPass:
 
     @contextmanager
     def of(self, owners: Iterable[Owner]) -> Iterator[None]:
-        """Questions inside the block are asked for these samples."""
+        """Attribute questions inside the block to these samples."""
         outer, self._owners = self._owners, tuple(owners)
         try:
             yield
@@ -66,11 +65,11 @@ class ScoringPass:
             self._owners = outer
 
     def lacks(self, owner: Owner) -> bool:
-        """True where a question of this sample had no answer: an exception of its scorer is then no error."""
+        """Tell whether a question of this sample had no answer. An exception of its scorer is then not an error."""
         return owner in self.unanswered or owner in self.refused
 
     def answer(self, question: Question, example: str | None = None) -> str:
-        """The answer for code that handles JudgeError, which is raised without an answer."""
+        """Return the answer, for code that handles JudgeError. Raises JudgeError without an answer."""
         try:
             return self._look_up(None, question)
         except JudgeError as error:
@@ -79,7 +78,7 @@ class ScoringPass:
             raise
 
     def fill(self, question: Question) -> str:
-        """The answer for lmms-eval's scorers: always a text, a filler without an answer."""
+        """Return the answer as text, for lmms-eval's scorers; a filler without an answer."""
         metric = None
         if (known := metric_of(self.judged, question)) is not None:
             metric, question = known.metric, dataclasses.replace(question, readable=known.readable)
@@ -102,7 +101,7 @@ class ScoringPass:
 
 
 class Probe(ScoringPass):
-    """A pass that asks no judge and records the questions of a scorer, as far as it gets."""
+    """A pass that asks no judge and records a scorer's questions, as far as the scorer gets."""
 
     def __init__(self, judged: tuple[JudgedMetric, ...]) -> None:
         super().__init__(JudgeAnswers(), judged)
@@ -121,12 +120,12 @@ class Probe(ScoringPass):
         return FILLER
 
 
-_OPEN: list[ScoringPass] = []  # scoring is one at a time in a process: it also changes the working folder and stdout
+_OPEN: list[ScoringPass] = []  # a process scores one task at a time, as scoring changes working folder and stdout
 
 
 @contextmanager
 def asking(scoring_pass: ScoringPass) -> Iterator[None]:
-    """Within it, `ask`, `ask_all` and the proxy bring their questions to this scoring_pass."""
+    """Send questions of `ask`, `ask_all` and the proxy inside the block to this scoring_pass."""
     _OPEN.append(scoring_pass)
     try:
         yield
@@ -135,14 +134,14 @@ def asking(scoring_pass: ScoringPass) -> Iterator[None]:
 
 
 def open_pass() -> ScoringPass | None:
-    """The scoring_pass that questions go to; None outside of scoring."""
+    """Return the scoring_pass that gets questions, or None outside of scoring."""
     return _OPEN[-1] if _OPEN else None
 
 
 def ask(prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> str:
-    """The judge's answer to a user prompt or to chat messages; options: those of `ask_all`.
+    """Return the judge's answer to a user prompt or to chat messages. options: as for `ask_all`.
 
-    Raises JudgeError when there is no answer (yet).
+    Raises JudgeError if there is no answer (yet).
     """
     (answer,) = ask_all([prompt], **options)
     return answer
@@ -156,20 +155,21 @@ def ask_all(
     readable: Readable = not_blank,
     example: str | None = None,
 ) -> list[str]:
-    """The judge's answers to questions that do not depend on each other: they are asked side by side.
+    """Return the judge's answers to independent questions, which are asked concurrently.
 
-    temperature, max_tokens: of the judge's answers [tokens]. readable: whether the scorer can read an answer; one it
-    cannot is asked for again, and kept nowhere. example: an answer of the right form, for asking what comes after it
-    when the prompts are hashed; without it the hash ends with this question.
+    temperature, max_tokens: of the judge's answers [tokens].
+    readable: tells whether the scorer can read an answer. An unreadable answer is not stored, and the question is repeated.
+    example: an answer of the right form, with which later questions are made when the prompts are hashed. Without it the hash
+    ends with this question.
 
-    Raises JudgeError when one of them has no answer (yet).
+    Raises JudgeError if a question has no answer (yet).
     """
     scoring_pass = open_pass()
     if scoring_pass is None:
-        raise JudgeError("a judge is asked while answers are scored; outside the score stage there is none")
+        raise JudgeError("there is no judge outside of the score stage; call this only while answers are scored")
     questions = [Question.of(prompt, temperature, max_tokens, readable) for prompt in prompts]
     answers, errors = [], []
-    for question in questions:  # all of them, so that one round collects all
+    for question in questions:  # without stopping at a missing answer, so that one round collects all
         try:
             answers.append(scoring_pass.answer(question, example))
         except JudgeError as error:
@@ -180,15 +180,15 @@ def ask_all(
 
 
 Result = TypeVar("Result")
-ROUNDS = 12  # a scorer whose every question follows from the answer before needs one more than it has questions
+ROUNDS = 12  # a scorer whose questions each depend on the answer before needs one more round than questions
 
 
 def in_rounds(
     task: str, answers: JudgeAnswers, one_pass: Callable[[ScoringPass], Result]
 ) -> tuple[Result, ScoringPass]:
-    """Run passes until none asks anything new; return the last result with its pass. A task that asks no judge has one pass.
+    """Run passes until no pass asks a new question. Return the last result with its pass. A task without a judge has one pass.
 
-    A scorer that asks new questions without end is left after `ROUNDS` passes; its samples are not judged.
+    After `ROUNDS` passes a scorer that still asks new questions is stopped, and its samples are not judged.
     """
     passes = 0
     while True:

@@ -1,4 +1,4 @@
-"""Questions asked of an endpoint that speaks OpenAI's chat completions: many side by side, each with its attempts."""
+"""An endpoint with OpenAI's chat completions: questions asked concurrently, each with several attempts."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ if TYPE_CHECKING:
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 PASSING = {408, 409, 425, 429}  # and 5xx: the same request may succeed later
-OF_THE_QUESTION = {400, 413, 422}  # this question is refused, another one may not be
-LONGEST = 8 << 20  # bytes of a reply
-EXCERPT = 160  # characters of a server's message that are quoted
-LONGEST_WAIT_S = 120.0  # an endpoint that asks for more is not waited for
-LOST_IN_A_ROW = 3  # questions without an answer after which an endpoint that has answered counts as gone
+OF_THE_QUESTION = {400, 413, 422}  # only this question is refused
+LONGEST = 8 << 20  # maximum bytes of a reply
+EXCERPT = 160  # maximum quoted characters of a server's message
+LONGEST_WAIT_S = 120.0  # an endpoint that demands a longer wait gets no further attempt
+LOST_IN_A_ROW = 3  # unanswered questions in a row after which an endpoint that has answered counts as gone
 _JITTER = random.SystemRandom()  # scorers seed the shared generator
 
 
 class Failure(Exception):
     """An attempt without an answer.
 
-    passes: another attempt may succeed; wait_s: how long the endpoint asks to wait before it [s].
-    alone: it concerns this question and says nothing about others.
+    passes: another attempt may succeed.
+    wait_s: wait demanded by the endpoint before another attempt [s].
+    alone: the failure concerns only this question.
     """
 
     def __init__(self, reason: str, passes: bool = False, wait_s: float = 0.0, alone: bool = False) -> None:
@@ -44,7 +45,7 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """text: the answer; served: the model's name as the endpoint gives it."""
+    """An answer. text: its text. served: the model's name as the endpoint states it."""
 
     text: str
     served: str | None
@@ -54,11 +55,11 @@ Keep = Callable[[Question, Reply], None]
 
 
 class Endpoint:
-    """`<url>/chat/completions`, asked until it is gone; `gone` is then the reason. The key stands in no message and no reply.
+    """The endpoint `<url>/chat/completions`, which is asked until it is gone. `gone`: the reason. The key is in no message or
+    reply.
 
-    An endpoint is gone when it refuses the key or the model, when it never answered and one question's attempts are
-    used up, or when that many questions in a row got nothing. Unreadable answers and refusals of one question
-    do not count.
+    An endpoint is gone if it refuses the key or the model, if it never answered and one question has no attempts left, or if
+    `LOST_IN_A_ROW` questions in a row failed. Unreadable answers and refusals of one question do not count.
     """
 
     def __init__(self, settings: JudgeSettings) -> None:
@@ -68,14 +69,16 @@ class Endpoint:
         self._answered, self._lost = False, 0
 
     def ask_all(self, questions: Mapping[str, Question], keep: Keep) -> dict[str, Reply | Failure]:
-        """Ask questions: name -> reply or failure. `keep` is called with each reply as it arrives.
+        """Ask questions. Return name to reply or failure. `keep` is called with each reply as it arrives.
 
-        The first question goes alone until the endpoint has answered once; then `concurrency` at a time. An interrupt, and
-        an exception of `keep`, cancel what is under way.
+        Until the endpoint has answered once, questions are asked one by one; then `concurrency` at a time. An interrupt, or an
+        exception of `keep`, cancels running requests.
         """
         from anyio.from_thread import start_blocking_portal
 
-        with start_blocking_portal() as portal:  # another thread's loop: a notebook has one in this thread
+        with (
+            start_blocking_portal() as portal
+        ):  # the loop of another thread, because a notebook has a loop in this thread
             return portal.call(self._ask_all, questions, keep)
 
     async def _ask_all(self, questions: Mapping[str, Question], keep: Keep) -> dict[str, Reply | Failure]:
@@ -83,7 +86,7 @@ class Endpoint:
 
         outcomes: dict[str, Reply | Failure] = {}
         limit = asyncio.Semaphore(self.settings.concurrency)
-        proxied = urlsplit(self.settings.url).hostname not in LOOPBACK  # none stands between a machine and itself
+        proxied = urlsplit(self.settings.url).hostname not in LOOPBACK  # no proxy between a machine and itself
         async with httpx.AsyncClient(timeout=self.settings.timeout_s, trust_env=proxied) as client:
 
             async def ask(name: str) -> None:
@@ -119,7 +122,7 @@ class Endpoint:
             if attempt < self.settings.retries and not failure.alone:
                 backoff = min(LONGEST_WAIT_S, self.settings.backoff_s * 2**attempt) * _JITTER.uniform(0.5, 1.0)
                 await self._sleep(max(backoff, failure.wait_s))
-        if failure.alone:  # it answers, if not this question
+        if failure.alone:  # the endpoint works, but not for this question
             self._answered, self._lost = True, 0
             return failure
         self._lost += 1
@@ -141,7 +144,7 @@ class Endpoint:
         url = settings.url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         data = b""
-        try:  # redirects are not followed: the key goes to the configured endpoint alone
+        try:  # redirects are not followed, so that only the configured endpoint gets the key
             async with (
                 asyncio.timeout(settings.timeout_s),
                 client.stream("POST", url, json=body, headers=headers) as response,
@@ -153,7 +156,7 @@ class Endpoint:
         except (TimeoutError, httpx.TimeoutException):
             raise Failure(f"{settings.address} did not answer within {settings.timeout_s:g} s", passes=True) from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            invalid = isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol)  # which no attempt mends
+            invalid = isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol)  # other attempts would fail too
             what = "cannot be asked" if invalid else "cannot be reached or breaks off"
             raise Failure(f"{settings.address} {what} ({type(error).__name__})", passes=not invalid) from None
         text = data.decode("utf-8", errors="replace")
@@ -187,8 +190,8 @@ class Endpoint:
         return Failure(message, alone=code in OF_THE_QUESTION)
 
     def _hide(self, text: str) -> str:
-        """The text without the key, however it is encoded; placeholders such as `EMPTY` are no secrets, and may be words
-        of an answer."""
+        """Return the text without the key in any encoding. Placeholders such as `EMPTY` are not secret and may be words of an
+        answer."""
         key = self.settings.key()
         return without_secrets(text, [key]) if key else text
 
@@ -202,7 +205,7 @@ class Endpoint:
 
 
 def _retry_after(value: str) -> float:
-    """Seconds that a Retry-After header asks for: a number of seconds or a date; 0 for none or nonsense."""
+    """Return the seconds of a Retry-After header, given as a number or a date; 0 if it is missing or invalid."""
     with contextlib.suppress(ValueError):
         return max(0.0, float(value))
     with contextlib.suppress(ValueError, TypeError):

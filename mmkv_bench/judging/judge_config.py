@@ -1,4 +1,4 @@
-"""The `judge` group of the configuration: its check before any work, and its values."""
+"""The `judge` group of the configuration: its values, and its check before any work."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from mmkv_bench.config.schema import Judge
 
 NOT_JUDGED = "not judged"
-"""Begins the reason of every metric that lacks an answer of its judge."""
+"""Prefix of the reason for every metric that lacks an answer of its judge."""
 
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """An endpoint that speaks OpenAI's chat completions.
+    """An endpoint with OpenAI's chat completions, and how to ask it.
 
-    model        id that the endpoint knows; part of every answer's identity and of the metric rows
+    model        id that the endpoint accepts; part of every answer's identity and of the metric rows
     url          base url; `<url>/chat/completions` is asked; part of every answer's identity as `address`
-    key_env      environment variable that holds the key; None sends none
+    key_env      environment variable with the key; None sends no key
     timeout_s    of one attempt, from connecting to the last byte of the answer [s]
-    retries      further attempts after a timeout, a refusal for now (408, 409, 429, 5xx) or an unreadable answer
-    backoff_s    wait before the first further attempt [s]; doubled for each one after, with jitter
-    concurrency  questions under way at a time
-    temperature  of the judge's sampling; None leaves what the scorer asks for
+    retries      further attempts after a timeout, a temporary refusal (408, 409, 429, 5xx) or an unreadable answer
+    backoff_s    wait before the first further attempt [s]; doubled for each later one, with jitter
+    concurrency  number of concurrent questions
+    temperature  of the judge's sampling; None keeps the scorer's value
     cache        folder of the answers; None keeps none
     """
 
@@ -45,31 +45,31 @@ class JudgeSettings:
 
     @property
     def address(self) -> str:
-        """The address without a user's name, password or query, which may hold a key: `default` or any other id is
-        another model at another address."""
+        """Return the address without user name, password and query, which may contain a key. Equal model ids at different
+        addresses are different models."""
         parts = urlsplit(self.url)
         host = parts.netloc.rpartition("@")[2].lower()
         return f"{parts.scheme}://{host}{parts.path.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
 
     def key(self) -> str | None:
-        """The key, from the environment: it is held nowhere else."""
+        """Return the key from the environment. It is stored nowhere else."""
         return (os.environ.get(self.key_env) or "").strip() or None if self.key_env else None
 
 
 def check_judge(judge: Judge) -> None:
-    """Raises ConfigError naming the key that cannot be meant."""
+    """Raise ConfigError naming the key with an impossible value."""
     if judge.kind == "none" and (judge.url is not None or judge.model is not None):
         raise ConfigError(
-            "judge.url or judge.model is set and judge=none asks nobody; allowed: judge=local or judge=openai; choose "
-            "one, or drop the key"
+            "judge.url or judge.model is set, but judge=none asks no judge; allowed: judge=local or "
+            "judge=openai; choose one, or drop the key"
         )
     if "@" in str(judge.url or "").partition("://")[2].partition("/")[0]:
         raise ConfigError(
-            "judge.url holds a user's name or password, which rows would keep; allowed: an address without them; put the "
-            "key into an environment variable and name it with judge.key_env"
+            "judge.url contains a user's name or password, which rows would store; give an address without them, put "
+            "the key into an environment variable, and name that variable with judge.key_env"
         )
 
 
 def not_judged(row: Mapping[str, Any]) -> bool:
-    """True where a `metrics` row lacks answers of a judge."""
+    """Tell whether a `metrics` row lacks answers of a judge."""
     return str(row["lmms_eval_reason"] or "").startswith(NOT_JUDGED)

@@ -1,8 +1,8 @@
-"""A server that lmms-eval's scorers take for OpenAI: on the loopback of this process, with the answers of a scoring pass.
+"""A server on this process's loopback that lmms-eval's scorers take for OpenAI. It answers from a scoring pass.
 
-Scorers read the judge's address when their module is loaded, some once for the whole process, and know two conventions
-for it: the base url (clients of the package `openai`) and the full one (posted to as it is). The proxy answers both.
-It never waits for a judge and reaches no network: what has no answer gets a filler, and the scoring_pass remembers that.
+Scorers read the judge's address when their module is loaded, some once per process, in one of two forms: the base url (clients
+of the package `openai`) or the full url (posted to unchanged). The proxy answers both. It never waits for a judge and uses no
+network. A question without an answer gets a filler, and the scoring_pass remembers that.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mmkv_bench.judging.client import open_pass
 from mmkv_bench.judging.questions import Question
 
 PATH = "/v1/chat/completions"
-LARGEST = 64 << 20  # bytes of a question
+LARGEST = 64 << 20  # maximum bytes of a question
 
 
 class Proxy(socketserver.ThreadingTCPServer):
-    """The address exists from the start; nothing listens there before `listen`. `token` is the key that scorers see:
-    no other process can ask in their name."""
+    """A server with an address from the start that answers only after `listen`. `token`: the key given to scorers, so that
+    other processes cannot ask in their name."""
 
     daemon_threads = True
 
@@ -40,26 +40,26 @@ class Proxy(socketserver.ThreadingTCPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def listen(self) -> None:
-        """Start answering; again is fine."""
+        """Start answering. Safe to call twice."""
         if self._thread is None:
             self.server_activate()
             self._thread = threading.Thread(target=self.serve_forever, name="judge-proxy", daemon=True)
             self._thread.start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A scorer that hung up."""
+        """Ignore a scorer that closed the connection."""
 
 
 @cache
 def proxy() -> Proxy:
-    """This process's proxy."""
+    """Return this process's proxy."""
     return Proxy()
 
 
 def task_variables(environment: dict[str, str]) -> dict[str, str]:
-    """The environment in which a task's code finds the proxy where it looks for a judge, and no key.
+    """Return environment variables by which a task's code uses the proxy as its judge, without a real key.
 
-    environment: the process's own, for the hosts that are reached without an HTTP proxy.
+    environment: the process's environment, for its list of hosts without an HTTP proxy.
     """
     judge = proxy()
     direct = environment.get("no_proxy") or environment.get("NO_PROXY")
@@ -67,9 +67,9 @@ def task_variables(environment: dict[str, str]) -> dict[str, str]:
     return {
         "API_TYPE": "openai",
         "OPENAI_API_KEY": judge.token,
-        "OPENAI_API_URL": judge.root + PATH,  # taken as base or as full url: both paths are answered
+        "OPENAI_API_URL": judge.root + PATH,  # used as base or as full url; the proxy answers both paths
         "OPENAI_BASE_URL": f"{judge.root}/v1",  # of the package `openai`
-        "MODEL_VERSION": "judge",  # the configured model is asked, whatever the scorer names
+        "MODEL_VERSION": "judge",  # ignored: the configured model is asked
         "NO_PROXY": direct,
         "no_proxy": direct,
     }
@@ -77,7 +77,7 @@ def task_variables(environment: dict[str, str]) -> dict[str, str]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    timeout = 60  # of a connection that stays silent [s]
+    timeout = 60  # of a silent connection [s]
 
     def __init__(self, token: str, *request: Any) -> None:
         self.token = token
@@ -114,4 +114,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *values: Any) -> None:
-        """Nothing: rows and notices say what became of questions."""
+        """Print nothing: rows and notices report on questions."""

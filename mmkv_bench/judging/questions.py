@@ -1,11 +1,11 @@
-"""Questions to a judge, the digest under which an answer is kept, and the form of answers that lmms-eval's scorers read.
+"""Questions to a judge, the digests under which answers are stored, and the form of answers that lmms-eval's scorers read.
 
-A scorer reads what it cannot read as 0. So an answer has to have the form that its metric's code reads; another is
-asked for again, and if that does not help, the sample is not judged. Of tasks that are not named here, each question counts
-for all metrics and each answer that is not blank counts as readable.
+A scorer gives 0 for an answer that it cannot read. So an answer must have the form that its metric's code reads. Otherwise the
+question is repeated, and if that does not help, the sample is not judged. For tasks that are not named in this file, each
+question counts for all metrics, and each answer that is not blank is readable.
 
-Read in lmms-eval 0.7.3: tasks/mmvet/utils.py, tasks/videochatgpt/utils.py, tasks/worldqa/utils.py and
-worldqa_mc_evaluator.py, tasks/hrbench/hrbench_evals.py.
+Read in lmms-eval 0.7.3: tasks/mmvet/utils.py, tasks/videochatgpt/utils.py, tasks/worldqa/utils.py and worldqa_mc_evaluator.py,
+tasks/hrbench/hrbench_evals.py.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ Readable = Callable[[str], bool]
 
 
 class JudgeError(MMKVError):
-    """A question has no answer: no judge, one that fails or cannot be read, or one not asked yet. Never a score."""
+    """A question has no answer: no judge, a judge that fails or is unreadable, or not asked yet. Never a score."""
 
 
 def not_blank(text: str) -> bool:
-    """True where an answer says anything: the least that is asked of every answer."""
+    """Tell whether an answer has any text, the minimum for every answer."""
     return bool(text.strip())
 
 
 @dataclass(frozen=True)
 class Question:
-    """The request to a judge without the model's id and the endpoint's address.
+    """A request to a judge, without the model's id and the endpoint's address.
 
     messages     OpenAI's chat messages: {"role", "content"}, content a text or a list of parts
     temperature  of the judge's sampling
-    max_tokens   longest answer [tokens]
-    readable     whether an answer has the form that the scorer can read; no part of the question's identity
+    max_tokens   maximum length of the answer [tokens]
+    readable     tells whether the scorer can read an answer; not part of the question's identity
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -57,22 +57,22 @@ class Question:
         max_tokens: int = 1024,
         readable: Readable = not_blank,
     ) -> Question:
-        """A question from one user prompt or from chat messages."""
+        """Make a question from one user prompt or from chat messages."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
         return cls(tuple(messages), float(temperature), int(max_tokens), readable)
 
     def digest(self, model: str, address: str) -> str:
-        """sha256 over the model's id, the endpoint's address (`JudgeSettings.address`), the messages, the temperature and
-        max_tokens: equal questions, equal digests."""
+        """Return the sha256 over the model's id, the endpoint's address (`JudgeSettings.address`), the messages, the
+        temperature and max_tokens. Equal questions have equal digests."""
         return _sha256([model, address, list(self.messages), self.temperature, self.max_tokens])
 
     def text(self, of: int | None = None) -> str:
-        """The text of the first `of` messages, or of all."""
+        """Return the text of the first `of` messages, or of all."""
         return "\n".join(part for message in self.messages[:of] for part in _content_texts(message.get("content")))
 
 
 def prompts_digest(questions: Sequence[Question]) -> str:
-    """sha256 over the messages of several questions, in their order; whoever answers, and however."""
+    """Return the sha256 over the messages of several questions in order, independent of judge and answers."""
     return _sha256([list(question.messages) for question in questions])
 
 
@@ -87,15 +87,16 @@ def _sha256(value: Any) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-HIGHEST = 5  # of Video-ChatGPT's criteria
+HIGHEST = 5  # maximum score of Video-ChatGPT's criteria
 
 
 @dataclass(frozen=True)
 class JudgedMetric:
-    """metric: its name; None: all that the sample has.
+    """A metric of a task whose scorer asks a judge.
 
-    mark: a text in the first message of this metric's questions and of no other's; "" for all questions of the task.
-    readable: whether the metric's code can read an answer.
+    metric: its name; None means all metrics of the sample.
+    mark: a text in the first message of this metric's questions only; "" for all questions of the task.
+    readable: tells whether the metric's code can read an answer.
     """
 
     metric: str | None
@@ -104,18 +105,20 @@ class JudgedMetric:
 
 
 def metric_of(judged: tuple[JudgedMetric, ...], question: Question) -> JudgedMetric | None:
-    """The metric whose question this is; the first message, which holds no model's words where there are several."""
+    """Return the metric that asks this question, or None. Only the first message is read: it has no model's text if a task has
+    several metrics."""
     instructions = question.text(of=1)
     return next((metric for metric in judged if metric.mark in instructions), None)
 
 
 def mark_of_one(text: str) -> bool:
-    """MM-Vet: the first word is a number from 0 to 1."""
+    """Tell whether an MM-Vet judge's reply starts with a number from 0 to 1."""
     return _number_within(text.split(" ", maxsplit=1)[0], 1.0)
 
 
 def criterion_score(text: str) -> bool:
-    """Video-ChatGPT: a Python dictionary whose `score` is a number from 0 to 5, or a whole number as text."""
+    """Tell whether a Video-ChatGPT judge's reply is a Python dictionary whose `score` is a number from 0 to 5 (an integer may
+    be text)."""
     try:
         score = ast.literal_eval(text)["score"]
         return not isinstance(score, bool) and 0 <= (int(score) if isinstance(score, str) else score) <= HIGHEST
@@ -124,17 +127,17 @@ def criterion_score(text: str) -> bool:
 
 
 def points(text: str) -> bool:
-    """WorldQA: the last line is a number from 0 to 1."""
+    """Tell whether the last line of a WorldQA judge's reply is a number from 0 to 1."""
     return _number_within(text.strip().split("\n")[-1], 1.0)
 
 
 def option_letter(text: str) -> bool:
-    """WorldQA with choices: one letter alone, E for none of them."""
+    """Tell whether a judge's reply to a WorldQA question with choices is one letter from A to E. E means none of the choices."""
     return re.fullmatch(r"[A-E]", text.strip(), re.IGNORECASE) is not None
 
 
 def one_letter_among_words(text: str) -> bool:
-    """HR-Bench: exactly one of the letters A to D stands by itself, or none of them and Z."""
+    """Tell whether an HR-Bench judge's reply has exactly one of the letters A to D as a word, or none of them and Z."""
     words = re.sub(r"[.()\[\],:;!*#{}]", " ", text).split()
     letters = {letter for letter in "ABCD" if letter in words}
     return len(letters) == 1 or (not letters and "Z" in words)
@@ -164,13 +167,13 @@ def _number_within(word: str, highest: float) -> bool:
 
 
 PAIRED = {"gpt_eval_score_consistency": "video_name"}
-"""Metric -> the field in which both samples of a pair agree."""
+"""Metric to the field that is equal in both samples of a pair."""
 
 
 def pairs(fields: Sequence[Any]) -> list[tuple[int, int]]:
-    """The documents that lmms-eval puts together: each with the next one of its video that is in no pair yet.
+    """Return the pairs of documents that lmms-eval forms: each document with the next unpaired one of its video.
 
-    fields: of each document in order. One without a partner is in no pair.
+    fields: the video of each document in order. A document without a partner is in no pair.
     """
     waiting: dict[Any, int] = {}
     pairs_of_docs = []
@@ -183,6 +186,6 @@ def pairs(fields: Sequence[Any]) -> list[tuple[int, int]]:
 
 
 def pair_score(first: Mapping[str, Any], second: Mapping[str, Any], aggregation: Callable[..., Any]) -> float:
-    """The score of one pair: the task's own aggregation over it alone. It writes files into the working folder."""
-    values = [copy.deepcopy(dict(first)), copy.deepcopy(dict(second))]  # it changes what it gets
+    """Return the score of one pair from the task's own aggregation, which writes files into the working folder."""
+    values = [copy.deepcopy(dict(first)), copy.deepcopy(dict(second))]  # the aggregation changes its arguments
     return float(aggregation(values, args=argparse.Namespace(output_path=".")))

@@ -1,7 +1,7 @@
 """Addresses of numbers: model, data, metric, method with all its parameters, budget and conditions.
 
-Two numbers with the same address are comparable, whatever their labels say. A method's parameters are resolved from the defaults
-of its file and its reading, so a changed default changes the address.
+Two numbers with the same address are comparable, even under different labels. The file of a method and its reading give defaults
+to all its parameters, so a changed default changes the address.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ NONE, ENTRIES, FRACTION = "none", "entries", "fraction"
 SYNTHETIC = ("made_up_text", "made_up_image", "made_up_video")
 """Data sets of `scenario=efficiency`: made-up prompts of a given length."""
 STAND_IN = "tiny"
-"""The embedded model. Its numbers stand in for those of other models and are no evidence of a printed number."""
+"""The embedded model. Its numbers replace those of other models in stand-ins, and are no evidence for a printed number."""
 MEAN = "mean"
-"""Metric of an address that is a mean over several others."""
+"""Metric of an address whose number is a mean over several others."""
 _SIZES = ("small", "large")
 _options, _file = cache(options), cache(read)
 _CONDITIONS = ("max_new_tokens", "cut_prompt", "frames", "samples", "length", "new_tokens", "batch")
@@ -36,11 +36,11 @@ KEYS = (
     *("model", "dataset", "group", "metric", "method", "with", "calibration", "minus", "reading", "protocol", "budget"),
     *("seeds", *_CONDITIONS),
 )
-"""Keys that an address is written with."""
+"""Allowed keys of an address."""
 CALIBRATED = ("samples", "data", "instruction")
-"""Keys that tell two calibrations apart."""
+"""Keys that distinguish two calibrations."""
 BESIDE_PARAMETERS = ("calibration", "reads_answer", "over_budget")
-"""Keys of the rows' parameters that are no settings: the calibration file, and marks."""
+"""Keys in the rows' parameters that are not settings: the calibration file, and marks."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class MethodSettings:
     """A method with its settings.
 
     Attributes:
-        name: of its file in conf/method.
-        settings: those that differ from its defaults, as sorted JSON.
-        calibration: source of its calibration, as sorted JSON of `CALIBRATED`; empty: the model's own, found by `auto`.
+        name: name of its file in conf/method.
+        settings: settings that differ from the defaults, as sorted JSON.
+        calibration: source of its calibration, as sorted JSON of `CALIBRATED`; "" for the model's default one (`auto`).
     """
 
     name: str
@@ -62,7 +62,7 @@ class MethodSettings:
         """Describe a method by its settings; a setting at its default counts as not set.
 
         Raises:
-            ConfigError: no such method, or a parameter that it does not have.
+            ConfigError: no such method, a parameter that the method does not have, or an incomplete calibration.
         """
         defaults, settings = flat_parameters(_file(name)), dict(settings or {})
         if calibration == "auto" and defaults.get("calibration") != "auto":
@@ -87,17 +87,17 @@ class MethodSettings:
         return dict(json.loads(self.settings))
 
     def setting(self, key: str) -> Any:
-        """Value of one parameter."""
+        """Return the value of one parameter."""
         return self.changed.get(key, flat_parameters(_file(self.name))[key])
 
     @property
     def calibrated(self) -> dict[str, Any]:
-        """Source of its calibration; empty where none is stated."""
+        """Source of the calibration; empty if none is stated."""
         return dict(json.loads(self.calibration)) if self.calibration else {}
 
     @property
     def base(self) -> str:
-        """Base method, as rows name it."""
+        """Base method, by its name in the rows."""
         return str(_file(self.name)["base"])
 
     @property
@@ -108,11 +108,11 @@ class MethodSettings:
         return self.base == "full" or keeps_all
 
     def parameters(self, reading: str) -> str:
-        """Its parameters under a reading that differ from the defaults of its base (`canonical`)."""
+        """Return the parameters under a reading that differ from the defaults of the base method (`canonical`)."""
         return "{}" if self.base == "full" else _resolved(self, reading)
 
     def version(self, reading: str) -> int:
-        """Version of its numbers in this code under a reading (column `method_version`, 1 where that is null)."""
+        """Return this code's version of the numbers under a reading (column `method_version`; 1 if the column is null)."""
         return _version(self, reading)
 
     def __str__(self) -> str:
@@ -123,13 +123,14 @@ class MethodSettings:
 
 @dataclass(frozen=True)
 class Address:
-    """Place of a number.
+    """Address of a number.
 
     Attributes:
-        metric: `mean` for a mean over several addresses; minus: the method whose number is subtracted.
-        max_new_tokens, cut_prompt, frames: None where the data set's own settings hold.
-        samples: None where all of the data set is asked.
-        length, new_tokens, batch: of timed passes.
+        metric: `mean` for a mean over several addresses.
+        minus: the method whose number is subtracted.
+        max_new_tokens, cut_prompt, frames: None if the data set's settings apply.
+        samples: None if all samples of the data set are asked.
+        length, new_tokens, batch: shape of timed passes.
     """
 
     model: str
@@ -152,13 +153,13 @@ class Address:
 
     @property
     def printed(self) -> tuple[str, ...]:
-        """The part of it that a paper prints: the key under which cells and printed numbers meet."""
+        """The part of the address that a paper prints: the key by which cells and printed numbers are matched."""
         texts = (self.model, self.dataset, self.metric, str(self.method), str(self.minus or ""), self.budget_kind)
         return *texts, self.budget, *(str(n or "") for n in (self.length, self.new_tokens, self.batch))
 
     @property
     def runs(self) -> bool:
-        """True where the model can be run."""
+        """True if the model can be run."""
         return self.model not in UNAVAILABLE
 
     def __str__(self) -> str:
@@ -168,7 +169,7 @@ class Address:
 
 
 def address(parts: Mapping[str, Any]) -> Address:
-    """Read an address from keys of `KEYS`.
+    """Make an address from a mapping with keys of `KEYS`.
 
     Raises:
         ConfigError: a key is missing or unknown, or names something that does not exist.
@@ -181,7 +182,7 @@ def address(parts: Mapping[str, Any]) -> Address:
         parts = {**parts, "dataset": parts.pop("group"), "metric": MEAN}
     missing = [key for key in ("model", "method", "dataset", "metric") if key not in parts]
     if missing:
-        raise ConfigError(f"an address without {', '.join(missing)}: {_listed(parts)}")
+        raise ConfigError(f"an address needs {', '.join(missing)}; this one has {_listed(parts)}")
     nodes = [node for node in (parts, parts.get("minus")) if node is not None]
     methods = [MethodSettings.of(node["method"], node.get("with"), node.get("calibration")) for node in nodes]
     kind, budget = (NONE, "") if methods[0].unbudgeted else budget_of(parts.get("budget"), parts)
@@ -200,26 +201,26 @@ def address(parts: Mapping[str, Any]) -> Address:
         if name not in known:
             raise ConfigError(f"unknown {what} {name!r}; {nearest(name, known)}")
     if at.dataset in SYNTHETIC and None in (at.length, at.new_tokens):
-        raise ConfigError(f"made-up prompts need length and new_tokens: {at}")
+        raise ConfigError(f"{at}: made-up prompts need length and new_tokens; give both")
     return at
 
 
 def budget_of(value: Any, parts: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (kind, text) of a budget: a whole number is entries per KV head, any other the fraction kept.
+    """Return (kind, text) of a budget: a whole number is entries per KV head, any other number is the fraction kept.
 
     Raises:
-        ConfigError: no budget, or neither of the two.
+        ConfigError: no budget, or neither entries nor a fraction.
     """
     if isinstance(value, bool) or value is None:
-        raise ConfigError(f"an address without a budget: {_listed(parts)}")
+        raise ConfigError(f"an address needs a budget; this one has {_listed(parts)}")
     if isinstance(value, int):
         return ENTRIES, str(value)
     try:
         number = Decimal(str(value))
     except InvalidOperation:
-        raise ConfigError(f"budget={value}: allowed: entries (64) or a fraction kept (0.2)") from None
+        raise ConfigError(f"budget={value} is no number; allowed: entries (64) or a fraction kept (0.2)") from None
     if not 0 < number <= 1:
-        raise ConfigError(f"budget={value}: a fraction is above 0 and at most 1")
+        raise ConfigError(f"budget={value} is out of range; allowed: a fraction above 0 and at most 1")
     return FRACTION, f"{number.normalize():f}"
 
 
@@ -238,14 +239,14 @@ def canonical(base: str, parameters: str) -> str:
 
 
 def file_of(dataset: str) -> str:
-    """Return the name of a data set's file in conf/dataset; rows name pages with their size, `pages_walk_small`."""
+    """Return the name of a data set's file in conf/dataset. Rows name pages with their size, such as `pages_walk_small`."""
     name, _, size = dataset.rpartition("_")
     return name if size in _SIZES and name in _options("dataset") else dataset
 
 
 @cache
 def samples_of(dataset: str) -> int:
-    """Return the number of samples that a data set's file states; 0 where it states none, or only about how many."""
+    """Return the number of samples that a data set's file states; 0 if it states none, or only an approximate number."""
     stated = (content("dataset", dataset).get("about") or {}).get("samples")
     number = re.match(r"\d[\d,]*", str(stated))
     return int(number[0].replace(",", "")) if number else 0
@@ -263,7 +264,7 @@ def members(group: str) -> list[tuple[str, str]]:
 
 
 def is_group(dataset: str) -> bool:
-    """Tell whether a name is that of a benchmark's group."""
+    """Tell whether a name is the name of a benchmark's group."""
     return dataset in _groups()
 
 

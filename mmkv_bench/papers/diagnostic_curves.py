@@ -1,7 +1,8 @@
 """Curves of `mmkv-bench diagnose` for figures: the measurement at an address, and its numbers by layer.
 
-A diagnostic has a curve for each sample, layer and perhaps head; `metrics.DIAGNOSTICS` says at which place or over which stretch
-of it a layer's number is taken. A cell shows the mean over layers with its interval over samples, and the layers beside it.
+A diagnostic has a curve for each sample, layer and, for some, head. `non_score_metrics.DIAGNOSTICS` says at which point or over
+which stretch of the curve a layer's number is taken. A cell shows the mean over layers, its interval over samples, and the
+layers.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 REAL = ("hub", "folder")
-"""Weights whose diagnostics are evidence."""
+"""Kinds of weights whose diagnostics are evidence."""
 _MODEL = ("model_fingerprint", "dtype", "dataset_fingerprint", "versions")
-_EPSILON = 1e-9  # two places on a curve that differ by less are one
+_EPSILON = 1e-9  # points of a curve that are closer than this are equal
 
 
 @dataclass(frozen=True)
 class DiagnosticEvidence:
-    """Diagnostics of all stores that are evidence; `measurements` has a row for each measurement."""
+    """Diagnostics in all stores that are evidence. `measurements` has one row per measurement."""
 
     evidence: Evidence
     measurements: pd.DataFrame
 
     @classmethod
     def of(cls, evidence: Evidence) -> DiagnosticEvidence:
-        """Select diagnostics of real weights and data; for stand-ins those of the embedded model."""
+        """Select diagnostics of real weights and data; for stand-ins, select those of the embedded model."""
         if not len(evidence.diagnostics):
             return cls(evidence, evidence.diagnostics)
         table = evidence.diagnostics.drop_duplicates("measurement").set_index("measurement")
@@ -49,7 +50,7 @@ class DiagnosticEvidence:
         return cls(evidence, table[real & ~table["dataset"].str.endswith(FIXTURE)])
 
     def measured(self, address: Address, whole: int) -> Measurement:
-        """Read the diagnostics at an address: its curves by layer, and the mean over layers. whole: samples of its data set."""
+        """Read the diagnostics at an address: its curves by layer, and the mean over layers. whole: samples of the data set."""
         diagnostic, table = DIAGNOSTICS[address.metric], self.measurements
         if not len(table):
             return Measurement(NOT_RUN)
@@ -82,7 +83,7 @@ class DiagnosticEvidence:
 
 
 def _belongs(row: Mapping[str, Any], diagnostic: Diagnostic, address: Address) -> bool:
-    """Tell whether a measurement is of the analysis, model, data and method of an address."""
+    """Tell whether a measurement has the analysis, model, data and method of an address."""
     if (row["name"], row["model"], row["dataset"]) != (diagnostic.name, address.model, address.dataset):
         return False
     method = row["settings"].get("method")
@@ -99,13 +100,13 @@ def _belongs(row: Mapping[str, Any], diagnostic: Diagnostic, address: Address) -
 
 
 def _under_conditions(table: pd.DataFrame, address: Address) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Select the measurements under the address's conditions; where there are none, return all with their mismatches."""
+    """Select the measurements under the address's conditions. If there are none, return all with their mismatches."""
     mismatches = []
     for name, wanted, values in (
         ("max_new_tokens", address.max_new_tokens, table["settings"].map(lambda settings: settings.get("tokens"))),
         ("frames", address.frames, table["settings"].map(lambda settings: settings["processor"].get("frames"))),
     ):
-        if wanted is None or values.isna().all():  # it plays no part
+        if wanted is None or values.isna().all():  # the condition does not apply
             continue
         if (values == wanted).any():
             table = table[values == wanted]
@@ -124,7 +125,7 @@ def _differences(table: pd.DataFrame) -> str:
 
 
 def _curve(rows: pd.DataFrame, diagnostic: Diagnostic, line: tuple[str, str, str], address: Address) -> Curve | None:
-    """Average one line: heads within a layer, layers within a sample."""
+    """Average one line over heads within a layer, and over layers within a sample."""
     label, quantity, part = line
     points = rows[(rows["quantity"] == quantity) & ((rows["part"] == part) | (part == "*"))]
     stretch = diagnostic.stretch(address)

@@ -1,14 +1,13 @@
 """Evidence: cells of result rows, matched to addresses by their parameters, never by a display name.
 
-Several stores, of several machines, are one body of evidence. Of several runs of an address, one without mismatches counts before
-any other, then the fuller one, then the newer one; scores never choose. Rows of random weights, of the embedded model and of
-fixture data are no evidence and match no address. Times and bytes of made-up prompts are the same for any weights and do count.
-Stand-ins are filled from rows of the embedded model alone.
+Several stores, from several machines, are read as one. Of several runs of an address, the one with the fewest mismatches counts,
+then the newest version of the method, then the fullest run, then the newest; scores never choose. Rows of random weights, of the
+embedded model and of fixture data are no evidence and match no address. Times and bytes of made-up prompts do not depend on
+weights and do count. Stand-ins are filled only from rows of the embedded model.
 
-Identity of evidence: the facts that rows must share with an address before their number is compared with a printed one.
-
-Expected facts come from the address and from the files of `conf` (model, dataset), never from other rows. Facts that neither a
-paper nor a file states, such as the commit of the weights, are marked; compared numbers must share them all the same.
+Before a number is compared with a printed one, its rows must share the required facts of the address. These facts come from the
+address and from the files of `conf` (model, dataset), never from other rows. Facts that neither a paper nor a file states, such
+as the commit of the weights, are marked. Numbers that are compared with each other must share these facts too.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ _MAY_DIFFER = (
     *(name for name in CONTEXT if name not in ("model", "dataset", "protocol")),
     *("method_version", "model_revision", "weights", "git_dirty", "device"),
 )
-"""Columns in which two cells of one address may differ."""
-_SHOWN = 48  # characters of a difference
+"""Columns in which two cells at one address may differ."""
+_SHOWN = 48  # printed characters of a difference
 Shared = tuple[tuple[str, str], ...]
 """Facts (name, value) that two compared numbers must share."""
 
@@ -61,11 +60,14 @@ class Match:
     """Rows at an address.
 
     Attributes:
-        state: found, none or ambiguous; rows: places in the evidence's cells, one for each seed.
+        state: found, none or ambiguous.
+        rows: positions in the evidence's cells, one per seed.
         why: for `ambiguous` the differences between candidates, for `none` the rows that nearly match.
-        mismatches: facts that contradict the address: the number is shown and not judged.
-        missing: required seeds without rows; unstated: facts that nothing states.
-        shared: facts that a compared number must share; passed: differences to the runs of the address that do not count.
+        mismatches: facts that contradict the address; the number is then shown and not judged.
+        missing: required seeds without rows.
+        unstated: facts that neither the paper nor a file of `conf` states.
+        shared: facts that a compared number must share.
+        passed: differences to the runs of this address that do not count.
     """
 
     state: str
@@ -80,10 +82,10 @@ class Match:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Cells of all stores that count.
+    """Cells of all stores that count as evidence.
 
-    roots: folders of the stores; cells: columns of the table `cells` and `store`, a number in `roots`; refused: number of cells
-    that do not count; stand_in: the cells are those of the embedded model alone.
+    roots: folders of the stores. cells: columns of the table `cells`, and `store`, a position in `roots`. refused: number of
+    cells that do not count. stand_in: the cells are all of the embedded model.
     """
 
     roots: tuple[Path, ...]
@@ -93,10 +95,11 @@ class Evidence:
 
     @classmethod
     def of(cls, roots: Sequence[Path], stand_in: bool = False) -> Evidence:
-        """Read the cells below these folders: each is a store, or holds some.
+        """Read the cells below these folders. Each folder is a store or contains stores.
 
         Raises:
-            ConfigError: a folder that does not exist or holds no rows. StoreError: a store of another schema version.
+            ConfigError: a folder does not exist or has no rows.
+            StoreError: a store has another schema version.
         """
         import pandas as pd
 
@@ -113,7 +116,7 @@ class Evidence:
 
     @cached_property
     def diagnostics(self) -> pd.DataFrame:
-        """Rows of `mmkv-bench diagnose` of all stores, with the number of their store; copies count once."""
+        """Rows of `mmkv-bench diagnose` in all stores, with the position of their store; copies count once."""
         import pandas as pd
 
         from mmkv_bench.store.store import Store
@@ -127,7 +130,7 @@ class Evidence:
         return rows.drop_duplicates(["measurement", "sample_id", "layer", "head", "quantity", "part", "x"])
 
     def match(self, wanted: Address, like: Shared | None = None) -> Match:
-        """Find the rows at an address; like: only rows that share these facts."""
+        """Find the rows at an address. like: consider only rows that share these facts."""
         rows = self.candidates(wanted)
         if not len(rows):
             return Match(NONE)
@@ -151,7 +154,7 @@ class Evidence:
         _, first = np.unique(self.cells["cell"].to_numpy()[runs[best]], return_index=True)
         rows = runs[best][np.sort(first)]
         seeds = self._seeds[rows]
-        if len(np.unique(seeds)) < len(rows):  # as of two calibrations found by `auto`: no mean of them is a seed's
+        if len(np.unique(seeds)) < len(rows):  # such as two calibrations under `auto`: their mean belongs to no seed
             return Match(AMBIGUOUS, tuple(rows.tolist()), self._differences(rows))
         missing = () if np.isnan(seeds).all() else tuple(seed for seed in wanted.seeds if seed not in seeds)
         passed = self._differences(np.concatenate([*runs.values()])) if len(runs) > 1 else ""
@@ -159,7 +162,7 @@ class Evidence:
         return Match(FOUND, tuple(rows.tolist()), "", best.mismatches, missing, unstated, best.shared, passed)
 
     def candidates(self, wanted: Address) -> np.ndarray:
-        """Return every row of an address, under any facts, int [n]."""
+        """Return every row at an address, under any facts, int [n]."""
         base, reading = wanted.method.base, wanted.reading
         method = base, wanted.method.parameters(reading), "" if base == "full" else reading
         key = (wanted.model, wanted.dataset, *method, wanted.protocol, wanted.budget_kind, wanted.budget)
@@ -167,7 +170,7 @@ class Evidence:
         return np.array([row for row in rows if self._has_calibration(row, wanted.method.calibrated)], dtype=np.int64)
 
     def _rank(self, key: RunFacts, rows: np.ndarray, wanted: Address) -> tuple[object, ...]:
-        """Rank a run of an address; the greatest counts."""
+        """Rank a run of an address; the run with the greatest rank counts."""
         size = samples_of(file_of(wanted.dataset)) or np.inf if wanted.dataset not in SYNTHETIC else 0
         answers: dict[str, float] = {}
         for record in (self._records[row] for row in rows.tolist()):
@@ -181,22 +184,22 @@ class Evidence:
         return int(self.cells["store"].iloc[row]), str(self.cells["cell"].iloc[row])
 
     def source(self, row: int) -> str:
-        """Return its rows folder and its hash: the arguments of `mmkv-bench show`."""
+        """Return the rows folder and the hash of a cell: the arguments of `mmkv-bench show`."""
         store, name = self.cell(row)
         return f"{self.folder(store)} {name}"
 
     def folder(self, store: int) -> Path:
-        """Return the rows folder of a store, relative to the working folder where it lies below."""
+        """Return the rows folder of a store, relative to the working folder if it is below that."""
         root = self.roots[store].resolve()
         return root.relative_to(Path.cwd()) if root.is_relative_to(Path.cwd()) else root
 
     def versions(self, rows: Sequence[int]) -> dict[str, tuple[str, ...]]:
-        """Return the versions behind these cells: column -> its values."""
+        """Return the versions behind these cells: column -> its distinct values."""
         cells = self.cells.iloc[list(rows)]
         return {name: tuple(sorted({str(value) for value in cells[name]})) for name in VERSIONS if name in cells}
 
     def _has_calibration(self, row: int, wanted: Mapping[str, Any]) -> bool:
-        """Tell whether a row's calibration has the wanted source; nothing wanted: the model's own."""
+        """Tell whether a row's calibration has the wanted source; without one, whether it is the model's default calibration."""
         used = json.loads(self.cells["parameters"].iloc[row]).get("calibration")
         if not isinstance(used, Mapping):
             return not wanted
@@ -214,7 +217,7 @@ class Evidence:
         )
 
     def _differences(self, rows: np.ndarray) -> str:
-        """List the differences between cells of one address, and the stores that hold them."""
+        """List the differences between cells of one address, and the stores of these cells."""
         cells = self.cells.iloc[rows]
         parameters = [json.loads(text) for text in cells["parameters"]]
         columns = {name: [str(value) for value in cells[name]] for name in _MAY_DIFFER}
@@ -227,7 +230,7 @@ class Evidence:
 
     @cached_property
     def _by_key(self) -> Mapping[tuple[str, ...], np.ndarray]:
-        """Key of an address -> its rows."""
+        """Key of an address -> positions of its rows."""
         rows: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for row, cell in enumerate(self._records):
             fraction, entries = cell["budget_fraction"], cell["budget_entries"]
@@ -239,7 +242,7 @@ class Evidence:
 
     @cached_property
     def _records(self) -> list[dict[str, Any]]:
-        """Rows of `cells`, null as None."""
+        """Rows of `cells` as mappings, with null as None."""
         records: list[dict[str, Any]] = self.cells.astype(object).where(self.cells.notna(), None).to_dict("records")
         return records
 
@@ -253,24 +256,24 @@ class Evidence:
 
     @cached_property
     def _answers(self) -> list[Mapping[str, int]]:
-        """Of each store, cell -> number of its answers, at least as many as count."""
+        """For each store a mapping: cell -> upper bound of its number of answers."""
         from mmkv_bench.store.store import Store
 
         return [Store(root).counts("responses") for root in self.roots]
 
 
 def _stores(root: Path) -> list[Path]:
-    advice = "name folders that runs printed, or one that holds such"
+    advice = "give folders that runs printed, or a folder that contains them"
     if not root.is_dir():
         raise ConfigError(f"there is no rows folder at '{root}'; {advice}")
     stores = sorted(mark.parent for mark in root.rglob("store.json"))
     if not stores:
-        raise ConfigError(f"'{root}' holds no result rows; {advice}")
+        raise ConfigError(f"'{root}' has no result rows; {advice}")
     return stores
 
 
 def _stand_ins(cells: pd.DataFrame) -> pd.Series:
-    """Return the mask of cells that are evidence of no paper's number."""
+    """Mask the cells that are no evidence for any paper's number."""
     weights = cells["weights"] if "weights" in cells else cells["model"].where(False)
     paths = {text: str((config_of(text).get("model") or {}).get("path") or "") for text in set(cells["config"])}
     tiny = cells["config"].map({text: TINY in path or path.endswith("tiny/weights") for text, path in paths.items()})
@@ -280,11 +283,11 @@ def _stand_ins(cells: pd.DataFrame) -> pd.Series:
 
 HUB, FOLDER, RANDOM = "hub", "folder", "random"
 CONDITIONS = ("max_new_tokens", "cut_prompt", "frames")
-"""Facts that a table may set itself."""
+"""Conditions that a table may set."""
 OF_DIAGNOSTICS = ("weights", "dtype", "attention", "min_pixels", "max_pixels", "video_max_pixels")
 """Facts that rows of `diagnose` state."""
 OF_MODEL = ("path", "fingerprint", "dtype", "attention", "numerics", "max_pixels", "min_pixels")
-"""Facts that parts of a mean share, whatever their data."""
+"""Facts that all parts of a mean must share, whatever their data."""
 CHANGED = "changed since its commit"
 PROMPTS = "prompt_tokens"
 """Metric that is independent of the answers' length."""
@@ -292,12 +295,12 @@ _LIMITS = ("min_pixels", "max_pixels", "video_max_pixels", "max_prompt_tokens", 
 _DATA = ("task", "split", "include_path", "placeholders", "cluster_key")
 _TIMES = ("profiles", "memory_limit")
 _APART = ("method version", "code", "weights")
-"""Facts in which compared numbers may differ (the fingerprint says which weights)."""
-_LONGEST = 60  # characters of a value
+"""Facts in which compared numbers may differ (the fingerprint identifies the weights)."""
+_LONGEST = 60  # printed characters of a value
 
 
 def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a row of `cells`, by name; None for what it does not state.
+    """Return the facts of a row of `cells`, by name; None for a fact that the row does not state.
 
     row: columns of a cell, null as None.
     """
@@ -321,9 +324,9 @@ def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def required_facts(address: Address, actual: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that an address requires: those stated by itself, by files of `conf` or by a rule.
+    """Return the facts that an address requires: stated by the address, by files of `conf` or by a rule.
 
-    actual: the facts of the row, whose own commit says which fingerprint its weights have.
+    actual: the facts of the row; the row's commit determines the fingerprint that its weights must have.
     """
     model, data = _file("model", address.model), _file("dataset", file_of(address.dataset))
     timed = address.dataset in SYNTHETIC
@@ -354,14 +357,14 @@ def required_facts(address: Address, actual: Mapping[str, Any]) -> dict[str, Any
 
 
 def requirements(address: Address) -> str:
-    """List in words the facts that rows need to count at an address."""
+    """List the facts that rows need to count at an address, as text."""
     every = required_facts(address, {"weights": HUB, "commit": None})
     named = [f"{name} {_text(value)}" for name, value in every.items() if value is not None and name != "fingerprint"]
     return f"{', '.join(named)}; no {', '.join(name for name, value in every.items() if value is None)}"
 
 
 def contradictions(address: Address, actual: Mapping[str, Any], only: Sequence[str] | None = None) -> tuple[str, ...]:
-    """List the facts of a row that an address contradicts, as `max_pixels 50176, the table has none`; only: of these."""
+    """List the facts of a row that contradict an address, as `max_pixels 50176, the table has none`. only: check only these."""
     required = required_facts(address, actual).items()
     wrong = {name: value for name, value in required if actual.get(name) != value and (only is None or name in only)}
     return tuple(f"{name} {_text(actual.get(name))}, the table has {_text(value)}" for name, value in wrong.items())
@@ -378,7 +381,7 @@ def unstated_facts(address: Address, actual: Mapping[str, Any]) -> tuple[str, ..
 
 
 def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what random weights are made from; positions may be widened for prompts longer than the model's."""
+    """Return the facts that define random weights. Positions are left out: they may be widened for longer prompts."""
     shape = json.loads(json.dumps(model.get("shape") or {}))
     (shape.get("text_config") or {}).pop("max_position_embeddings", None)
     return {"shape": shape, "processor": model.get("processor")}

@@ -1,6 +1,6 @@
-"""Reader: finds the number that rows hold for an address.
+"""Reader that finds the number of an address in result rows.
 
-Tables of the stores behind a body of evidence, each read once and only for the cells that some address needs.
+The tables of the stores are read once, and only for the cells that some address needs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class EvidenceReader:
-    """Numbers of addresses in a body of evidence."""
+    """Numbers of addresses, found in the evidence."""
 
     def __init__(self, evidence: Evidence, addresses: Sequence[Address]) -> None:
         self.evidence = evidence
@@ -65,11 +65,12 @@ class EvidenceReader:
     def measured(
         self, address: Address, parts: Sequence[Address] = (), like: Sequence[Shared | None] = ()
     ) -> Measurement:
-        """Find the number at an address.
+        """Return the number at an address.
 
         Args:
-            parts: addresses that it is the mean of.
-            like: facts that the rows must share, of each part; None: of any rows, the first that count.
+            address: the address.
+            parts: for a mean, the addresses that are averaged.
+            like: per part, facts that the rows must share; None: any rows.
         """
         if parts:
             return average([self._one(*one) for one in zip(parts, like or [None] * len(parts), strict=True)])
@@ -116,9 +117,9 @@ class EvidenceReader:
         return [self.evidence.cell(row)[1] for row in match.rows]
 
     def _kept(self, match: Match) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return what the answers say of entries kept: (mismatches, remarks).
+        """Return what the answers report about kept entries: (mismatches, remarks).
 
-        More entries than asked are a mismatch, unless a paper's own formula or code keeps them.
+        More entries than asked for are a mismatch, unless the paper's formula or code keeps them.
         """
         counts: Counter[str] = Counter()
         for cell in self._hashes(match):
@@ -150,7 +151,7 @@ class EvidenceReader:
                 return Measurement(NOT_RUN)
             judged = content("dataset", file_of(address.dataset))["about"].get("judge") == "needed"
             return replace(sized, why="for a judge" if judged else "for its scores: run with stage=score")
-        if scores.n < max(answers):  # a metric of one kind of question has fewer samples, and yet all are scored
+        if scores.n < max(answers):  # a metric for one kind of question has fewer samples, although all are scored
             unscored = max(n - self._tables.scored.get(cell, 0) for n, cell in zip(answers, cells, strict=True))
             if unscored > 0:
                 why = f"for the scores of {unscored} of {max(answers)} answers"
@@ -190,7 +191,7 @@ class EvidenceReader:
                 [(values, tables[0]["cluster"].astype(str).to_numpy())], address.dataset, share=False
             )
             return Measurement(state, why, float(values.mean()), interval.low, interval.high, n, of)
-        # spread over samples of the ratios that layers keep, averaged over layers; `mad`: distance from the profile's
+        # `std`: spread over samples of the ratios that layers keep, averaged over layers; `mad`: distance to the profile's ratios
         ratios = _ratios(tables[0])
         if reduction.layers == "std":
             return Measurement(state, why, float(ratios.std(axis=0).mean()), n=len(ratios), of=of)
@@ -221,7 +222,7 @@ class EvidenceReader:
         return Measurement(MEASURED, "", float(np.median(values)), n=len(values), mismatches=mismatches)
 
     def _difference(self, address: Address, minuend: Measurement) -> Measurement:
-        """Subtract the number of another method under the same facts."""
+        """Subtract the number of another method that was run under the same facts."""
         (base,) = _operands(address)
         other = self._number(base, *minuend.shared)
         if minuend.value is not None and other.state == NOT_RUN:
@@ -236,7 +237,7 @@ class EvidenceReader:
 
 
 def _without_rows(address: Address, one: Measurement) -> Measurement:
-    """Compute a number that needs no rows; else say what it needs."""
+    """Compute a number that needs no rows; otherwise say what it needs."""
     if one.state != NOT_RUN or one.why:
         return one
     for state, number in ((COMPUTED, cache_size(address)), (PLANNED, planned_peak(address))):
@@ -246,12 +247,12 @@ def _without_rows(address: Address, one: Measurement) -> Measurement:
 
 
 def _whole_size(address: Address) -> int:
-    """Return how many samples a complete number has; 0: unknown. A stand-in shows as many as there are."""
+    """Return the number of samples of a complete number; 0 if unknown. A stand-in is complete with any number."""
     return 0 if address.model == STAND_IN else samples_of(address.dataset)
 
 
 def _operands(address: Address) -> tuple[Address, ...]:
-    """Return the addresses that a number needs besides: the subtracted one, or the profile that it is a distance from."""
+    """Return the other addresses that a number needs: the subtracted one, or the profile to which a distance is measured."""
     if address.metric in REDUCTIONS and REDUCTIONS[address.metric].layers == "mad":
         return (replace(address, method=MethodSettings.of(address.method.name)),)
     return () if address.minus is None else (replace(address, method=address.minus, minus=None),)
@@ -264,7 +265,7 @@ def _completeness(answers: int, of: int, match: Match) -> tuple[str, str]:
 
 
 def _ratios(answers: pd.DataFrame) -> np.ndarray:
-    """Return kept entries of each layer over the prompt's, float64 [n, layers]; heads are averaged."""
+    """Return each layer's kept entries as a share of the prompt's, float64 [n, layers]; heads are averaged."""
     kept = [[float(np.mean(layer)) for layer in one] for one in answers["kept"]]
     return np.array(kept) / answers["context_tokens"].to_numpy(np.float64)[:, None]
 
@@ -278,7 +279,7 @@ _SCORER = ("judge", "judge_prompts", "judge_temperature", "scorer_digest")
 class StoreTables:
     """Tables of all stores by the hash of a cell, each read once and only for the cells that some address needs.
 
-    Scores and prompts of a cell are those of all its copies; of anything else the first store that has the cell counts.
+    Scores and prompts of a cell are joined over all its copies. Anything else comes from the first store with the cell.
     """
 
     def __init__(self, evidence: Evidence, addresses: set[Address]) -> None:
@@ -289,13 +290,13 @@ class StoreTables:
             self._cells.setdefault(evidence.roots[store], []).append(cell)
 
     def sheet(self, cells: Sequence[str], metric: str) -> tuple[Sheet, list[int]] | None:
-        """Return the scores and the cells' places in them; None if two stores hold a cell with different scores."""
+        """Return the scores and the cells' positions in them; None if two stores have different scores of a cell."""
         if any((cell, metric) in self._contradictions for cell in cells):
             return None
         return self._sheet, [self._sheet.cells.index(cell) for cell in cells]
 
     def _read(self, read: Callable[[Store, list[str]], T]) -> Iterator[T]:
-        """Read one store after the other, when its table is needed."""
+        """Read one store after the other, when a table is needed."""
         from mmkv_bench.store.store import Store
 
         yield from (read(Store(root), cells) for root, cells in self._cells.items())
@@ -305,7 +306,7 @@ class StoreTables:
 
     @cached_property
     def _samples(self) -> pd.DataFrame:
-        """Scores of complete cells; a StoreError where scores, metrics and answers contradict each other."""
+        """Scores of complete cells. StoreError if scores, metrics and answers contradict each other."""
         import pandas as pd
 
         def read(store: Store, cells: list[str]) -> pd.DataFrame:
@@ -329,12 +330,12 @@ class StoreTables:
 
     @cached_property
     def scored(self) -> Mapping[str, int]:
-        """Number of samples of a cell with a score of any metric."""
+        """Cell -> number of its samples with a score of any metric."""
         return self._samples.groupby("cell", observed=True)["sample_id"].nunique().to_dict()
 
     @cached_property
     def prompts(self) -> Mapping[str, np.ndarray]:
-        """Digests of a cell's samples with their prompts, one an answer."""
+        """Cell -> digests of its samples with their prompts, one per answer."""
         from pandas.util import hash_pandas_object
 
         columns = ["cell", "sample_id", "prompt_hash"]
@@ -347,7 +348,7 @@ class StoreTables:
 
     @cached_property
     def scorers(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
-        """Judge and scorer of a cell's scores of a metric."""
+        """(cell, metric) -> judge and scorer of its scores."""
         columns = ["cell", "metric", *_SCORER]
         return self._first(
             lambda store, cells: {
@@ -358,19 +359,19 @@ class StoreTables:
 
     @cached_property
     def responses(self) -> Mapping[str, pd.DataFrame]:
-        """Answers of a cell, with the columns that metrics reduce."""
+        """Cell -> its answers, with the columns that metrics reduce."""
         columns = ["cell", "sample_id", "cluster", "status", "measured", "context_tokens"]
         columns += dict.fromkeys(one.column for one in REDUCTIONS.values())
         return self._first(lambda store, cells: _by_cell(store.responses(cells, columns).to_pandas()))
 
     @cached_property
     def timings(self) -> Mapping[str, pd.DataFrame]:
-        """Timed passes of a cell."""
+        """Cell -> its timed passes."""
         return self._first(lambda store, cells: _by_cell(passes(store.timings(cells))))
 
     @cached_property
     def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """Number of a cell's answers, and of those that kept more than asked, fell back or saw text before a cut."""
+        """Cell -> number of its answers, and of those that kept more than asked for, fell back or saw text before a cut."""
         columns = ("cell", "fallback", "entries_asked", "entries_resident", "question_text_before_cut")
         return self._first(lambda store, cells: _counts(store.responses(cells, columns)))
 
@@ -380,7 +381,7 @@ def _by_cell(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def _counts(answers: pa.Table) -> dict[str, Counter[str]]:
-    """Return cell -> `StoreTables.counts`."""
+    """Count the answers of each cell (`StoreTables.counts`)."""
     cells, reasons = answers["cell"], answers["fallback"].combine_chunks()
     over = pc.fill_null(pc.greater(answers["entries_resident"], answers["entries_asked"]), False)
     cut = pc.fill_null(pc.greater(answers["question_text_before_cut"], 0), False)

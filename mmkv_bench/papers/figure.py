@@ -1,6 +1,6 @@
-"""Pictures of filled tables: measured against printed numbers, and of figures their curves, radar or analyses.
+"""Figures of filled tables: measured against printed numbers; for a paper's figures also curves, a radar or analyses.
 
-Every panel of a stand-in's picture says that it is one, so that no copy of it loses that.
+Every panel of a stand-in says that it is one, so that no copy loses this.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LETTERS = 15  # of a caption that fit in an inch
-_BAR = "<colorbar>"  # matplotlib's label of the axes of one
+_LETTERS = 15  # letters of a caption per inch
+_BAR = "<colorbar>"  # matplotlib's label of a colour bar's axes
 _NO_VERDICT = "no verdict"
 _MARKERS = dict(zip((*WORDS, NOT_COMPARABLE, _NO_VERDICT), "oXDsv.", strict=True))
 _IN_FRONT = ("differs", *(word for word in _MARKERS if word != "differs"))
-_ACROSS = 4  # panels beside each other
+_ACROSS = 4  # panels side by side
 
 
 def save_pictures(table: FilledTable, folder: Path) -> list[Path]:
-    """Save the pictures of a table that has numbers to draw, and return their files."""
+    """Save the pictures of a table, if it has numbers to draw, and return their files."""
     drawn = pictures(table) if table.layout.figure and any(map(_is_point, table.cells)) else {}
     drawn |= {".printed": against_printed(table)} if any(one.shown and _is_point(one) for one in table.cells) else {}
     stem, plain = folder / table.layout.id, bool(table.layout.stands_for)
@@ -40,16 +40,19 @@ def save_pictures(table: FilledTable, folder: Path) -> list[Path]:
 
 
 def pictures(table: FilledTable) -> dict[str, Figure]:
-    """Draw a paper's figure (`TableLayout.figure`): suffix of the file's name -> picture. Cells without a number are left out.
+    """Draw a paper's figure (`TableLayout.figure`). Map the suffix of the file's name to the picture; cells without a number are
+    left out.
 
     Raises:
-        ConfigError: it is no figure, or none of its cells has a number.
+        ConfigError: the table is no figure, or none of its cells has a number.
     """
     layout = table.layout
     if layout.figure not in PICTURES:
-        raise ConfigError(f"{layout.id} is no figure that is drawn from its cells")
+        raise ConfigError(f"{layout.id} is not a figure, so it has no picture; give the id of a figure")
     if not any(map(_is_point, table.cells)):
-        raise ConfigError(f"no cell of {layout.id} holds a number, so there is nothing to draw; {layout.title}")
+        raise ConfigError(
+            f"no cell of {layout.id} ({layout.title}) has a number, so there is nothing to draw; run its cells first"
+        )
     drawn = PICTURES[layout.figure](table)
     for figure in drawn.values():
         for axes in figure.axes:
@@ -63,7 +66,7 @@ def pictures(table: FilledTable) -> dict[str, Figure]:
 
 
 def against_printed(table: FilledTable) -> Figure:
-    """Draw measured against printed numbers, a panel for each metric, in the verdicts' colours and with a shape for each."""
+    """Plot measured against printed numbers, one panel per metric. Colour and marker show the verdict."""
     panels: dict[str, list[FilledCell]] = {}
     for one in table.cells:
         if one.shown and _is_point(one):
@@ -95,7 +98,7 @@ def against_printed(table: FilledTable) -> Figure:
 
 
 def _is_point(one: FilledCell) -> bool:
-    """Tell whether a cell holds a number to draw; a dry run's forecast is none beside measured ones."""
+    """Tell whether a cell has a number to draw. A dry run's forecast is not drawn beside measured numbers."""
     return one.measured.value is not None and one.measured.state != PLANNED
 
 
@@ -104,7 +107,7 @@ def _word(one: FilledCell) -> str:
 
 
 def _analyses(table: FilledTable) -> dict[str, Figure]:
-    """Draw each analysis as `mmkv-bench plot` does, from the rows of these cells alone."""
+    """Draw each analysis as `mmkv-bench plot` does, but only from the rows of these cells."""
     import pandas as pd
 
     from mmkv_bench.tables.diagnostic_figure import BESIDE, diagnostic_figure, panels_of
@@ -117,7 +120,8 @@ def _analyses(table: FilledTable) -> dict[str, Figure]:
 
 
 def _curves(table: FilledTable) -> dict[str, Figure]:
-    """Draw a panel for each block and column, over the values that split columns; without those, over the columns."""
+    """Draw a panel per block and column over the values of `across`. Without `across`, draw a panel per block over the
+    columns."""
     layout = table.layout
     split = len(layout.across) > 1
     panels: dict[tuple[int, int], list[FilledCell]] = {}
@@ -144,7 +148,7 @@ def _curves(table: FilledTable) -> dict[str, Figure]:
 
 
 def _line(axes: Axes, cells: Sequence[FilledCell], label: str, styles: Mapping[str, Look]) -> None:
-    """Draw one row: a line with its band of intervals, or a level where one cell stands for all."""
+    """Draw one row as a line with its band of intervals; a single cell without a budget becomes a level."""
     colour, shape = styles[label]
     points = [(_place(one.cell.address)[0], one.measured) for one in cells]
     if len(points) == 1 and points[0][0] is None:
@@ -158,12 +162,12 @@ def _line(axes: Axes, cells: Sequence[FilledCell], label: str, styles: Mapping[s
 
 
 def _radar(table: FilledTable) -> dict[str, Figure]:
-    """Draw percents of `full`, an axis for each column."""
+    """Draw percents of `full`, with one axis per column."""
     layout = table.layout
     full = {one.cell.column: one.measured.value for one in table.cells if one.cell.address.method.base == "full"}
     columns = [column for column, value in full.items() if value]
     if not columns:
-        raise ConfigError(f"{layout.id}: full has no number, so there is nothing to be a percent of")
+        raise ConfigError(f"{layout.id}: full has no number, so percents of full are undefined; run full first")
     angles = [2 * math.pi * place / len(columns) for place in range(len(columns))]
     figure, (axes,) = _panels(1, subplot_kw={"projection": "polar"})
     styles = _styles(table)
@@ -193,7 +197,7 @@ PICTURES: Mapping[str, Callable[[FilledTable], dict[str, Figure]]] = {
 
 
 def _panels(count: int, most: int = _ACROSS, **axes: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure and as many panels."""
+    """Return a figure with `count` panels, at most `most` side by side."""
     across = min(count, most)
     down = math.ceil(count / across)
     figure, grid = canvas(down, across, (max(5.2 * across, 7.6), 5.0 * down), count, **axes)
@@ -206,14 +210,14 @@ def _caption(table: FilledTable, figure: Figure) -> None:
 
 
 def _styles(table: FilledTable) -> dict[str, Look]:
-    """Return the look of every row's label: that of its method, which papers spell their own way."""
+    """Map each row label to the plotting style of its method. Papers spell a method's name differently, so its name decides."""
     names = {table.layout.rows[one.cell.row].label: one.cell.address.method.name for one in table.cells}
     given = looks(names.values())
     return {label: given[name] for label, name in names.items()}
 
 
 def _place(at: Address) -> tuple[float | None, str]:
-    """Return (place on the axis, its label); None for a number that holds at every budget."""
+    """Return (position on the axis, its label); the position is None for a number that holds at every budget."""
     if at.length is not None:
         return float(at.length), f"{at.length:,}"
     return None if at.budget_kind == NONE else float(at.budget), at.budget

@@ -1,8 +1,7 @@
-"""Judgement of one cell: its number beside the printed one, and beside the full cache that the paper prints for it.
+"""Filled tables of the papers: measured numbers beside printed ones, with verdicts on levels, drops to full, and leads.
 
-The full cache stands in the cell's own table, wherever methods stand there, else in another table of its paper.
-
-A paper's table, filled: measured numbers beside printed ones, with verdicts on levels, drops to full, and leads.
+A cell's number is judged beside the printed one, and beside the full cache that the paper prints. The full cache comes from
+the cell's table if methods and full are together there, otherwise from another table of the paper.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from mmkv_bench.tables.dataset_groups import Mean, mean
 
 FULL = "full"
 DROPS = (COMPARABLE, OPEN, "prompt differs", "weights not released", "prompt cutting differs")
-"""Statuses under which a difference to `full` still has a meaning: the deviation is the same for both."""
+"""Statuses under which a difference to `full` still has a meaning, because method and full deviate in the same way."""
 _NOT_RUN = "full not run"
 PublishLocation = tuple[object, ...]
 
@@ -63,11 +62,14 @@ class FilledCell:
     """One cell with its numbers.
 
     Attributes:
-        printed: None where the paper has no number; measured: ours; readings: name -> ours under each further reading.
-        tolerance: None where there is nothing to judge by.
-        verdict: on the number as the table reads it; None where there is none; words: name -> verdict on a further reading.
-        drop: verdict on the difference to `full`; counted: True where `full` agrees, so that the drop counts.
-        ratio: ours and the printed one to `full`, where these were compared.
+        printed: the printed value; None if the paper has none.
+        measured: our number.
+        readings: name of a further reading -> our number under it.
+        tolerance: None if nothing can be judged.
+        verdict: verdict on the number as the table reads it, or None.
+        words: name of a further reading -> verdict on its number.
+        drop: verdict on the difference to `full`. counted: `full` agrees, so that the drop counts.
+        ratio: our ratio and the printed ratio to `full`, if these were compared.
     """
 
     cell: TableCell
@@ -83,25 +85,25 @@ class FilledCell:
 
     @property
     def shown(self) -> tuple[float, float] | None:
-        """(measured, printed) where both are numbers."""
+        """(measured, printed) if both are numbers, else None."""
         if self.printed is None or self.printed.number is None or self.measured.value is None:
             return None
         return self.measured.value, self.printed.number
 
     @property
     def known(self) -> Printed:
-        """Its printed value, where the paper has one."""
+        """The printed value of a cell that has one."""
         assert self.printed is not None
         return self.printed
 
     @property
     def printed_number(self) -> float:
-        """Its printed number, where there is one."""
+        """The printed number of a cell that has one."""
         return self.known.known
 
 
 class PrintedFull(NamedTuple):
-    """A printed number of the full cache: its table, its cell there, and the value."""
+    """A printed number of the full cache: its table, its cell there, and the printed value."""
 
     layout: TableLayout
     cell: TableCell
@@ -110,7 +112,7 @@ class PrintedFull(NamedTuple):
 
 @dataclass(frozen=True)
 class _PairedFull:
-    """The measured full cache paired with a number; why: reason why the two cannot be compared; gate: verdict on full itself."""
+    """The measured full cache paired with a number. why: reason why they cannot be compared. gate: verdict on full."""
 
     full: FilledCell
     why: str = ""
@@ -118,7 +120,7 @@ class _PairedFull:
 
 
 def is_full(cell: TableCell) -> bool:
-    """Tell whether a cell holds the full cache."""
+    """Tell whether a cell is of the full cache."""
     return cell.address.method.base == FULL
 
 
@@ -128,7 +130,8 @@ def column_of(address: Address) -> PublishLocation:
 
 
 def fulls_of(layout: TableLayout, printed: Mapping[tuple[str, ...], Printed]) -> dict[PublishLocation, PrintedFull]:
-    """Return the full caches of a table by all that a method beside them shares, conditions and parts of means included."""
+    """Map the printed full caches of a table by everything that a method and its full share, with conditions and parts of
+    means."""
     full_cells: dict[PublishLocation, PrintedFull] = {}
     for cell in layout.cells:
         one = printed.get(cell.address.printed)
@@ -138,9 +141,9 @@ def fulls_of(layout: TableLayout, printed: Mapping[tuple[str, ...], Printed]) ->
 
 
 def full_of(cell: TableCell, fulls: Mapping[PublishLocation, PrintedFull], paper: str) -> PrintedFull | None:
-    """Return the full cache beside a cell; None for full itself, and where the paper prints none.
+    """Return the full cache for a cell; None for full itself, and if the paper prints none.
 
-    fulls: `fulls_of` its table; paper: empty where no other table counts.
+    fulls: `fulls_of` its table. paper: name of the paper whose other tables count too, or "".
     """
     if is_full(cell):
         return None
@@ -157,7 +160,7 @@ def _place(cell: TableCell) -> PublishLocation:
 
 @cache
 def _fulls_of_paper(paper: str) -> Mapping[PublishLocation, PrintedFull]:
-    """Return those of all tables of a paper; where several print one, the first whose number is compared with ours."""
+    """Return the full caches of all tables of a paper. If several tables print one, take the first whose number we compare."""
     layouts = [layout for layout in map(load, table_ids()) if layout.paper == paper]
     full_cells = [one for layout in layouts for one in fulls_of(layout, of_table(layout.id)).values()]
     full_cells.sort(key=lambda one: one.printed.status not in (COMPARABLE, OPEN, RATIOS))
@@ -174,7 +177,7 @@ def filled(layout: TableLayout, cell: TableCell, printed: Printed | None, reader
 
 
 def judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) -> FilledCell:
-    """Add the verdicts of a cell."""
+    """Add the verdicts to a cell. full: the printed full cache for it."""
     if one.printed is None:
         return one
     if not has_numbers(one.cell.address.metric):
@@ -197,7 +200,7 @@ def judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) ->
 
 
 def _paired_full(number: Measurement, full: PrintedFull, reader: EvidenceReader) -> _PairedFull:
-    """Find the full cache in rows that share the facts of a number."""
+    """Find the measured full cache in rows that share the facts of a number."""
     at, parts = full.cell.address, full.cell.parts
     measured, why = reader.measured(at, parts, number.shared), ""
     if number.shared and measured.value is None:
@@ -211,7 +214,7 @@ def _paired_full(number: Measurement, full: PrintedFull, reader: EvidenceReader)
 
 
 def _gated(verdict: Verdict, pair: _PairedFull) -> Verdict:
-    """Withdraw the verdict on a method whose full cache is not the paper's."""
+    """Withdraw the verdict on a method if its full cache is not the paper's."""
     gate = pair.gate
     passed = gate is not None and gate.word in (AGREES, UNINFORMATIVE) and not pair.why
     if passed or verdict.word in (NOT_COMPARABLE, UNINFORMATIVE):
@@ -224,7 +227,7 @@ def _gated(verdict: Verdict, pair: _PairedFull) -> Verdict:
 
 
 def _level(one: FilledCell, measured: Measurement) -> Verdict | None:
-    """Judge a number under one reading; None while it has none."""
+    """Judge a number under one reading; None if it has no verdict yet."""
     if one.printed is None or measured.value is None or measured.state not in (*WHOLE, PART):
         return None
     if one.printed.number is None or one.printed.status not in (COMPARABLE, OPEN) or one.tolerance is None:
@@ -238,7 +241,7 @@ def _level(one: FilledCell, measured: Measurement) -> Verdict | None:
 
 
 def _drop(one: FilledCell, pair: _PairedFull) -> Verdict | None:
-    """Judge the difference to `full`."""
+    """Judge the difference to `full`; None if it cannot be judged."""
     full, numbers = pair.full, (one.measured, pair.full.measured)
     states = {each.state for each in numbers}
     if one.shown is None or full.shown is None or one.tolerance is None or full.tolerance is None:
@@ -255,7 +258,7 @@ def _drop(one: FilledCell, pair: _PairedFull) -> Verdict | None:
 
 
 def _ratio(one: FilledCell, pair: _PairedFull) -> FilledCell:
-    """Judge the ratio to `full` of times and peaks of another device."""
+    """Judge the ratio to `full` for times and peaks that a paper measured on another device."""
     method, full = one.shown, pair.full.shown
     if one.measured.value is not None and (pair.why or full is None):
         return replace(one, verdict=Verdict(NOT_COMPARABLE, why=pair.why or _NOT_RUN))
@@ -286,9 +289,9 @@ class Lead:
 class FilledTable:
     """A filled table.
 
-    pairs: of all other pairs that our intervals separate, the number with the printed sign and with the other one; versions:
-    column -> values behind its numbers; refused: number of cells that are no evidence; sources: place in the evidence -> rows
-    folder and hash.
+    pairs: numbers of all other pairs that our intervals separate: with the printed sign, with the opposite sign. versions:
+    column -> distinct values behind its numbers. refused: number of cells that are no evidence. sources: position in the
+    evidence -> rows folder and hash.
     """
 
     layout: TableLayout
@@ -301,13 +304,13 @@ class FilledTable:
 
     @property
     def states(self) -> Counter[str]:
-        """Number of cells in each state."""
+        """Number of cells by state."""
         return Counter(one.measured.state for one in self.cells)
 
     def verdicts(self, proposed: bool) -> Counter[str]:
-        """Count verdicts on levels, of the paper's own method or of all others.
+        """Count verdicts on levels, for the paper's proposed method or for all others.
 
-        Computed numbers count as neither: they follow from the same lengths and shapes as the printed ones.
+        Computed numbers are left out: they follow from the same lengths and shapes as the printed ones.
         """
         cells = [one for one in self.cells if self.layout.proposes(one.cell) == proposed and one.verdict]
         return Counter(one.verdict.word for one in cells if one.verdict and one.measured.state != COMPUTED)
@@ -319,15 +322,19 @@ def fill(
     """Fill a table from evidence.
 
     Args:
-        printed: printed values by address; default: those of results/reference.
+        layout: the table's layout.
+        evidence: the evidence.
+        printed: printed values by address; None: those of results/reference.
 
     Raises:
-        ConfigError: printed numbers for a stand-in.
+        ConfigError: a stand-in with printed numbers.
     """
     if printed is None:
         printed = {} if layout.stands_for else of_table(layout.id)
     if printed and any(cell.address.model == STAND_IN for cell in layout.cells):
-        raise ConfigError(f"{layout.id} is filled by the embedded model: no printed number stands beside it")
+        raise ConfigError(
+            f"{layout.id} is a stand-in filled by the embedded model; printed numbers are not allowed for it"
+        )
     printed_fulls = fulls_of(layout, printed)
     full_cells = [
         full_of(cell, printed_fulls, layout.paper) if cell.address.printed in printed else None for cell in layout.cells
@@ -370,7 +377,7 @@ def _order(
 
 
 def _columns(cells: Sequence[FilledCell]) -> Iterator[list[FilledCell]]:
-    """Group methods of one column and budget that have a printed number of the same kind."""
+    """Yield groups of methods in one column and at one budget that have a printed number of the same kind."""
     groups: dict[tuple[object, ...], list[FilledCell]] = {}
     for one in cells:
         at = one.cell.address
@@ -382,7 +389,7 @@ def _columns(cells: Sequence[FilledCell]) -> Iterator[list[FilledCell]]:
 
 
 def _paired(reader: EvidenceReader, a: FilledCell, b: FilledCell, sign: int) -> Mean | None:
-    """Return our difference a - b, better above 0, paired by sample; of means, the mean of their parts'."""
+    """Return our difference a - b, paired by sample; above 0 is better. For means, return the mean of the parts' differences."""
     differences = []
     for left, right in zip(a.cell.needed, b.cell.needed, strict=True):
         one, two = reader.measured(left), reader.measured(right)

@@ -3,23 +3,23 @@
     paper, number, caption, kind       kind: accuracy, likelihood, efficiency or analysis
     cell: {model: ..., reading: ...}   keys of an address (`address.KEYS`) that all cells share
     blocks: [{model: ...}, ...]        parts of the table that repeat the rows
-    rows, columns: [{method: ...}]     an item has keys of an address, and besides
-        label: text                    its heading
-        only: {model: ...}             it holds only in cells that have these keys so
-        mean: all | [labels]           (columns) the mean of the other columns, or of these; keys of an address in a label's
-                                       place name a part that has no column
-        readings: {name: {...}}        (rows) in place of the table's
-    across: [{budget: 64}, ...]        splits every column; a method without a budget has one cell for all
-    readings: {name: {...}}            further readings, declared beforehand: keys laid over a cell's (not over timed passes)
-    together: true                     the columns of one budget stand in one cell ("PPL / ROUGE")
+    rows, columns: [{method: ...}]     an item has keys of an address, and these keys:
+        label: text                    heading of the row or column
+        only: {model: ...}             restricts the item to cells whose address has these values
+        mean: all | [labels]           (columns) mean of all other columns, or of the named ones; instead of a label, keys of
+                                       an address name a part that has no column
+        readings: {name: {...}}        (rows) replaces the table's readings
+    across: [{budget: 64}, ...]        splits every column; a method without a budget has one cell for all values
+    readings: {name: {...}}            further readings, declared beforehand: keys that replace a cell's (not for timed passes)
+    together: true                     prints the columns of one budget in one cell ("PPL / ROUGE")
     figure: curves | radar | analysis  kind of picture (papers/figure.py)
-    experiments: [name]                files of conf/experiment/papers, and efficiency_* of conf/experiment, that run its cells
+    experiments: [name]                files of conf/experiment/papers, and efficiency_* of conf/experiment, that run the cells
     notes: [text]
 
-A stand-in (`conf/table/standin/<layout>.yaml`, id `standin.<layout>`) is a layout filled by the embedded model. In place of paper
-and number it has `stands_for`, the tables laid out like it, and `stores`, folders of rows below results/tiny.
+A stand-in (`conf/table/standin/<layout>.yaml`, id `standin.<layout>`) is a layout filled by the embedded model. Instead of paper
+and number it has `stands_for`, the tables with this layout, and `stores`, folders of rows below results/tiny.
 
-A cell whose address is incomplete, or whose parts contradict each other, is an error.
+A cell with an incomplete address, or with keys that contradict each other, is an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.papers.address import KEYS, MEAN, STAND_IN, SYNTHETIC, Address, address, is_group, members
 
 STAND_INS = "standin"
-"""Folder of the stand-ins, and prefix of their ids."""
+"""Folder of the stand-ins, and prefix of stand-in ids."""
 FIGURES = ("curves", "radar", "analysis")
 KINDS = ("accuracy", "likelihood", "efficiency", "analysis")
 PAPERS = {
@@ -57,7 +57,7 @@ _KEYS = (
 class TableItem:
     """One row, column, block or value of `across`.
 
-    mean: labels of columns or keys of addresses; ("all",): all other columns; empty: no mean.
+    mean: labels of columns or keys of addresses; ("all",): all other columns; (): no mean.
     """
 
     label: str
@@ -69,10 +69,10 @@ class TableItem:
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell: its place, its address, and of a mean the addresses of its parts.
+    """One cell: its position, its address, and for a mean the addresses of its parts.
 
-    across: None where a method without a budget has one cell for all.
-    readings: name -> (address, parts) of the further readings that change something.
+    across: None if a method without a budget has one cell for all values.
+    readings: name -> (address, parts), for the further readings that change something.
     """
 
     block: int
@@ -85,7 +85,7 @@ class TableCell:
 
     @property
     def needed(self) -> tuple[Address, ...]:
-        """Addresses whose numbers it is made of."""
+        """Addresses from which the cell's number is made."""
         return self.parts or (self.address,)
 
 
@@ -112,39 +112,39 @@ class TableLayout:
 
     @property
     def title(self) -> str:
-        """`MM-ShiftKV Table 1`."""
+        """Title of the table, such as `MM-ShiftKV Table 1`."""
         return "Stand-in" if self.stands_for else f"{PAPERS[self.paper]} {self.number}"
 
     def proposes(self, cell: TableCell) -> bool:
-        """Tell whether a cell holds the paper's proposed method, not a baseline; a stand-in has no such method."""
+        """Tell whether a cell is of the paper's proposed method, not of a baseline; a stand-in has no proposed method."""
         name = cell.address.method.name
         return not self.stands_for and (name == self.paper or name.startswith(f"{self.paper}_"))
 
     def labels(self, cell: TableCell) -> dict[str, str]:
-        """Labels of a cell's block, row, column and value of `across`, by these names."""
+        """Return the labels of a cell's block, row, column and value of `across`, by these names."""
         items = self.blocks[cell.block], self.rows[cell.row], self.columns[cell.column]
         across = "" if cell.across is None else self.across[cell.across].label
         return dict(zip(("block", "row", "column", "across"), (*(item.label for item in items), across), strict=True))
 
     @property
     def needed(self) -> list[Address]:
-        """Every address that its numbers are made of, further readings included."""
+        """Every address that the table's numbers are made from, with further readings."""
         readings = [parts or (at,) for cell in self.cells for at, parts in cell.readings.values()]
         return [one for each in (*(cell.needed for cell in self.cells), *readings) for one in each]
 
 
 def table_ids() -> tuple[str, ...]:
-    """List all tables and figures of the papers, sorted, without stand-ins."""
+    """Return the ids of all tables and figures of the papers, sorted, without stand-ins."""
     return options(TABLES)
 
 
 def stand_in_ids() -> tuple[str, ...]:
-    """List all stand-ins, sorted."""
+    """Return the ids of all stand-ins, sorted."""
     return tuple(f"{STAND_INS}.{layout}" for layout in options(f"{TABLES}/{STAND_INS}"))
 
 
 def is_stand_in(name: str) -> bool:
-    """Tell whether an id is that of a stand-in, for which no paper prints a number."""
+    """Tell whether an id belongs to a stand-in, for which no paper prints a number."""
     return name.startswith(f"{STAND_INS}.")
 
 
@@ -153,7 +153,7 @@ def load(name: str) -> TableLayout:
     """Read a table's layout.
 
     Raises:
-        ConfigError: unknown name, or a mistake in its file, which the message names.
+        ConfigError: unknown name, or a mistake in the table's file.
     """
     names = stand_in_ids() if is_stand_in(name) else table_ids()
     if name not in names:
@@ -167,9 +167,9 @@ def load(name: str) -> TableLayout:
 
 
 def parse(name: str, content: Any) -> TableLayout:
-    """Read a table's layout from its file's content; errors as of `load`."""
+    """Parse a table's layout from the content of its file. Raises the errors of `load`."""
     if not isinstance(content, Mapping):
-        raise ConfigError("a table's file holds keys; see mmkv_bench/papers/layout.py")
+        raise ConfigError("a table's file must be a mapping of keys; see mmkv_bench/papers/layout.py")
     names = ("stands_for", "stores") if is_stand_in(name) else ("paper", "number")
     _check_keys(content, (*names, *_KEYS), "a stand-in" if is_stand_in(name) else "a table")
     for key in (*names, "caption", "kind", "rows", "columns"):
@@ -177,7 +177,7 @@ def parse(name: str, content: Any) -> TableLayout:
             raise ConfigError(f"the key {key} is missing or empty")
     for key, allowed in (("paper", PAPERS), ("kind", KINDS), ("figure", FIGURES)):
         if key in content and content[key] not in allowed:
-            raise ConfigError(f"{key}={content[key]}; {nearest(str(content[key]), allowed)}")
+            raise ConfigError(f"{key}={content[key]} is not allowed; {nearest(str(content[key]), allowed)}")
     shared = content.get("cell") or {}
     _check_keys(shared, KEYS, "cell")
     texts = {key: content.get(key, "") for key in ("paper", "number", "caption", "kind", "figure")}
@@ -197,13 +197,13 @@ def _items(content: Any, what: str) -> tuple[TableItem, ...]:
     if content is None:
         return (TableItem("", {}),)
     if not isinstance(content, list) or not content or not all(isinstance(one, Mapping) for one in content):
-        raise ConfigError(f"{what} is not a list of keys; write {what}: [{{...}}, ...]")
+        raise ConfigError(f"{what} is not a list of mappings; write {what}: [{{...}}, ...]")
     items = []
     for one in content:
         _check_keys(one, (*KEYS, "label", "only", "mean", "readings"), f"an item of {what}")
         parts, mean = {key: value for key, value in one.items() if key in KEYS}, one.get("mean") or ()
         if mean and what != "columns":
-            raise ConfigError(f"an item of {what} is a mean; only columns may be")
+            raise ConfigError(f"an item of {what} has the key mean, which only columns may have; remove it")
         mean = (mean,) if isinstance(mean, str) else tuple(mean)
         label = str(one.get("label", _label(parts)))
         items.append(TableItem(label, parts, one.get("only") or {}, mean, one.get("readings")))
@@ -211,7 +211,7 @@ def _items(content: Any, what: str) -> tuple[TableItem, ...]:
 
 
 def _label(parts: Mapping[str, Any]) -> str:
-    """Make a label of the values that an item adds."""
+    """Make a label from the values that an item adds."""
     words = []
     for key, value in parts.items():
         if key == "with":
@@ -247,7 +247,7 @@ def _cells(
             raise ConfigError(f"row {row.label!r}, column {column.label!r}: {error}") from None
     cells = [cell for row_cells in by_row.values() for cell in row_cells]
     if not cells:
-        raise ConfigError("it has no cell")
+        raise ConfigError("the table has no cell; check the keys `only` of its items")
     yield from sorted(cells, key=lambda cell: (cell.block, cell.row, cell.column, cell.across or 0))
 
 
@@ -259,7 +259,7 @@ def _parts(
     row: Sequence[TableCell],
     reading: str = "",
 ) -> tuple[Address, ...]:
-    """Return the addresses that a mean is of: other columns of its row, a group's data sets, or those that its file lists."""
+    """Return the addresses that a mean averages: other columns of its row, a group's data sets, or those that the file lists."""
     if not column.mean:
         if at.metric != MEAN:
             return ()
@@ -272,9 +272,9 @@ def _parts(
         if isinstance(part, Mapping):
             parts.append(address({**keys, **part}))
         elif part not in by_label:
-            raise ConfigError(f"it is a mean of {part!r}; {nearest(part, by_label)}")
+            raise ConfigError(f"mean of {part!r}: there is no such column; {nearest(part, by_label)}")
         elif by_label[part].parts:
-            raise ConfigError(f"it is a mean of {part!r}, which is a mean itself; list its parts")
+            raise ConfigError(f"mean of {part!r}: this column is a mean itself; list its parts instead")
         else:
             parts.append(by_label[part].readings.get(reading, (by_label[part].address,))[0])
     return tuple(parts)
@@ -304,7 +304,7 @@ def _readings(
 
 
 def _merged(all_parts: Sequence[Mapping[str, Any]], mean: bool) -> dict[str, Any]:
-    """Join all parts of an address; a key with two values is an error."""
+    """Join all parts of an address. A key with two different values is an error."""
     merged: dict[str, Any] = {}
     for parts in all_parts:
         for key, value in parts.items():
@@ -312,10 +312,10 @@ def _merged(all_parts: Sequence[Mapping[str, Any]], mean: bool) -> dict[str, Any
             if key == "with" and old is not None:
                 twice = {name for name in {*old} & {*value} if old[name] != value[name]}
                 if twice:
-                    raise ConfigError(f"two parts give {min(twice)} different values")
+                    raise ConfigError(f"two parts give {min(twice)} different values; give one")
                 value = {**old, **value}
             elif old is not None and old != value:
-                raise ConfigError(f"two parts give {key} different values, {old} and {value}")
+                raise ConfigError(f"two parts give {key} different values, {old} and {value}; give one")
             merged[key] = value
     if mean and not {"dataset", "group"} & {*merged}:
         merged |= {"dataset": "avg", "metric": MEAN}

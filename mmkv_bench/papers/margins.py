@@ -1,28 +1,28 @@
-"""Margins: how far a measured number may lie from a printed one (`results/reference/margins.yaml`), for each address.
+"""Margins: how far a measured number may differ from a printed one (`results/reference/margins.yaml`), for each address.
 
-A margin depends on the metric, on the numbers printed beside it, and on the number of questions. It is at most half of the
-printed gap to a rival: for the paper's own method the strongest baseline of that column and budget, for a baseline the paper's
-method, for a difference and for a ratio to full no effect. Two numbers that both agree can then not change places. All tables
-of a paper are searched for rivals, so an address has one margin wherever it stands. The full cache has the metric's margin: it
-is the gate of the others.
+A margin depends on the metric, on the rival's printed number, and on the number of questions. It is at most half of the
+printed gap to the rival. The rival of the paper's method is the strongest baseline of that column and budget; a baseline's rival
+is the paper's method; for a difference or a ratio to full it is "no effect". So two numbers that both agree cannot change
+places. All tables of a paper are searched for rivals, so an address has the same margin in every table. The full cache has the
+metric's margin: it is the gate of the others.
 
-A row is judged only if its commit holds these margins, that is, if they were fixed before it was made. Without a commit (an
-installed wheel), or with a commit that this checkout lacks, that is unknown, and the row is shown and not judged.
+A row is judged only if its commit contains these margins, that is, if they were fixed before the row was made. Without a commit
+(an installed wheel), or with a commit that this checkout lacks, this is unknown: the row is shown and not judged.
 
-Verdicts on a measured number beside a printed one: pure functions of numbers, one word each.
+The verdicts on a measured number beside a printed one are pure functions of numbers and return one word.
 
-P is printed, M measured. The 95 % interval of M - P is compared with a margin d that was fixed beforehand: `agrees` if it lies
-wholly inside +-d, `differs` if wholly outside, else `undecided`. The interval contains
+P is printed, M measured. The 95 % interval of M - P is compared with a margin d that was fixed beforehand: `agrees` if it is
+wholly inside +-d, `differs` if it is wholly outside, else `undecided`. The interval contains
 
 - half of P's last printed digit, on both sides: a bound, added as it is;
-- the spread over seeds, for a method that draws at random: Student's t of M's seeds, for M and P each a mean over as many;
-- nothing of sampling where all of the paper's own items were asked: greedy decoding answers the same questions the same way.
-  A part of them is `undecided`, whatever its numbers: a run takes the first items, so no interval can be given. Items that are
-  not the paper's are not comparable and never come here.
+- the spread over seeds, for a method that draws at random: Student's t of M's seeds, with M and P each a mean over as many seeds;
+- no sampling error if all of the paper's items were asked: greedy decoding answers the same questions the same way.
+  A part of the items is always `undecided`: a run takes the first items, so no interval can be given. Items that are
+  not the paper's are not comparable and are never judged.
 
-Differences between kernels and libraries are not in it; the margin allows for them. An address whose margin is less than half a
-digit and one answer is `uninformative`: a single answer would change its word. Perplexity, times and bytes are judged on the log
-scale.
+Differences between kernels and libraries are not in the interval; the margin allows for them. If the margin is less than half a
+digit plus one answer, the verdict is `uninformative`: a single answer would change it. Perplexity, times and bytes are judged
+on the log scale.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _Methods = Mapping[tuple[str, ...], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Margin:
-    """Margin of a metric: printed value = scale x ours.
+    """Margin of a metric. Printed value = scale x our value.
 
-    margin, step (change by a repeated run) and gate are in the printed unit, or shares of the printed value where `relative`.
+    margin, step (change by a repeated run) and gate are in the printed unit; if `relative`, they are shares of the printed value.
     """
 
     scale: float
@@ -64,13 +64,13 @@ class Margin:
 
     @property
     def tolerance(self) -> float:
-        """Margin of the full-cache gate."""
+        """Margin for the full-cache gate."""
         return self.margin if self.gate is None else self.gate
 
 
 @dataclass(frozen=True)
 class MarginsVersion:
-    """A version of the margins; fixed: its day; measured: number of cells of real weights at that time."""
+    """A version of the margins. fixed: the day. measured: number of cells with real weights at that time."""
 
     version: int
     fixed: str
@@ -80,15 +80,15 @@ class MarginsVersion:
 
 @cache
 def margin(dataset: str, metric: str) -> Margin:
-    """Return the margin of a metric; of a mean, the margin of the metric that is averaged.
+    """Return the margin of a metric; for a mean, the margin of the averaged metric.
 
     Raises:
-        ConfigError: margins.yaml has none.
+        ConfigError: margins.yaml has no margin for it.
     """
     name = metric if metric != MEAN else "group" if is_group(dataset) else dataset
     margins = _here()["metrics"]
     if name not in margins:
-        raise ConfigError(f"margins.yaml fixes nothing for {name!r}; {nearest(name, margins)}")
+        raise ConfigError(f"margins.yaml has no margin for {name!r}; {nearest(name, margins)}")
     return Margin(**margins[name])
 
 
@@ -100,7 +100,7 @@ def versions() -> tuple[MarginsVersion, ...]:
 
 @cache
 def unjudged(commit: str | None) -> str:
-    """Say why rows of a commit are not judged; empty where they are."""
+    """Say why rows of a commit are not judged; "" if they are."""
     here, now = _here(), versions()[-1]
     text = committed(FILE, commit) if commit else None
     if text is None:
@@ -125,7 +125,7 @@ def tolerance(layout: TableLayout, cell: TableCell, printed: Printed) -> Toleran
 
 
 def ratio_tolerance(cell: TableCell, method: Printed, full: Printed) -> Tolerance:
-    """Return the tolerance of a ratio of a method's time or peak to full's: both are rounded, and no effect is a ratio of 1."""
+    """Return the tolerance of the ratio of a method's time or peak to full's. Both are rounded; no effect is a ratio of 1."""
     half = sum(log1p(one.half / one.known) for one in (method, full))
     fixed = margin(cell.address.dataset, cell.address.metric)
     return _within_gap(Tolerance(half, fixed.margin, True, fixed.step), NO_EFFECT, abs(log(method.known / full.known)))
@@ -136,7 +136,7 @@ def _within_gap(most: Tolerance, rival: str, gap: float | None) -> Tolerance:
 
 
 def _one_answer(cell: TableCell) -> float:
-    """Return the worth of one answer in a cell's number [printed unit]; 0 where the number of questions is unknown."""
+    """Return how much one answer changes a cell's number [printed unit]; 0 if the number of questions is unknown."""
     counts = [(one, _questions(one.dataset, one.metric)) for one in cell.needed if one.dataset not in SYNTHETIC]
     worth = [margin(one.dataset, one.metric).scale / n for one, n in counts if n]
     return max(worth, default=0.0) / len(cell.needed)
@@ -144,14 +144,15 @@ def _one_answer(cell: TableCell) -> float:
 
 @cache
 def _questions(dataset: str, metric: str) -> int:
-    """Return the number of questions behind a number: for `favor_acc_NSM` those that its data set's file calls `NSM 64`."""
+    """Return the number of questions behind a number: for `favor_acc_NSM` the number that the data set's file states as `NSM
+    64`."""
     stated = str((content("dataset", dataset).get("about") or {}).get("samples"))
     part = re.search(rf"\b{metric.rpartition('_')[2]} (\d[\d,]*)", stated)
     return int(part[1].replace(",", "")) if part else samples_of(dataset)
 
 
 def _rival(layout: TableLayout, cell: TableCell, number: float, relative: bool) -> tuple[str, float | None]:
-    """Return (name, gap) of the number that a cell's must not be taken for; ("", None) where there is none."""
+    """Return (name, gap) of the number that must stay distinguishable from a cell's number; ("", None) without one."""
     at = cell.address
     if at.minus is not None:
         return NO_EFFECT, abs(number)
@@ -159,7 +160,7 @@ def _rival(layout: TableLayout, cell: TableCell, number: float, relative: bool) 
         return "", None
     proposed, baselines = (methods.get(_column(at), {}) for methods in _columns(layout.paper)[:2])
     unchanged = {name: value for name, value in proposed.items() if "(" not in name}
-    # ablations only where the method itself is not printed
+    # ablations are rivals only if the method itself is not printed
     rivals = baselines if layout.proposes(cell) else unchanged or proposed
     if not rivals:
         return "", None
@@ -175,15 +176,15 @@ def _gap(one: float, other: float, relative: bool) -> float:
 
 
 def _column(at: Address, budget: bool = True) -> tuple[str, ...]:
-    """Return the printed part of an address without its method, and without its budget unless `budget`."""
+    """Return the printed part of an address without its method, and without its budget if `budget` is False."""
     model, dataset, metric, _, _, *rest = at.printed
     return (model, dataset, metric, *(rest if budget else rest[2:]))
 
 
 @cache
 def _columns(paper: str) -> tuple[_Methods, _Methods, Mapping[tuple[str, ...], float]]:
-    """Return the printed numbers of the paper's own methods, of its baselines (column and budget -> method -> number) and of
-    the full cache (column -> number); where two tables print a number, the first."""
+    """Return the printed numbers of the paper's methods, of its baselines (both: column and budget -> method -> number) and of
+    the full cache (column -> number). If two tables print a number, the first counts."""
     proposed: dict[tuple[str, ...], dict[str, float]] = {}
     baselines: dict[tuple[str, ...], dict[str, float]] = {}
     full: dict[tuple[str, ...], float] = {}
@@ -210,12 +211,12 @@ AGREES, DIFFERS, UNDECIDED, UNINFORMATIVE = WORDS = "agrees", "differs", "undeci
 CONFIRMED, CONTRADICTED = "confirmed", "contradicted"
 NOT_COMPARABLE = "not comparable"
 ROUNDING = 1e-9
-"""Rounding errors of our own arithmetic."""
+"""Rounding error of our arithmetic."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A word, and the reason of `not comparable` and of an `undecided` without an interval."""
+    """A word, and for `not comparable` and an `undecided` without an interval the reason."""
 
     word: str
     why: str = ""
@@ -226,10 +227,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Tolerance of a printed number, in the printed unit or on the log scale where `relative`.
+    """Tolerance of a printed number, in the printed unit; if `relative`, on the log scale.
 
-    half: half of its last digit; step: one answer's worth; rival: the method whose printed number made the margin smaller;
-    full: True where the full cache's printed number is within the margin, so that a method which drops nothing would agree.
+    half: half of its last digit. step: one answer's worth. rival: the method whose printed number reduced the margin.
+    full: the full cache's printed number is within the margin, so a method that drops nothing would agree.
     """
 
     half: float
@@ -241,15 +242,16 @@ class Tolerance:
 
     @property
     def informative(self) -> bool:
-        """True where the margin is no finer than the printed digits and one answer."""
+        """True if the margin is at least as large as half a printed digit and one answer together."""
         return self.half + self.step <= self.margin + ROUNDING
 
 
 def level(measured: float, printed: float, tolerance: Tolerance, seeds: float = 0.0) -> Verdict:
-    """Judge a measured number whose items were all asked.
+    """Judge a measured number for which all items were asked.
 
     Args:
-        measured, printed: in the printed unit; with a `relative` tolerance both above 0.
+        measured, printed: numbers in the printed unit; both above 0 if the tolerance is `relative`.
+        tolerance: tolerance of the printed number.
         seeds: half of the 95 % interval over seeds (`of_seeds`).
     """
     return _of_gap(_gap(measured, printed, tolerance.relative), tolerance, seeds)
@@ -258,12 +260,13 @@ def level(measured: float, printed: float, tolerance: Tolerance, seeds: float = 
 def drop(
     measured: tuple[float, float], printed: tuple[float, float], tolerance: Tolerance, seeds: float = 0.0
 ) -> Verdict:
-    """Judge a method's difference to `full`: (method, full) of each. The tolerance holds half a digit of both printed numbers."""
+    """Judge a method's difference to `full`. measured, printed: numbers of (method, full). tolerance: with half a digit of
+    both numbers."""
     return _of_gap(_gap(*measured, tolerance.relative) - _gap(*printed, tolerance.relative), tolerance, seeds)
 
 
 def of_seeds(values: Sequence[float], relative: bool = False) -> float:
-    """Return half of the 95 % interval of M - P over seeds, both means over as many as there are values; 0 without seeds."""
+    """Return half of the 95 % interval of M - P over seeds, with M and P both means over len(values) seeds; 0 without seeds."""
     if len(values) < 2:
         return 0.0
     from scipy.special import stdtrit
@@ -275,7 +278,7 @@ def of_seeds(values: Sequence[float], relative: bool = False) -> float:
 
 
 def lead(low: float | None, high: float | None) -> Verdict:
-    """Judge a lead that a paper claims; low, high: interval of our paired difference, better above 0."""
+    """Judge a lead that a paper claims. low, high: interval of our paired difference; above 0 is better."""
     if low is not None and low > 0:
         return Verdict(CONFIRMED)
     return Verdict(CONTRADICTED if high is not None and high < 0 else UNDECIDED)

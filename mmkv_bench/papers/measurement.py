@@ -1,4 +1,4 @@
-"""Measurements: the number that rows hold for an address, with its interval, or the reason why there is none."""
+"""Measurements: the number of an address in result rows, with its interval, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 STATES = ("measured", "computed", "planned", "part", "waiting", "failed", "not run", "cannot run", "ambiguous")
 MEASURED, COMPUTED, PLANNED, PART, WAITING, FAILED, NOT_RUN, CANNOT_RUN, UNCLEAR = STATES
 WHOLE = (MEASURED, COMPUTED)
-"""States of a complete number. `planned` is none of them: a dry run foresees it, and it is shown and not judged."""
+"""States of a complete number. `planned` is not complete: a dry run forecasts the number, which is shown and not judged."""
 
 
 class Questions(NamedTuple):
-    """Questions behind a number: who scored them, their number, and a digest of their prompts (several if seeds differ)."""
+    """Questions behind a number: judge and scorer, number of questions, digests of the prompts (several if seeds differ)."""
 
     scorer: tuple[str, ...] = ()
     n: int = 0
@@ -35,7 +35,7 @@ class Questions(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a figure: label, mean over layers with its interval over samples, and the number of each layer."""
+    """One line of a figure: its label, the mean over layers with its interval over samples, and the number of each layer."""
 
     label: str
     value: float
@@ -49,16 +49,19 @@ class Measurement:
     """Number at an address, in the unit of the printed one.
 
     Attributes:
-        state: one of STATES; why: reason of a state other than measured.
-        value, low, high: number and 95 % interval; None where there is none.
+        state: one of STATES.
+        why: reason of a state other than measured.
+        value, low, high: number and 95 % interval, or None.
         n, of: samples with an answer, and samples of the data set (0: unknown).
-        mismatches: facts of its rows that contradict the address; unstated: facts that nothing states.
-        rows: places in the evidence; seeds: value of each seed, where there are several.
-        shared: facts that a compared number must share, and its questions, both of each part of a mean.
+        mismatches: facts of the rows that contradict the address.
+        unstated: facts that neither the paper nor a file of `conf` states.
+        rows: positions in the evidence.
+        seeds: value per seed, if there are several seeds.
+        shared, questions: facts that a compared number must share, and questions, both per part of a mean.
         passed: differences to the runs of the address that do not count.
-        curves: lines of a diagnostic, whose `value` is that of the first; made: its versions; source: rows folder and
-            measurement; drawn: rows of its picture.
-        scores: scores for paired comparisons; None of means and reductions.
+        curves: lines of a diagnostic; `value` is the first line's. made: versions. source: rows folder and measurement. drawn:
+            rows for the picture.
+        scores: scores for paired comparisons; None for means and reductions.
     """
 
     state: str
@@ -83,13 +86,13 @@ class Measurement:
 
     @property
     def number(self) -> float:
-        """Its value, where there is one."""
+        """The value of a measurement that has one."""
         assert self.value is not None
         return self.value
 
 
 def average(parts: Sequence[Measurement]) -> Measurement:
-    """Average measurements; the mean has a number only where all of them are measured."""
+    """Average measurements. The mean has a number only if all parts are measured."""
     states = {part.state for part in parts}
     rows = tuple(row for part in parts for row in part.rows)
     joint = Measurement(MEASURED, mismatches=joined(*(part.mismatches for part in parts), _mixed(parts)), rows=rows)
@@ -116,7 +119,7 @@ def average(parts: Sequence[Measurement]) -> Measurement:
 
 
 def subtract(at: Address, a: Measurement, b: Measurement) -> Measurement:
-    """Subtract measurements, paired by sample."""
+    """Subtract measurement b from a, paired by sample."""
     for one in (a, b):
         if one.scores is None or one.value is None:
             state = one.state if one.value is None else CANNOT_RUN
@@ -154,7 +157,7 @@ def paired_difference(at: Address, a: Measurement, b: Measurement) -> Mean | Non
 
 
 def incomparable(a: Measurement, b: Measurement) -> str:
-    """Say why the difference of two numbers has no meaning; empty where it has one."""
+    """Say why the difference of two numbers has no meaning; "" if it has one."""
     names = [name for name in (differing(a, b.shared),) if name]
     for one, two in zip(a.questions, b.questions, strict=False):
         names += ["scorer"] if one.scorer != two.scorer else []
@@ -163,18 +166,18 @@ def incomparable(a: Measurement, b: Measurement) -> str:
 
 
 def differing(a: Measurement, shared: Sequence[Shared]) -> str:
-    """List the names of the facts that a number does not share."""
+    """List the names of the facts that a number does not share with `shared`, which has facts per part."""
     pairs = zip(a.shared, shared, strict=False)
     return ", ".join(dict.fromkeys(name for one, two in pairs for name, _ in sorted({*one} ^ {*two})))
 
 
 def joined(*words: Sequence[str]) -> tuple[str, ...]:
-    """Join words, each once."""
+    """Join sequences of words, each word once."""
     return tuple(dict.fromkeys(word for part in words for word in part))
 
 
 def _mixed(parts: Sequence[Measurement]) -> tuple[str, ...]:
-    """Say in which facts of the model the parts of a mean differ."""
+    """List the facts of the model in which the parts of a mean differ."""
     values: dict[str, set[str]] = {}
     for name, value in (fact for part in parts for shared in part.shared for fact in shared if fact[0] in OF_MODEL):
         values.setdefault(name, set()).add(value)
@@ -183,16 +186,16 @@ def _mixed(parts: Sequence[Measurement]) -> tuple[str, ...]:
 
 
 def _by_seed(parts: Sequence[Measurement], combine: Callable[[Sequence[float]], float]) -> tuple[float, ...]:
-    """Combine parts under each seed; a part without seeds is the same under every one."""
+    """Combine parts seed by seed; a part without seeds is the same for every seed."""
     count = min((len(part.seeds) for part in parts if part.seeds), default=0)
     return tuple(combine([part.seeds[n] if part.seeds else part.number for part in parts]) for n in range(count))
 
 
 def _wider(whole: Mean, parts: Sequence[Measurement]) -> Mean:
-    """Widen a mean's interval where its parts share clusters: data sets may ask about the same photographs.
+    """Widen a mean's interval if its parts share clusters: data sets may ask about the same photographs.
 
-    Distances to the ends are joined with the correlation of the parts' cluster sums (Zou and Donner, Statistics in Medicine 27,
-    2008). Parts of other sheets, and aggregates that are no means, share none.
+    The distances to the ends are combined with the correlation of the parts' cluster sums (Zou and Donner, Statistics in Medicine
+    27, 2008). Parts of different sheets, and aggregates that are not means, share no clusters.
     """
     if whole.low is None or whole.high is None:
         return whole
@@ -210,7 +213,7 @@ def _wider(whole: Mean, parts: Sequence[Measurement]) -> Mean:
 
 
 def _correlation(a: Scores | None, b: Scores | None) -> float:
-    """Return the correlation of two data sets' means, over the clusters that both have."""
+    """Return the correlation of two data sets' means over the clusters that both have."""
     import pandas as pd
 
     if a is None or b is None or a.ids is not b.ids:

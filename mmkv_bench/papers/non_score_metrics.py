@@ -1,9 +1,9 @@
-"""Metrics of the papers' tables that are no scores of answers: columns of answers and timed passes, and diagnostics.
+"""Metrics of the papers' tables that are not scores of answers: columns of answers and timed passes, and diagnostics.
 
-Numbers of the tables that need neither weights nor data, and the missing inputs of those that do.
+The file also computes numbers that need neither weights nor data, and names the missing inputs of the others.
 
-A cache's bytes are entries times the bytes of one, which follow from the model's shape. A picture's number of tokens follows from
-its size and the processor's settings; the sizes of a data set's pictures are unknown until it is read.
+A cache's bytes are its entries times the bytes of an entry, which follow from the model's shape. A picture's number of tokens
+follows from its size and the processor's settings; the picture sizes of a data set are unknown until it is read.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ GIB = 2.0**30
 
 @dataclass(frozen=True)
 class Reduction:
-    """A column of `responses`, as its mean over samples, or of timed passes, as its median over repeats; divided by `per`.
+    """A column that becomes a number: the mean over samples for a column of `responses`, the median over repeats for timed
+    passes.
 
-    layers: how the entries kept per layer and head become a number.
+    The number is divided by `per`. layers: how entries kept per layer and head become a number.
     """
 
     column: str
@@ -43,7 +44,7 @@ REDUCTIONS = {
     "layer_ratio_std": Reduction("kept", layers="std"),
     "layer_ratio_mad": Reduction("kept", layers="mad"),
 }
-"""Metric -> the column of answers that it reduces."""
+"""Metric -> the column of answers from which it is computed."""
 PASSES = {
     "ttft_s": Reduction("ttft_s"),
     "total_s": Reduction("total_s"),
@@ -55,20 +56,20 @@ PASSES = {
     "kv_gb": Reduction("bytes_useful_step", 1e9),
     "peak_gb": Reduction("peak_total", 1e9),
 }
-"""Metric -> the column of timed passes that it reduces (`scenario=efficiency`, columns of `tables.passes`)."""
+"""Metric -> the column of timed passes from which it is computed (`scenario=efficiency`, columns of `cost_rows.passes`)."""
 
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """A figure's quantity that is no score: curves of `mmkv-bench diagnose`.
+    """A quantity of a figure that is no score: curves of `mmkv-bench diagnose`.
 
     Attributes:
-        name: of the analysis (`diagnostics.quantities.QUANTITIES` defines it).
-        lines: (label, quantity, part) of each line; part `*`: any part that the rows name.
-        of_method: True where its rows belong to a method at a budget.
-        at: place on its curve where a layer's number is taken: from x to x (added up), at the budget, or at a parameter of
-            the method; None where there is no curve.
-        per: factor of its numbers.
+        name: name of the analysis (`diagnostics.quantities.QUANTITIES` defines it).
+        lines: (label, quantity, part) of each line; part `*`: any part in the rows.
+        of_method: the rows belong to a method at a budget.
+        at: point of the curve at which a layer's number is taken: from x to x (added up), the budget, or a parameter of
+            the method; None if there is no curve.
+        per: factor of the numbers.
     """
 
     name: str
@@ -78,7 +79,7 @@ class Diagnostic:
     per: float = 1.0
 
     def stretch(self, address: Address) -> tuple[float, float] | None:
-        """Return the stretch of the curve that the number of an address is taken from."""
+        """Return the stretch of the curve from which the number of an address is taken."""
         if not isinstance(self.at, str):
             return self.at
         place = float(address.budget if self.at == "budget" else address.method.setting(self.at))
@@ -116,26 +117,26 @@ DIAGNOSTICS = {
 
 
 def has_numbers(metric: str) -> bool:
-    """Tell whether answers or timed passes hold a metric; diagnostics are shown and not judged."""
+    """Tell whether a metric comes from answers or timed passes. Diagnostics are shown and not judged."""
     return metric not in DIAGNOSTICS
 
 
 BYTES: Mapping[str, float] = {"kv_gib": GIB, "kv_gb": 1e9}
-"""Metric of a cache's size -> bytes of its unit."""
+"""Metric of a cache's size -> bytes per unit."""
 TOKENS, PEAK = "prompt_tokens", "peak_gb"
 PEAKS = reference_dir() / "planned" / "peaks.csv"
-"""Peaks counted by `plan --memory` (`tools/planned_peaks.py`), which takes minutes."""
+"""Peaks counted by `plan --memory` (`tools/planned_peaks.py`), which takes minutes to run."""
 PLANNED_COLUMNS = ("setting", "model", "dataset", "method", "budget", "length", "new_tokens", "phase", "bytes")
 _PROMPTED = ("hybridkv",)
-"""Methods whose bytes depend on the prompt: which heads keep what is known with weights alone."""
+"""Methods whose bytes depend on the prompt: only with weights is it known which heads keep what."""
 _FEWER_BITS = ("kivi", "kivi_prefixkv")
 _SIDES = tuple(range(28, 3585, 28))  # pixels
 
 
 def cache_size(address: Address) -> tuple[float, str] | None:
-    """Return (size in the metric's unit, how) of the cache of a prompt of the address's length, batch of one.
+    """Return (size in the metric's unit, how) of the cache after a prompt of the address's length, for a batch of one.
 
-    None where the metric is no such size, or where the size does not follow from the shape.
+    None if the metric is not a cache size, or if the size does not follow from the shape.
     """
     if address.metric not in BYTES or address.dataset not in SYNTHETIC or not address.length:
         return None
@@ -146,7 +147,7 @@ def cache_size(address: Address) -> tuple[float, str] | None:
 
 
 def planned_peak(address: Address) -> tuple[float, str] | None:
-    """Return (GB, how) of a pass's peak as a dry run counted it; None where the metric is no peak, or none was counted."""
+    """Return (GB, how) of a pass's peak counted in a dry run; None if the metric is not a peak, or no peak was counted."""
     if address.metric != PEAK or address.batch not in (None, 1) or address.reading != READINGS[0]:
         return None
     key = (address.model, address.dataset, str(address.method), address.budget, address.length, address.new_tokens)
@@ -155,7 +156,7 @@ def planned_peak(address: Address) -> tuple[float, str] | None:
 
 
 def planned_lines() -> list[dict[str, str]]:
-    """Return the lines of `PEAKS`."""
+    """Return the rows of the file `PEAKS`."""
     if not PEAKS.is_file():
         return []
     with PEAKS.open(encoding="utf-8", newline="") as file:
@@ -163,7 +164,7 @@ def planned_lines() -> list[dict[str, str]]:
 
 
 def missing_input(address: Address) -> str:
-    """Say what a number that was not run needs besides a device, with what is known of it; empty for nothing."""
+    """Say what a number that was not run needs in addition to a device, and what is known about it; "" if nothing."""
     if address.metric in BYTES and address.dataset in SYNTHETIC and address.method.base in _PROMPTED:
         share = _entries(address) / (address.length or 1)
         return f"needs weights, which tell heads apart; a step reads {share:.1%} of full's entries"
@@ -175,7 +176,7 @@ def missing_input(address: Address) -> str:
 
 @cache
 def model_file(model: str) -> Mapping[str, Any]:
-    """Return the file of a model in conf/model; `shape` is empty where it states none."""
+    """Return the file of a model in conf/model; `shape` is empty if the file states none."""
     return {"shape": {}, **content("model", model)}
 
 
@@ -187,7 +188,7 @@ def bytes_per_token(model: str) -> int:
 
 @cache
 def image_bounds(model: str) -> tuple[int, int]:
-    """Return the fewest and the most visual tokens of a picture with sides of 28 to 3,584 pixels, neither 20 times the other."""
+    """Return the least and the most visual tokens of a picture with sides of 28 to 3,584 pixels and aspect ratios up to 20."""
     kind, settings = model_file(model)["shape"]["model_type"], model_file(model)["processor"]
     sizes = [(width, height) for width in _SIDES for height in _SIDES if max(width, height) <= 20 * min(width, height)]
     counts = [image_tokens(kind, settings, *size) for size in sizes]
@@ -196,7 +197,7 @@ def image_bounds(model: str) -> tuple[int, int]:
 
 @cache
 def _peaks() -> dict[tuple[object, ...], dict[str, str]]:
-    """Return lines by the address of their pass."""
+    """Map the address of a pass to its row of `PEAKS`."""
     lengths = ("length", "new_tokens")
     return {
         (*(line[name] for name in PLANNED_COLUMNS[1:5]), *(int(line[name]) for name in lengths)): line

@@ -1,8 +1,8 @@
 """Printed numbers of the papers (`results/reference/*.csv`), typed, and their addresses.
 
-A row is one value as a paper prints it, uncorrected. `value` is the literal; `number` is the same as a number, with a decimal
-point that a scan lost put back, and null where nothing is readable. `status` says what the number may be compared with,
-`reason` why, `line` its line in the paper's text. `names.yaml` alone maps the papers' names to ours.
+A row is one value as a paper prints it, uncorrected. `value` is the literal. `number` is its number, with a decimal
+point restored if the scan lost it, and null if nothing is readable. `status` says what the number may be compared with,
+`reason` says why, and `line` is its line in the paper's text. Only `names.yaml` maps the papers' names to ours.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ _KINDS = {"tokens_per_head": int, "ratio": float}
 
 @dataclass(frozen=True)
 class Printed:
-    """One printed value: number is None where none can be read; half is half of its last digit; line is that of the text."""
+    """One printed value.
+
+    number: None if it is unreadable. half: half of the last digit. line: line in the paper's text."""
 
     value: str
     number: float | None
@@ -72,13 +74,13 @@ class Printed:
 
     @property
     def known(self) -> float:
-        """Its number, where one can be read."""
+        """The number of a value that is readable."""
         assert self.number is not None
         return self.number
 
 
 def table_id(paper: str, table: str) -> str:
-    """Return `mmshift_table01`, `mmshift_fig03`, `mmshift_text`."""
+    """Return the id of a table: `mmshift_table01`, `mmshift_fig03`, `mmshift_text`."""
     if table.isdigit():
         return f"{paper}_table{int(table):02d}"
     return f"{paper}_fig{int(table.removeprefix('fig')):02d}" if table.startswith("fig") else f"{paper}_{table}"
@@ -86,10 +88,10 @@ def table_id(paper: str, table: str) -> str:
 
 @cache
 def load(folder: Path | None = None) -> pd.DataFrame:
-    """Read all printed values, one a row, with the column `id` (see `table_id`). The frame is shared: do not change it.
+    """Read all printed values, one per row, with the column `id` (see `table_id`). The frame is shared: do not change it.
 
     Raises:
-        StoreError: other columns, an unknown status, or a number that is not its literal's.
+        StoreError: no files, other columns, an unknown status, or a number that differs from its literal.
     """
     import pandas as pd
 
@@ -101,7 +103,7 @@ def load(folder: Path | None = None) -> pd.DataFrame:
             raise StoreError(f"{file} has the columns {', '.join(table.columns)}; allowed: {', '.join(COLUMNS)}")
         tables.append(table)
     if not tables:
-        raise StoreError(f"{folder} holds no printed numbers (*.csv)")
+        raise StoreError(f"{folder} has no files of printed numbers (*.csv); give the folder results/reference")
     rows = pd.concat(tables, ignore_index=True)
     unknown = sorted({*rows["status"]} - {*STATUSES})
     if unknown:
@@ -117,18 +119,20 @@ def load(folder: Path | None = None) -> pd.DataFrame:
     wrong = rows[(restored != rows["number"]) & ~(restored.isna() & rows["number"].isna())]
     if len(wrong):
         row = wrong.iloc[0]
-        raise StoreError(f"{row['id']}: the number {row['number']} is not that of its literal {row['value']!r}")
+        raise StoreError(
+            f"{row['id']}: the number {row['number']} differs from its literal {row['value']!r}; correct one"
+        )
     return rows
 
 
 def half_digit(literal: str, number: float) -> float:
-    """Return half of the last digit of a printed number: what rounding may hide.
+    """Return half of the last digit of a printed number, which rounding may hide.
 
-    literal: as printed; number: the same, with a decimal point that a scan lost put back.
+    literal: the printed text. number: its number, with a decimal point restored if the scan lost it.
     """
     digits = literal.strip().lstrip("+-").replace(",", ".")  # a scan's comma
     places = len(digits.partition(".")[2])
-    if "." not in digits and number != float(digits or 0):  # a lost point: as many digits, fewer of them before it
+    if "." not in digits and number != float(digits or 0):  # a lost point: the same digits, with fewer before the point
         places = max(len(digits) - len(str(int(abs(number)))), 0)
     return 0.5 * 10.0**-places
 
@@ -141,19 +145,21 @@ def names() -> Mapping[str, Any]:
 
 @cache
 def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
-    """Return the printed values of a table by the printed part of their address (`Address.printed`).
+    """Map the printed part of an address (`Address.printed`) to its printed value, for all values of a table.
 
     Raises:
-        ConfigError: a name that `names.yaml` lacks, two values of one address, or a stand-in, which no paper prints.
+        ConfigError: `names.yaml` lacks a name, one address has two values, or the table is a stand-in, which no paper prints.
     """
     if is_stand_in(name):
-        raise ConfigError(f"{name} is a stand-in: no paper prints a number of it")
+        raise ConfigError(f"{name} is a stand-in, so no paper prints its numbers; give a paper's table")
     rows = load()
     values: dict[tuple[str, ...], Printed] = {}
     for row in rows[(rows["id"] == name) & (rows["status"] != CLAIM)].to_dict("records"):
         key = printed_address(row).printed
         if key in values:
-            raise ConfigError(f"{name} prints two values for one address: {values[key].value} and {row['value']}")
+            raise ConfigError(
+                f"{name} prints two values for one address: {values[key].value} and {row['value']}; correct names.yaml"
+            )
         number = float(row["number"]) if row["number"] == row["number"] else None
         half = half_digit(row["value"], number) if number is not None else 0.0
         line = None if row["line"] is None else int(row["line"])
@@ -162,13 +168,14 @@ def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
 
 
 def printed_address(row: Mapping[str, Any], shared: Mapping[str, Any] | None = None) -> Address:
-    """Return the address of a printed value, a row of `load`.
+    """Return the address of a printed value.
 
     Args:
+        row: a row of `load`.
         shared: keys of an address that the table does not print and that all its cells share.
 
     Raises:
-        ConfigError: a name that `names.yaml` does not have.
+        ConfigError: `names.yaml` lacks a name.
     """
     subset = f"/{row['subset']}" if row["subset"] else ""
     column = _named("columns", f"{row['dataset']}{subset}:{row['metric']}", row)
@@ -184,7 +191,7 @@ def printed_address(row: Mapping[str, Any], shared: Mapping[str, Any] | None = N
 
 
 def _lookup(kind: str, name: str, row: Mapping[str, Any]) -> Any:
-    """Look a paper's name up: for its table, then for its paper, then for all."""
+    """Look up a paper's name: first for its table, then for its paper, then for all papers."""
     known = names()[kind]
     keys = (f"{row['id']} {name}", f"{row['paper']} {name}", name)
     return next((known[key] for key in keys if key in known), None)

@@ -1,4 +1,4 @@
-"""Commands that make the rows of an address."""
+"""Commands that make the rows for an address."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS
 
 PROGRAM = "mmkv-bench"
 SETTING = "efficiency_"
-"""Prefix of settings of timed passes in conf/experiment; experiments that ask questions lie in its folder `papers`."""
+"""Prefix of experiments with timed passes in conf/experiment. Experiments that ask questions are in its folder `papers`."""
 SAMPLES = 100
-"""Samples of a diagnostic, where neither the figure nor the data set's file states a number."""
+"""Samples of a diagnostic, if neither the figure nor the data set's file states a number."""
 
 
 def experiment(name: str) -> str:
@@ -25,9 +25,9 @@ def experiment(name: str) -> str:
 
 
 def command(address: Address, experiments: Sequence[str] = ()) -> str:
-    """Return the command that runs what an address needs, of all its questions; empty where nothing can be run.
+    """Return the command that runs all questions that an address needs; "" if it cannot be run.
 
-    experiments: those of its table; timed passes are run by the one that plans them.
+    experiments: experiments of its table; timed passes are run by the experiment that plans them.
     """
     if not address.runs:
         return ""
@@ -59,7 +59,7 @@ def command(address: Address, experiments: Sequence[str] = ()) -> str:
 
 
 def commands(addresses: Iterable[Address]) -> list[str]:
-    """Return the commands of several addresses, each once; methods and budgets of one diagnostic share a command."""
+    """Return the commands of several addresses, each once. Methods and budgets of one diagnostic share a command."""
     groups: dict[tuple[object, ...], list[Address]] = {}
     for one in addresses:
         key: tuple[object, ...] = (command(one),)
@@ -72,7 +72,7 @@ def commands(addresses: Iterable[Address]) -> list[str]:
 
 
 def artefact(address: Address) -> str:
-    """Return the file of the calibration that an address asks for; empty where it asks for none."""
+    """Return the file of the calibration that an address needs; "" if it needs none."""
     source = address.method.calibrated
     if not source:
         return ""
@@ -81,7 +81,7 @@ def artefact(address: Address) -> str:
 
 
 def calibrate(address: Address) -> str:
-    """Return the command that makes it."""
+    """Return the command that makes the calibration of an address."""
     source = address.method.calibrated
     words = [PROGRAM, "calibrate", address.method.base, "--model", address.model, "--samples", str(source["samples"])]
     words += ["--instruction", source["instruction"]] if "instruction" in source else []
@@ -89,7 +89,7 @@ def calibrate(address: Address) -> str:
 
 
 def setting(address: Address, names: Sequence[str]) -> str:
-    """Return the first of these settings whose passes an address has; empty where none does."""
+    """Return the first of these experiments that runs the timed passes of an address; "" if none does."""
     if address.dataset not in SYNTHETIC:
         return ""
     wanted = (address.model, address.dataset.removeprefix("made_up_"), address.new_tokens)
@@ -111,9 +111,9 @@ def _setting(name: str) -> Mapping[str, Any]:
 
 
 def _diagnose(addresses: Sequence[Address]) -> str:
-    """Return the command of a diagnostic at addresses that differ in method and budget alone.
+    """Return the command of a diagnostic for addresses that differ only in method and budget.
 
-    It keeps what is measured already, and measures `full` beside any method.
+    The command keeps existing measurements, and measures `full` too.
     """
     address, diagnostic = addresses[0], DIAGNOSTICS[addresses[0].metric]
     words = ["diagnose", diagnostic.name, f"model={address.model}", f"dataset={address.dataset}"]

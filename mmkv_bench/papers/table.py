@@ -1,4 +1,4 @@
-"""Papers' tables as a `Table`: measured beside printed numbers, verdicts, notes, and the records of csv."""
+"""Papers' tables as a `Table`: measured beside printed numbers, verdicts, notes, and csv records."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SUFFIXES = {"md": "md", "latex": "tex", "csv": "csv", "html": "html"}
-"""Format -> suffix of its files."""
+"""Format -> suffix of the files."""
 SAME, NO_CELL = "←", "no such cell"
-"""Texts of a place that the cell to its left covers, and of one that the paper leaves out."""
+"""Texts of a place that is covered by the cell to its left, and of a place that the paper leaves out."""
 _LACKING = (NOT_RUN, PART, PLANNED)
-_EPSILON = 1e-9  # an interval narrower than this says nothing of digits
+_EPSILON = 1e-9  # an interval narrower than this does not determine the digits
 
 
 class Reasons(dict[str, str]):
     """Reason -> its letter, in the order of the cells: a, b, ..., z, aa, ..."""
 
     def letter(self, reason: str) -> str:
-        """Return the letter of a reason."""
+        """Return the letter of a reason; a new reason gets the next letter."""
         number, letter = len(self), ""
         while number >= 0:
             number, letter = number // 26 - 1, chr(ord("a") + number % 26) + letter
@@ -67,7 +67,7 @@ def frame(filled: Sequence[FilledTable]) -> pd.DataFrame:
 
 
 def paper_table(filled: FilledTable) -> Table:
-    """Lay out a `FilledTable` for print."""
+    """Convert a `FilledTable` to a `Table`."""
     layout, reasons = filled.layout, Reasons()
     order = "measured [95%]" if layout.stands_for else "measured / printed, difference [95% of measured] verdict"
     grids = [_grid(filled, block, reasons) for block in range(len(layout.blocks))]
@@ -105,7 +105,7 @@ def _grid(filled: FilledTable, block: int, reasons: Reasons) -> Grid:
 
 
 def _places(filled: FilledTable, row: Sequence[tuple[FilledCell, ...]], reasons: Reasons) -> Iterator[GridCell]:
-    """Build the places of a row; a cell that stands in several, as the full cache at all budgets, is shown once."""
+    """Yield the places of a row. A cell in several places, such as the full cache at all budgets, is printed once."""
     for ids, group in groupby(row, key=lambda place: tuple(map(id, place))):
         place, *covered = group
         cells = [cell for one in place for cell in cells_of(filled, one, reasons)]
@@ -141,7 +141,7 @@ def cells_of(filled: FilledTable, one: FilledCell, reasons: Reasons) -> list[Gri
 
 
 def _number(one: FilledCell, line: Measurement | Curve, label: str = "") -> GridCell:
-    """Write a number with the printed digits, else two of its interval's width, else four of its own."""
+    """Format a number with the printed digits, or else two digits of its interval's width, or else four significant digits."""
     assert line.value is not None
     bounded = line.low is not None and line.high is not None
     places = max(0, 3 - floor(log10(abs(line.value)))) if line.value else 3
@@ -154,7 +154,7 @@ def _number(one: FilledCell, line: Measurement | Curve, label: str = "") -> Grid
 
 
 def _judged(cell: GridCell, ours: Measurement, verdict: Verdict | None, reasons: Reasons) -> GridCell:
-    """Add the verdict and its marks: * for contradicted facts, † for unstated ones, and the letter of the reason."""
+    """Add the verdict and its marks: * for contradicted facts, † for unstated facts, and the letter of the reason."""
     why = verdict.why if verdict else "; ".join(ours.mismatches)
     marks = ["*"] if ours.mismatches else ["†"] if ours.unstated else []
     marks += [reasons.letter(why)] if why else []
@@ -162,7 +162,7 @@ def _judged(cell: GridCell, ours: Measurement, verdict: Verdict | None, reasons:
 
 
 def number_text(printed: Printed) -> str:
-    """Write a printed value: the literal, or the number where a scan has lost its point."""
+    """Format a printed value: the literal, or the number if the scan lost its point."""
     if not printed.value:
         return "unreadable"
     if printed.number is None or "." in printed.value:
@@ -175,7 +175,7 @@ def _digits(half: float) -> int:
 
 
 def details(filled: FilledTable, one: FilledCell) -> tuple[str, ...]:
-    """Describe a cell in sentences: its address, its printed number, ours, and its tolerance."""
+    """Describe a cell in sentences: its address, its printed number, our number, and its tolerance."""
     cell, at, printed = one.cell, one.cell.needed[0], one.printed
     parts = f": the mean of {len(cell.parts)}, {_shortened([str(part) for part in cell.parts])}" if cell.parts else ""
     lines = [f"{cell.address}{parts}"]
@@ -219,12 +219,12 @@ def _tolerance(one: FilledCell) -> list[str]:
 
 
 def _sources(filled: FilledTable, one: FilledCell) -> list[str]:
-    """List rows folder and hash of each cell behind a number, or folder and measurement of a diagnostic."""
+    """Return rows folder and hash of each cell behind a number, or folder and measurement of a diagnostic."""
     return [filled.sources[row] for row in one.measured.rows] or [source for source in (one.measured.source,) if source]
 
 
 def _command(filled: FilledTable, one: FilledCell) -> str:
-    """Return the commands that make the rows that a cell lacks; empty where it lacks none or none can be made."""
+    """Return the commands that make a cell's missing rows; "" if none are missing or none can be made."""
     if one.measured.state not in _LACKING:
         return ""
     lines = (command(at, filled.layout.experiments) for at in one.cell.needed)
@@ -241,7 +241,7 @@ def _counts(words: Counter[str], order: Sequence[str]) -> str:
 
 
 def _notes(filled: FilledTable, reasons: Reasons) -> list[Note]:
-    """Write the notes below a table."""
+    """Return the notes below a table."""
     layout = filled.layout
     warnings = [_stand_in(filled)] if layout.stands_for else []
     warnings.append(f"{_counts(filled.states, STATES)}, of {len(filled.cells)} cells{_missing(filled)}.")
@@ -285,7 +285,7 @@ def _stand_in(filled: FilledTable) -> str:
 
 
 def _missing(filled: FilledTable) -> str:
-    """List the commands that run what cells lack."""
+    """List the commands that make the missing rows of all cells."""
     lacking = [one for one in filled.cells if one.measured.state in _LACKING]
     runs = filled.layout.experiments
     apart = [part for one in lacking for part in one.cell.needed if not runs or not has_numbers(part.metric)]
@@ -316,7 +316,7 @@ def _verdicts(filled: FilledTable) -> list[str]:
 
 
 def _layers(filled: FilledTable) -> list[str]:
-    """Write the layers of diagnostics, a line for each line of the figure, and their versions."""
+    """List the layers of diagnostics, one text per line of the figure, and the versions."""
     notes = []
     for one in filled.cells:
         for curve in one.measured.curves:
@@ -328,7 +328,7 @@ def _layers(filled: FilledTable) -> list[str]:
 
 
 def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
-    """Return a cell's line of csv, in the order of its columns."""
+    """Return a cell's csv record, in the order of the columns."""
     at, ours, printed, limit = one.cell.address, one.measured, one.printed, one.tolerance
     tolerance = [""] * 4 if limit is None else [*map(_six, (limit.margin, limit.half, limit.step)), limit.rival]
     return {
@@ -363,7 +363,7 @@ def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
 
 
 def _reading(one: FilledCell, name: str) -> str:
-    """Write the number and the verdict of a further reading."""
+    """Format the number and the verdict of a further reading."""
     reading = one.readings[name]
     words = (_number(one, reading, f"{name} ").text, str(one.words.get(name) or ""), "*" if reading.mismatches else "")
     return " ".join(filter(None, words))

@@ -1,5 +1,5 @@
-"""Configuration -> cells. A cell is one (model, dataset, method, budget, protocol, reading, seed); its hash names what
-its answers depend on and nothing else, so that a larger `limit`, another shard or one more method reuses its rows."""
+"""Cells of a configuration. A cell is one (model, dataset, method, budget, protocol, reading, seed). Its hash covers only what
+its answers depend on, so a larger `limit`, another shard or one more method reuses its rows."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ Node = Mapping[str, Any]
 """A method of a configuration: its parameters and parts as plain values."""
 
 _PROMPT_SETTINGS = ("min_pixels", "max_pixels", "max_prompt_tokens")
-_VIDEO_SETTINGS = ("frames", "video_max_pixels")  # part of the identity where they are set
+_VIDEO_SETTINGS = ("frames", "video_max_pixels")  # part of the identity only if they are set
 
 
 @dataclass(frozen=True)
 class DatasetIdentity:
-    """Identity of a dataset, as part of a cell's.
+    """Identity of a dataset, as part of a cell's identity.
 
     Attributes:
-        fingerprint: checksum of its content; prompt: what shapes a prompt (lmms-eval task, prompt texts, version);
-        generation: generation settings; context: `context_key` of the dataset, which counts where a protocol cuts; questions:
-        its `questions_key`, which counts there, too: with it `query_agnostic` compresses once a document.
+        fingerprint: checksum of the content.
+        prompt: what shapes a prompt (lmms-eval task, prompt texts, version).
+        generation: generation settings.
+        context: `context_key` of the dataset, which counts if the protocol cuts the prompt.
+        questions: `questions_key` of the dataset, which counts then too: with it, `query_agnostic` compresses once per document.
     """
 
     fingerprint: str
@@ -50,12 +52,14 @@ class DatasetIdentity:
 
 @dataclass(frozen=True)
 class Identity:
-    """Facts outside the configuration that planning needs; none is guessed or defaulted.
+    """Facts outside the configuration that planning needs; none has a default.
 
     Attributes:
-        model_fingerprint: checksum of weights, configuration and processor files; model_revision: commit on the hub,
-            None for local folders; dtype: resolved, as `float32`; datasets: name -> identity, for every chosen dataset.
-        cost: of the model's state, None where its shape is not known; no part of an identity, only budgets in bytes ask it.
+        model_fingerprint: checksum of weights, configuration and processor files.
+        model_revision: commit on the hub; None for local folders.
+        dtype: resolved dtype, such as `float32`.
+        datasets: name -> identity, for every chosen dataset.
+        cost: bytes of the model's state, None if its shape is unknown. Only budgets in bytes need it; it is in no hash.
     """
 
     model_fingerprint: str
@@ -69,7 +73,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: the identity columns of its row in `cells`, and the pieces that run it."""
+    """One cell: the identity columns of its row in `cells`, and the objects that run it."""
 
     cell: str
     model: str
@@ -100,20 +104,20 @@ class Cell:
     calibrations: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def row(self) -> dict[str, Any]:
-        """The columns of `cells` that the cell itself knows; the runner adds configuration and provenance."""
+        """Return the identity columns of the row in `cells`; the runner adds configuration and provenance."""
         apart = ("compressor", "budget", "calibrations")
         return {key: value for key, value in self.__dict__.items() if key not in apart}
 
     def told(self) -> dict[str, Any]:
-        """Additions to a row's configuration: the data that the method's calibrations were made of, and the bytes that its
-        entries were asked as."""
+        """Return additions to a row's configuration: the data behind the method's calibrations, and the bytes of a budget that
+        was given in bytes."""
         made = {"calibrations": dict(self.calibrations)} if self.calibrations else {}
         asked = None if self.budget is None else self.budget.in_bytes
         return made if asked is None else {**made, "budget_in_bytes": asked}
 
     @property
     def label(self) -> str:
-        """The cell among those of one dataset, as messages and the card name it: `snapkv@64 strict seed=1`."""
+        """Name of the cell among the cells of a dataset, for messages and the card: `snapkv@64 strict seed=1`."""
         parts = [self.method if self.budget is None else f"{self.method}@{self.budget}"]
         parts += [self.protocol] * (self.protocol != protocols.DEFAULT)
         parts += [self.reading] if self.reading not in (None, "paper") else []
@@ -123,8 +127,9 @@ class Cell:
 def stored_rows(
     cells: Iterable[Cell], resolved: Mapping[str, Any], provenance: Mapping[str, Any], prompt_format: str | None = None
 ) -> list[dict[str, Any]]:
-    """Rows of the table `cells`: the cells, under what they are made (`identity.provenance`), and the run's configuration.
-    resolved: `RunConfig.resolved`; prompt_format: of the loaded model."""
+    """Return rows of the table `cells`: cells, provenance, and the run's configuration.
+
+    resolved: `RunConfig.resolved`. provenance: from `identity.provenance`. prompt_format: prompt format of the loaded model."""
     origin = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights", "weights_file")
     common = {key: provenance[key] for key in origin} | {"prompt_format": prompt_format}
     return [cell.row() | common | {"config": json.dumps({**resolved, **cell.told()}, sort_keys=True)} for cell in cells]
@@ -132,9 +137,10 @@ def stored_rows(
 
 @dataclass(frozen=True)
 class Method:
-    """One method of a run under one reading. `plain` is the effective node (see `methods.effective`), which names the
-    calibrations that it was built with by their checksums, and `calibrations` says what those were made of; `decoding`
-    describes a decode policy of the user's own."""
+    """One method of a run under one reading.
+
+    plain: the effective node (see `build.identity_form`), with the checksums of the calibrations that were used. decoding: text
+    of a decode policy that the user set. calibrations: checksum -> data behind the calibration."""
 
     name: str
     plain: Mapping[str, Any]
@@ -157,7 +163,7 @@ class MethodEntry:
     """One method of a configuration under one of its readings.
 
     Attributes:
-        node: its parameters and parts with the run's overrides; default: without them.
+        node: parameters and parts with the run's overrides. default: the same without overrides.
     """
 
     name: str
@@ -167,22 +173,21 @@ class MethodEntry:
 
 
 def method_entries(config: MethodConfig, defaults: Mapping[str, Node] | None = None) -> list[MethodEntry]:
-    """Methods and variants of a run, `full` first.
+    """Return the methods and variants of a run, `full` first.
 
     Args:
-        defaults: name -> node without overrides, for every chosen method, every variant's base and `full`; None: read.
+        config: methods, variants, readings and baseline of the run.
+        defaults: name -> node without overrides, for every chosen method, every variant's base and `full`; None: read the files.
 
     Raises:
-        ConfigError: a variant that no base allows, or two methods of one name.
+        ConfigError: a variant that its base does not allow, or two methods of one name.
     """
     defaults = method_defaults(bases(config.methods, config.variants), config.folders) if defaults is None else defaults
     validate_variants(config.variants, config.folders, defaults)
     nodes = {name: (node, defaults[name]) for name, node in config.methods.items()}
     for name, changes in config.variants.items():
         if name in nodes:
-            raise ConfigError(
-                f"variants.{name} has the name of a method of this run; give the variant a name of its own"
-            )
+            raise ConfigError(f"variants.{name} has the name of a method of this run; give the variant another name")
         base = str(changes["base"])
         nodes[name] = (_variant(changes, config.methods.get(base, defaults[base])), defaults[base])
     chosen_full = [name for name, (node, _) in nodes.items() if node["base"] == FULL]
@@ -200,17 +205,17 @@ def method_entries(config: MethodConfig, defaults: Mapping[str, Node] | None = N
 def expand(
     grid: GridConfig, identity: Identity, entries: Sequence[MethodEntry], calibrated: bool = True
 ) -> tuple[list[Cell], list[str]]:
-    """All cells of a run and notes about what was merged.
+    """Return all cells of a run, and notes about merged cells.
 
     Args:
         grid: datasets, protocols, budgets and seeds of the run.
-        identity: what the hash covers besides the configuration.
+        identity: facts that the hash covers besides the configuration.
         entries: the run's methods.
-        calibrated: with the artefacts of calibrated methods; without them their cells are those of no run.
+        calibrated: use the artefacts of calibrated methods. If False, the hashes of such methods' cells belong to no run.
 
     Returns:
-        Cells by dataset, protocol and, `full` first, method, reading, budget, seed, without duplicates; and one
-        sentence per pair of spellings or names that turned out to be the same cell, and per method that
+        Cells without duplicates, sorted by dataset, protocol, method (`full` first), reading, budget and seed. One
+        sentence per pair of spellings or names that turned out to be the same cell, and one per method that
         reading=released does not change.
 
     Raises:
@@ -248,28 +253,27 @@ def _beside(cost: StateCost | None) -> str:
 
 
 def _without_release(method: Method) -> str | None:
-    """Note for reading=released and a method whose file has no released values."""
+    """Return a note if reading=released applies to a method whose file has no released values."""
     if method.is_full or method.compressor.reading != "released" or method.plain.get("released"):
         return None
-    return (
-        f"reading=released changes no parameter of {method.name}, whose file has no released ones (see docs/methods.md)"
-    )
+    return f"reading=released changes no parameter of {method.name}, whose file has no released values (see docs/methods.md)"
 
 
 def build_methods(
     entries: Sequence[MethodEntry], calibrations: Calibrations | None = None, dtype: str | None = None
 ) -> list[Method]:
-    """Build methods; errors as of `expand`. Without `calibrations` those that read one can be checked and refuse to work."""
+    """Build methods. Raises the errors of `expand`. Without `calibrations`, a method that reads one can be checked but not
+    run."""
     return [_built(entry, calibrations, dtype) for entry in entries]
 
 
 def bases(methods: Iterable[str], variants: Mapping[str, Node]) -> list[str]:
-    """Names of the method files whose defaults a run needs: chosen methods, variants' bases, and `full`."""
+    """Return the names of the method files whose defaults a run needs: chosen methods, variants' bases, and `full`."""
     return list(dict.fromkeys([*map(str, methods), *(str(node["base"]) for node in variants.values()), FULL]))
 
 
 def uncalibrated(model: str, fingerprint: str, entries: Sequence[MethodEntry]) -> list[str]:
-    """A sentence for each method that lacks its calibration of this model."""
+    """Return a sentence for each method that lacks its calibration for this model."""
     artefacts = Calibrations(model, fingerprint)
     sentences = []
     for entry in entries:
@@ -288,7 +292,7 @@ def _built(entry: MethodEntry, calibrations: Calibrations | None, dtype: str | N
     plain = identity_form(as_it_runs, compressor, dtype)
     tuned = node != default and _identity_of(plain) != _identity_of(_untouched(entry, plain, compressor, dtype))
     used = {} if calibrations is None else calibrations.taken()
-    decoding = str(compressor.decoding) if node.get(DECODING) != default.get(DECODING) else None  # as they are written
+    decoding = str(compressor.decoding) if node.get(DECODING) != default.get(DECODING) else None  # as written
     seen = {} if calibrations is None else {checksum: calibrations.seen[checksum] for checksum in used.values()}
     return Method(name, with_checksums(plain, used), compressor, tuned, decoding, seen)
 
@@ -296,8 +300,8 @@ def _built(entry: MethodEntry, calibrations: Calibrations | None, dtype: str | N
 def _untouched(
     entry: MethodEntry, plain: Mapping[str, Any], compressor: Compressor, dtype: str | None
 ) -> Mapping[str, Any]:
-    """The method's effective node with no parameter changed. Which file or press an outside method is, is no tuning of
-    it, and neither is anything of one that cannot be built without arguments: `plain`, as it runs, is returned."""
+    """Return the method's effective node without changed parameters. For a method from outside the package, the choice of its
+    file or press is not tuning. If such a method cannot be built without arguments, return `plain`: nothing counts as tuned."""
     name, default, reading = entry.name, entry.default, entry.reading
     which = OUTSIDE.get(str(default["base"]))
     if which is None:
@@ -310,7 +314,7 @@ def _untouched(
 
 
 def _variant(changes: Node, base: Node) -> Node:
-    """A variant's node: its base as this run has it (with the run's overrides), else as the base's file, with its changes."""
+    """Return a variant's node: its base with its changes. The base includes the run's overrides."""
     # a decode policy is replaced whole: two policies have different parameters
     start = {**base, DECODING: None} if DECODING in changes else base
     return merged(start, {key: value for key, value in changes.items() if key != "base"})
@@ -327,7 +331,7 @@ def _cell(
 ) -> Cell:
     data = identity.datasets[dataset]
     reading = None if method.is_full else method.compressor.reading
-    # In half precision compiled steps may choose other tokens; those of eager ones are as they were before there were two.
+    # In half precision, compiled steps may choose other tokens. Eager cells keep the hashes from before `decode` existed.
     generation = dict(data.generation) | ({} if config.decode == "eager" else {"decode": config.decode})
     if protocols.protocol(protocol).streams:
         generation["stream"] = {
@@ -390,7 +394,7 @@ def _cell(
 
 
 def _identity_of(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an effective node that changes answers: all but the reading's own bookkeeping."""
+    """Return the part of an effective node that changes answers: everything except bookkeeping of readings."""
     if plain.get("base") == FULL:
         return {"base": FULL}
     return {key: value for key, value in plain.items() if key not in ("reading", "released", "later", "about")}
@@ -402,6 +406,6 @@ def _refuse_shared_names(cells: Any) -> None:
         other = seen.setdefault((cell.dataset, f"{cell.label} {cell.reading} {cell.protocol}"), cell)
         if other.cell != cell.cell:
             raise ConfigError(
-                f"two different cells are both named {cell.label!r} on {cell.dataset}; give one of them a name of its "
-                "own with variants.<name>={base: <method>, ...}"
+                f"two different cells are both named {cell.label!r} on {cell.dataset}; give one of them another name with "
+                "variants.<name>={base: <method>, ...}"
             )

@@ -1,4 +1,4 @@
-"""Facts that a cell's hash covers besides the configuration: of the model folder, the datasets and the installed packages."""
+"""Facts that a cell's hash covers besides the configuration: about model files, datasets and installed packages."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "
 
 
 UNKNOWN = "unknown"
-"""Fingerprint of what an outline could not look at: cells of it are those of no run."""
+"""Fingerprint of something that an outline could not read; cells with it have the hash of no run."""
 
 
 def gather(model: Model, specs: Mapping[str, TaskSpec]) -> Identity:
-    """Everything planning must know besides the configuration.
+    """Gather everything that planning needs besides the configuration.
 
     Args:
-        specs: dataset label -> task. Data that are not pages are opened for the checksums.
+        model: settings of the model.
+        specs: dataset label -> task. Datasets other than pages are opened for their checksums.
 
     Raises:
-        ConfigError: a model that is not there or of an unsupported family, a hub id whose commit cannot be found.
+        ConfigError: the model is missing or of an unsupported family, or the commit of a hub id cannot be determined.
     """
     source = Source.of(model)
     fingerprint, commit = source.fingerprint()
@@ -53,11 +54,13 @@ def gather(model: Model, specs: Mapping[str, TaskSpec]) -> Identity:
 
 
 def outline(model: Model, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Identity:
-    """`gather` without a connection and without opening data: what neither the configuration nor the files of a model
-    tell is taken from the newest cells of a store, where it has some, else it is UNKNOWN.
+    """Gather an `Identity` without a connection and without opening data. What neither the configuration nor the model's files
+    state is taken from the newest cells of a store; if these lack it, it is UNKNOWN.
 
     Args:
-        stored: its table `cells`.
+        model: settings of the model.
+        specs: dataset label -> task.
+        stored: the store's table `cells`.
     """
     described, fingerprint, commit = Source.of(model).outlined()
     rows = stored.select(["model", "model_fingerprint", "model_revision", "dtype", "dataset", "dataset_fingerprint"])
@@ -78,10 +81,10 @@ def outline(model: Model, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Id
 
 
 def provenance(model: Model, dtype: str) -> dict[str, Any]:
-    """The provenance columns of the `cells` rows of a run that generates, in the precision that `dtype` names.
+    """Return the provenance columns of the `cells` rows, for a run that generates in the precision `dtype`.
 
     Raises:
-        ConfigError: cuda is asked for and not there; the sentence says how much memory the weights take.
+        ConfigError: model.device=cuda without a CUDA device; the message states the memory of the weights.
     """
     from mmkv_bench.store.provenance import collect
 
@@ -90,7 +93,7 @@ def provenance(model: Model, dtype: str) -> dict[str, Any]:
 
 
 def state_cost(family: ModelFacts, dtype: str) -> StateCost:
-    """Bytes of the state of a model in `dtype`."""
+    """Return the bytes of a model's state in `dtype`."""
     return StateCost(kv_bytes_per_token(family, dtype), full_state_bytes(family, dtype))
 
 
@@ -106,14 +109,14 @@ def _installed() -> dict[str, str]:
 
 
 def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetIdentity:
-    """Identity that a dataset adds to its cells. `count` and `limit` are not part of it: more samples reuse rows.
+    """Return the identity that a dataset adds to its cells. `count` and `limit` are not part of it, so more samples reuse rows.
 
-    fingerprint: of its content, None to make it.
+    fingerprint: checksum of the content; None: compute it.
     """
     from mmkv_bench.evaluation import documents, fingerprints
 
     if fingerprint is None:
-        documents.forget_changed(spec)  # by an earlier run of this process
+        documents.forget_changed(spec)  # cached by an earlier run of this process
     prompt: dict[str, Any] = {"task": spec.name, "size": spec.size, "split": spec.split}
     if spec.placeholders:
         prompt["placeholders"] = spec.placeholders
@@ -127,10 +130,10 @@ def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetI
 
 
 def usable_device(model: Model, dtype: str) -> str:
-    """The kind of device of a run that generates.
+    """Return the kind of device for a run that generates.
 
     Raises:
-        ConfigError: cuda is asked for and not there, with how much memory the weights take; see also `check_meant`.
+        ConfigError: model.device=cuda without a CUDA device, with the memory of the weights; see also `check_meant`.
     """
     check_meant(model.device)
     device = devices.kind_of(model.device)
@@ -140,12 +143,14 @@ def usable_device(model: Model, dtype: str) -> str:
 
 
 def resolve_dtype(setting: str, config: Any, path: str | None) -> str:
-    """The dtype that a model will be loaded in; `auto` is its configuration's, else that of its first stored weight.
-    `config` is what `Source.described` gives, `path` its folder or hub id, None for random weights."""
+    """Return the dtype in which a model will be loaded. `auto` is its configuration's dtype, or else that of its first stored
+    weight.
+
+    config: from `Source.described`. path: folder or hub id; None for random weights."""
     if setting != "auto":
         return setting
     if path and is_gguf(path):
-        return "float32"  # that transformers dequantises to
+        return "float32"  # transformers dequantises to it
     text = config.get_text_config(decoder=True)
     declared = getattr(config, "dtype", None) or getattr(text, "dtype", None)
     if declared is not None:
@@ -153,7 +158,7 @@ def resolve_dtype(setting: str, config: Any, path: str | None) -> str:
     stored = _first_stored_dtype(Path(path)) if path else None
     if stored is None:
         raise ConfigError(
-            f"the dtype of {path or 'the shape'} is not in its config.json; name it with model.dtype=float32 (or another)"
+            f"the dtype of {path or 'the shape'} is not in its config.json; set it with model.dtype=float32 (or another)"
         )
     return stored
 

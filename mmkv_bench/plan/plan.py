@@ -1,7 +1,7 @@
-"""The plan of a run: typed facts that a configuration comes to before a model is loaded, and its coverage by a store.
+"""The plan of a run: typed facts derived from a configuration before a model is loaded, and its coverage by a store.
 
-Everything that runs, counts or shows a configuration starts from here: `run`, `launch`, `score`, `plan`, the public API.
-A command makes one plan (`planner.py`) and hands it on.
+Everything that runs, counts or shows a configuration starts from a plan: `run`, `launch`, `score`, `plan`, the public API.
+A command makes one plan (`planner.py`) and passes it on.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ COLUMNS = ("cell", "sample_id", "status", "measured")
 
 @dataclass(frozen=True)
 class DatasetShare:
-    """One dataset's share: its task, its cells, and the ids of the samples of this limit and shard, in order.
+    """One dataset's part of a plan: its task, its cells, and the ids of the samples within limit and shard, in order.
 
     Attributes:
-        name: the dataset as the configuration names it; dataset: its label in rows and tables.
-        about: what the dataset's file says of it; changed: cell -> ids of samples whose rows `retry=[changed]` makes again.
-        counted: how the samples are known: `data`, `documented` (the dataset's own number of samples, before its data
-            were looked at), or `unknown` (there are none here then).
+        name: name in the configuration.
+        dataset: label in rows and tables.
+        about: `about` of the dataset's file.
+        changed: cell -> ids of samples whose rows `retry=[changed]` makes again.
+        counted: source of the samples: `data`, `documented` (the number of samples that the dataset's file states, without
+            opening the data), or `unknown` (then there are no samples).
     """
 
     name: str
@@ -51,17 +53,18 @@ class DatasetShare:
 
 
 class Coverage:
-    """The rows that there are of some cells.
+    """The rows that exist for some cells.
 
     Args:
-        rows: of the table `responses`, `COLUMNS` among their columns; retry: what does not count as done (`retry` of a run).
+        rows: rows of the table `responses`, at least with `COLUMNS`.
+        retry: statuses that do not count as done (`retry` of a run).
     """
 
     def __init__(self, rows: pa.Table, retry: Collection[str] = ()) -> None:
         self.rows, self.retry = rows, tuple(retry)
 
     def statuses(self, part: DatasetShare) -> np.ndarray:
-        """int8 [cells, samples] of a part, in its order: -1 without a row, else the status's place in `STATUSES`."""
+        """Return the status of each cell and sample, int8 [cells, samples]: -1 without a row, else a position in `STATUSES`."""
         cells, samples = [cell.cell for cell in part.cells], list(part.samples)
         found = np.full([len(cells), len(samples)], -1, np.int8)
         cell, sample, status = (
@@ -73,7 +76,7 @@ class Coverage:
         return found
 
     def answered(self, part: DatasetShare) -> np.ndarray:
-        """bool [cells, samples]: there is a row, and `retry` does not ask for it again."""
+        """Mask cells and samples with a row that `retry` does not include, bool [cells, samples]."""
         statuses = self.statuses(part)
         answered = statuses >= 0
         for status in self.retry:
@@ -86,24 +89,24 @@ class Coverage:
         return answered
 
     def done(self, part: DatasetShare) -> dict[str, set[str]]:
-        """Cell -> ids of the part's samples that are answered."""
+        """Map each cell to the ids of the part's samples that are answered."""
         samples = np.array(part.samples, object)
         return {cell.cell: set(samples[row]) for cell, row in zip(part.cells, self.answered(part), strict=True)}
 
     def count(self, part: DatasetShare) -> int:
-        """Number of the part's rows that are there."""
+        """Count the part's rows that exist."""
         return int(self.answered(part).sum())
 
     def missing(self, part: DatasetShare) -> int:
-        """Number of samples that lack a row in some cell."""
+        """Count the samples that lack a row in some cell."""
         return int((~self.answered(part)).any(0).sum())
 
     def left(self, part: DatasetShare) -> int:
-        """Number of missing rows."""
+        """Count the missing rows."""
         return int((~self.answered(part)).sum())
 
     def ok(self, cells: Collection[str]) -> dict[str, int]:
-        """Cell -> how many answers it has, of those of these cells that have one."""
+        """Map each of these cells with ok answers to their number."""
         names = sorted(cells)
         of_cell = places(self.rows["cell"], pa.array(names, pa.string()))
         ok = places(self.rows["status"], pa.array(STATUSES[:1], pa.string())) == 0
@@ -111,7 +114,7 @@ class Coverage:
         return {name: int(count) for name, count in zip(names, counts, strict=True) if count}
 
     def failed(self, part: DatasetShare) -> int:
-        """Number of the part's rows that are failures, whichever run made them."""
+        """Count the part's failed rows, whichever run made them."""
         return int((self.statuses(part) > 0).sum())
 
 
@@ -120,13 +123,16 @@ class Plan:
     """Typed facts about a run.
 
     Attributes:
-        out: folder of its rows; stage: `generate`, `score` or `both`; answering: how samples are answered.
-        judge, logger, primary, json: of the configuration; retry: statuses of stored rows that do not count as done.
-        resolved: the configuration as rows and trackers hold it, its datasets under their labels.
-        entries: its methods; cells: all of them, by dataset; parts: what each dataset has to do in this process.
-        notes: sentences for the card: cells that are the same, what an outline could not look at.
-        family: what is known of the model, None where an outline knows nothing.
-        uncalibrated: of an outline, a sentence for each method that lacks its calibration.
+        out: folder of its rows.
+        stage: `generate`, `score` or `both`.
+        answering: settings for answering samples.
+        judge, logger, primary, json: settings of the configuration.
+        retry: statuses of stored rows that do not count as done.
+        resolved: the configuration for rows and trackers, with datasets under their labels.
+        entries: methods. cells: all cells, by dataset. parts: the work per dataset in this process.
+        notes: sentences for the card: cells that are the same, and what an outline could not read.
+        family: facts about the model; None if an outline could not read its files.
+        uncalibrated: for an outline, a sentence per method that lacks its calibration.
     """
 
     out: Path
@@ -147,7 +153,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: RunConfig, entries: Sequence[MethodEntry], cells: Sequence[Cell], **facts: Any) -> Self:
-        """The plan of a configuration whose cells are known."""
+        """Make the plan of a configuration whose cells are known."""
         return cls(
             out=Path(config.out).expanduser(),
             stage=config.stage,
@@ -165,56 +171,56 @@ class Plan:
 
     @property
     def model(self) -> Model:
-        """Settings of its model."""
+        """Settings of the model."""
         return self.answering.model
 
     @property
     def limit(self) -> int | None:
-        """Number of samples of a dataset that are read; None: all."""
+        """Largest number of samples per dataset; None: all."""
         return self.answering.selection.limit
 
     @property
     def batch_prefill(self) -> str:
-        """Prefill of a batch: one by one, or together."""
+        """How the prompts of a batch are prefilled: one by one, or together."""
         return str(self.resolved["batch_prefill"])
 
     @property
     def names(self) -> list[str]:
-        """The cells' hashes."""
+        """Hashes of the cells."""
         return [cell.cell for cell in self.cells]
 
     @property
     def samples(self) -> dict[str, int]:
-        """Dataset -> samples of this run, limit and shard applied."""
+        """Dataset -> number of samples of this run, within limit and shard."""
         return {part.dataset: len(part.samples) for part in self.parts}
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Columns of the cells' rows that say under what they are made: asked for by who makes rows, since it looks for
-        the device. Raises what `check_device` raises."""
+        """Provenance columns of the cells' rows. Only a run that makes rows needs them, because they look for the device. Raises
+        the errors of `check_device`."""
         return identities.provenance(self.model, self.cells[0].dtype)
 
     def check_device(self) -> None:
-        """Raises ConfigError for a device that is not there."""
+        """Raise ConfigError if the device does not exist."""
         identities.usable_device(self.model, self.cells[0].dtype)
 
     def coverage(self, store: Store, rows: pa.Table | None = None) -> Coverage:
-        """Coverage of the plan by a store; rows that `retry` asks for again do not count.
+        """Return the coverage of the plan by a store. Rows that `retry` includes do not count.
 
-        rows: those of its cells, where they were read already (see `Coverage`).
+        rows: rows of the plan's cells, if they were read already (see `Coverage`).
         """
         held = store.responses(self.names, COLUMNS, coded=True) if rows is None else rows.select(COLUMNS)
         return Coverage(held, self.retry)
 
     def unanswered(self, store: Store) -> int:
-        """Number of samples that lack a row in some cell: 0 when every process of a split run did its part."""
+        """Count the samples that lack a row in some cell: 0 if every process of a split run did its part."""
         coverage = Coverage(store.responses(self.names, COLUMNS, coded=True))
         return sum(coverage.missing(part) for part in self.parts)
 
     def at_stage(self, stage: str) -> Plan:
-        """The same for another `stage`."""
+        """Return the same plan for another `stage`."""
         return replace(self, stage=stage, resolved={**self.resolved, "stage": stage})
 
     def with_changed(self, changed: Mapping[str, Collection[str]]) -> Plan:
-        """The same, with the stored answers (cell -> ids of samples) that `retry=[changed]` is to make again."""
+        """Return the same plan with the stored answers (cell -> ids of samples) that `retry=[changed]` makes again."""
         return replace(self, parts=[replace(part, changed=changed) for part in self.parts])

@@ -1,4 +1,4 @@
-"""Making of plans: a configuration's datasets, models and methods, looked at without loading weights or drawing pages."""
+"""Functions that make plans from a configuration's datasets, model and methods, without loading weights or drawing pages."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 def make_plan(config: RunConfig) -> Plan:
-    """The plan of a validated configuration. Of the model its files are read, not its weights into memory; data are
-    opened where their content is not known otherwise. No page is drawn.
+    """Make the plan of a validated configuration. The model's files are read, but weights are not loaded. Data are
+    opened if their content is not known otherwise. No page is drawn.
 
     Raises:
-        MMKVError: a model or data that cannot be had, methods or protocols that do not go with them.
+        MMKVError: a model or data that cannot be had, or methods or protocols that do not work with them.
     """
     from mmkv_bench.datasets.sources import preflight
 
@@ -60,15 +60,16 @@ def make_plan(config: RunConfig) -> Plan:
 
 
 def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
-    """The plan of a validated configuration as far as it is known without a connection and without opening data.
+    """Make the plan of a validated configuration as far as possible without a connection and without opening data.
 
-    Cells of what is unknown (`identity.UNKNOWN`) are those of no run; their number and labels are right.
+    Cells with something unknown (`identity.UNKNOWN`) have hashes of no run; their number and labels are right.
 
     Args:
-        facts: fields of the `Identity` that stored rows give, in place of what is here.
+        config: the configuration.
+        facts: fields of `Identity` from stored rows, which replace those of this machine.
 
     Raises:
-        MMKVError: methods or protocols that do not go with the model, files that are not a model's.
+        MMKVError: methods or protocols that do not work with the model, or files that are not a model's.
     """
     _refuse_efficiency(config.scenario)
     specs = tasks_of(config.datasets, config.data)
@@ -90,7 +91,9 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
     described = Source.of(config.model).outlined()[0]
     family = None if described is None else model_facts(described)
     if family is None:
-        notes.append(f"the files of model {config.model.name} are not here: what it can run is checked by the run")
+        notes.append(
+            f"the files of model {config.model.name} are not on this machine: the run checks what the model supports"
+        )
     else:
         validate_combinations(config.protocol, family, _compressors(cells), _uncut(specs))
         validate_decoding(family, config.answering)
@@ -104,17 +107,17 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
 
 
 def _uncut(specs: Mapping[str, TaskSpec]) -> list[str]:
-    """Names of the datasets that do not say where a text prompt's document ends."""
+    """Return the names of the datasets that do not state where a text prompt's document ends."""
     return [name for name, spec in specs.items() if not spec.context_key]
 
 
 def _unchosen(datasets: Sequence[str], model: Model) -> list[str]:
-    """A sentence where the default dataset, which was drawn for the embedded model, is asked of another model."""
+    """Return a sentence if another model is asked the default dataset, which was made for the embedded model."""
     if list(datasets) != ["pages"] or str(model.path).startswith(PACKAGE_SCHEME):
         return []
     return [
-        f"the pages are drawn for the embedded model, and no dataset is chosen for {model.name}: add dataset=docvqa or "
-        "another that `mmkv-bench data list` names"
+        f"no dataset is chosen for {model.name}, and the default pages are drawn for the embedded model: add dataset=docvqa or "
+        "another one of `mmkv-bench data list`"
     ]
 
 
@@ -122,27 +125,27 @@ def _refuse_efficiency(scenario: str) -> None:
     if scenario == EFFICIENCY:
         raise ConfigError(
             "scenario=efficiency times one cell at a time in one process and answers no dataset; start it with mmkv-bench run, "
-            "or foresee it with mmkv-bench plan"
+            "or forecast it with mmkv-bench plan"
         )
 
 
 def _compressors(cells: Sequence[Cell]) -> list[Compressor]:
-    """The compressors of the cells, each once."""
+    """Return the compressors of the cells, each once."""
     return list({(cell.method, cell.reading): cell.compressor for cell in cells}.values())
 
 
 def _streamed(cells: Sequence[Cell]) -> list[tuple[Compressor, Budget | None]]:
-    """Compressor and budget of each cell whose protocol streams."""
+    """Return compressor and budget of each cell whose protocol streams."""
     return [(cell.compressor, cell.budget) for cell in cells if protocol(cell.protocol).streams]
 
 
 # ---------------------------------------------------------------------- datasets
 def tasks_of(datasets: Mapping[str, Mapping[str, Any]], data: Data) -> dict[str, TaskSpec]:
-    """Dataset label -> task, in the order of the configuration. The label tells page size and split, so that two of them
-    never share a table.
+    """Map dataset labels to tasks, in the order of the configuration. A label contains page size and split, so two of these never
+    share a table.
 
     Raises:
-        ConfigError: a dataset twice, or one whose settings make no task.
+        ConfigError: a dataset is given twice, or its settings make no task.
     """
     from mmkv_bench.datasets.specs import spec_from_config
 
@@ -150,13 +153,13 @@ def tasks_of(datasets: Mapping[str, Mapping[str, Any]], data: Data) -> dict[str,
     for name, node in datasets.items():
         spec = spec_from_config(str(name), dict(node), vars(data))
         if spec.dataset in specs:
-            raise ConfigError(f"datasets.{name} is {spec.dataset}, which this run has already; drop one of the two")
+            raise ConfigError(f"datasets.{name} is {spec.dataset}, which this run has already; remove one of the two")
         specs[spec.dataset] = spec
     return specs
 
 
 def stay_offline(model: Model, specs: Mapping[str, TaskSpec]) -> None:
-    """Keep the Hugging Face libraries from asking a hub where nothing of this run is there; before they are imported."""
+    """Keep the Hugging Face libraries offline if nothing of this run is on a hub. Call it before they are imported."""
     from mmkv_bench.evaluation.environment import go_offline
 
     if all(spec.offline for spec in specs.values()) and Source.of(model).kind != HUB:
@@ -166,7 +169,7 @@ def stay_offline(model: Model, specs: Mapping[str, TaskSpec]) -> None:
 def _part(
     name: str, spec: TaskSpec, cells: Sequence[Cell], selection: Selection, node: Mapping[str, Any]
 ) -> DatasetShare:
-    """A dataset's share; data that are not pages are opened."""
+    """Return a dataset's part of a plan. Data other than pages are opened."""
     from mmkv_bench.datasets.specs import limited
     from mmkv_bench.evaluation.documents import documents, sample_refs
     from mmkv_bench.evaluation.question_groups import check_questions
@@ -182,10 +185,10 @@ def _part(
 def _outlined_part(
     name: str, spec: TaskSpec, cells: Sequence[Cell], selection: Selection, node: Mapping[str, Any]
 ) -> tuple[DatasetShare, list[str]]:
-    """A dataset's share without opening data, and notes about what is not known then.
+    """Return a dataset's part of a plan without opening data, and notes about what is unknown then.
 
-    Pages are known as they are; of other datasets the number of samples is counted in the footers of local parquet files,
-    or is what the dataset's file says (`about.samples`), and a shard is not told from the whole.
+    Pages are known exactly. For other datasets the number of samples is read from the footers of local parquet files,
+    or from the dataset's file (`about.samples`); a shard counts as the whole dataset.
     """
     from mmkv_bench.datasets.specs import limited
 
@@ -196,19 +199,19 @@ def _outlined_part(
     notes = [why] if why else []
     if selection.shard != "0/1" and total:
         notes.append(
-            f"which samples of {spec.dataset} are of shard {selection.shard} its data tell: all are counted here"
+            f"only its data tell which samples of {spec.dataset} are in shard {selection.shard}: all are counted"
         )
     count = 0 if total is None else min(total, limited(spec, selection.limit) or total)
     samples = [spec.sample_id(number) for number in range(count)]
     samples = [one for one in samples if selection.samples is None or one in selection.samples]
     if selection.samples is not None and not samples and total:
-        notes.append(f"{spec.dataset} has none of the samples up to limit, as far as that is known without its data")
+        notes.append(f"{spec.dataset} seems to have none of the samples up to limit; its data were not opened")
     own = [cell for cell in cells if cell.dataset == spec.dataset]
     return DatasetShare(name, spec.dataset, spec, own, samples, about, counted=counted), notes
 
 
 def _amount(spec: TaskSpec, stated: Any) -> tuple[int | None, str, str | None]:
-    """Samples of a dataset, how they are known (see `DatasetShare.counted`), and what to say of it."""
+    """Return a dataset's number of samples, its source (see `DatasetShare.counted`), and a note about it or None."""
     from mmkv_bench.datasets.sources import local_rows
 
     try:
@@ -219,5 +222,5 @@ def _amount(spec: TaskSpec, stated: Any) -> tuple[int | None, str, str | None]:
         return rows, "data", None
     found = None if spec.fixture else re.match(r"\d+", str(stated or ""))
     if found is None:
-        return None, "unknown", f"how many samples {spec.dataset} has is known only from its data"
+        return None, "unknown", f"the number of samples of {spec.dataset} is known only from its data"
     return int(found[0]), "documented", None

@@ -1,4 +1,4 @@
-"""Needs of a run that this machine lacks: weights, data, calibrations, a judge, room on the disk. No network is asked."""
+"""Inputs of a run that this machine lacks: weights, data, calibrations, a judge, disk space. No network is used."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
 ROW = 4096
-"""Bytes of an answer's rows, scores included, where none of the store's are there to measure."""
+"""Assumed bytes per answer, scores included, if the store has no rows to measure."""
 
 
 @dataclass(frozen=True)
 class MissingInput:
-    """kind: weights, data, calibration, judge or disk; what: a sentence."""
+    """An input that a run lacks. kind: weights, data, calibration, judge or disk. what: a sentence."""
 
     kind: str
     what: str
@@ -34,8 +34,8 @@ class MissingInput:
 
 @dataclass(frozen=True)
 class Disk:
-    """rows: bytes that the missing rows will take; row: bytes of one; measured: of the store's own, else assumed; free: bytes
-    where they go."""
+    """Disk space for a run. rows: bytes that the missing rows will take. row: bytes per row. measured: `row` is measured from the
+    store's rows, not assumed. free: free bytes at the store."""
 
     rows: int
     row: float
@@ -51,18 +51,20 @@ def lacking(plan: Plan, disk: Disk) -> list[MissingInput]:
     found += [MissingInput("judge", what) for what in _judges(plan)]
     if disk.free < disk.rows:
         found.append(
-            MissingInput("disk", f"the rows may take {disk.rows:,} bytes and {disk.free:,} are free at {plan.out}")
+            MissingInput(
+                "disk", f"the rows may take {disk.rows:,} bytes, but only {disk.free:,} are free at {plan.out}"
+            )
         )
     return found
 
 
 def weights_lacking(model: Model) -> list[MissingInput]:
-    """Files of a model's hub repository that the cache lacks."""
+    """List files of a model's hub repository that the cache lacks."""
     source = Source.of(model)
     if source.kind != HUB:
-        return []  # files of a folder were read to plan, random weights are made
+        return []  # planning has read the files of a folder; random weights are generated
     folder = cached_folder(source.place, model.revision)
-    get = f"`hf download {source.place}` gets them into HF_HOME, or model.weights=<folder>"
+    get = f"fetch them into HF_HOME with `hf download {source.place}`, or give model.weights=<folder>"
     if folder is None:
         return [MissingInput("weights", f"{source.place} is not in the hub cache; {get}")]
     index = folder / "model.safetensors.index.json"
@@ -89,13 +91,13 @@ def _judges(plan: Plan) -> Iterator[str]:
     if not asking:
         return
     if plan.judge.kind == "none":
-        yield f"{', '.join(asking)}: scored by a judge, and judge=none asks nobody; judge=openai, or judge=local judge.url=..."
+        yield f"{', '.join(asking)}: needs a judge, but judge=none is set; give judge=openai, or judge=local judge.url=..."
     elif plan.judge.key_env and not os.environ.get(plan.judge.key_env):
-        yield f"the judge's key: the environment variable {plan.judge.key_env} is not set"
+        yield f"the environment variable {plan.judge.key_env} is not set; it has the judge's key"
 
 
 def disk_of(plan: Plan, coverage: Coverage, store: Store) -> Disk:
-    """Room for the rows that are missing."""
+    """Return the disk space that the missing rows need."""
     missing = sum(int((~coverage.answered(part)).sum()) for part in plan.parts)
     stored = store.responses(columns=("cell",)).num_rows
     tables = [store.root / name for name in ("responses", "samples", "journal")]
@@ -108,7 +110,7 @@ def disk_of(plan: Plan, coverage: Coverage, store: Store) -> Disk:
 
 
 def _bytes(file: Path) -> int:
-    """Bytes of a file; 0 where it is gone by now, as journals of jobs that publish their rows while others plan."""
+    """Return the bytes of a file; 0 if it was removed meanwhile, such as a journal of a job that just published its rows."""
     try:
         return file.stat().st_size
     except FileNotFoundError:
@@ -116,14 +118,14 @@ def _bytes(file: Path) -> int:
 
 
 def told(disk: Disk, lacks: list[MissingInput], place: Path) -> str:
-    """Both as lines of a plan's text."""
-    how = f"measured: {disk.row:,.0f} bytes each" if disk.measured else f"taken as {ROW:,} bytes each, none is stored"
+    """Describe disk space and missing inputs as lines of a plan's text."""
+    how = f"measured: {disk.row:,.0f} bytes each" if disk.measured else f"assumed {ROW:,} bytes each, none is stored"
     lines = [f"disk       {_size(disk.rows)} for the missing rows ({how}); {_size(disk.free)} free at {place}"]
     return "\n".join([*lines, *(said(lacks) or ["lacking    nothing: the run can start without a connection"])])
 
 
 def said(lacks: list[MissingInput]) -> list[str]:
-    """Lines of a plan's text."""
+    """Describe missing inputs as lines of a plan's text."""
     return [f"lacking    {lack.kind}: {lack.what}" for lack in lacks]
 
 

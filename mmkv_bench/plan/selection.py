@@ -1,6 +1,6 @@
-"""Samples of a dataset that a process answers: those named (`samples=[id, ...]`) or the first ones, and of them one shard.
+"""Samples of a dataset that a process answers: the given ones (`samples=[id, ...]`) or the first ones, restricted to one shard.
 
-A sample's shard is decided by the hash of its cluster, so that clusters stay whole.
+The hash of a sample's cluster decides its shard, so clusters stay whole.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Shard:
 
 
 def parse_shard(text: str | Shard) -> Shard:
-    """Read `i/n`.
+    """Parse `i/n`.
 
     Raises:
         ConfigError: not of the form i/n with 0 <= i < n.
@@ -49,36 +49,37 @@ def parse_shard(text: str | Shard) -> Shard:
 
 
 def in_shard(cluster: str, shard: str | Shard) -> bool:
-    """Tell whether a sample of this cluster (image, document, video or page) belongs to this part. Every cluster belongs to
-    exactly one part of any count, whichever samples a `limit` selects and whatever the order."""
+    """Tell whether a sample of this cluster (image, document, video or page) belongs to a shard. Every cluster belongs to
+    exactly one shard of any count, whatever the limit and the order of samples."""
     part = parse_shard(shard)
     return index_of(cluster, part.count) == part.index
 
 
 def index_of(cluster: str, count: int) -> int:
-    """Index, of `count` parts, of the part that a sample of this cluster belongs to."""
+    """Return the index of the shard, of `count` shards, to which samples of this cluster belong."""
     return int.from_bytes(hashlib.sha256(cluster.encode()).digest()[:8], "big") % count
 
 
 def longest_first(costs: Mapping[str, float]) -> list[str]:
-    """Names by falling cost, equal costs by name: the last process to end should end on something short."""
+    """Sort names by falling cost, equal costs by name, so that the last process to end does something short."""
     return sorted(costs, key=lambda name: (-costs[name], name))
 
 
 def chosen(refs: Sequence[SampleRef], selection: Selection) -> list[SampleRef]:
-    """Return the samples of a selection's ids and shard."""
+    """Return the samples with a selection's ids and in its shard."""
     named, shard = selection.samples, parse_shard(selection.shard)
     return [ref for ref in refs if (named is None or ref.sample_id in named) and in_shard(ref.cluster, shard)]
 
 
 def reaching(selection: Selection, specs: Mapping[str, TaskSpec]) -> Selection:
-    """Raise a selection's limit as far as the samples that it names.
+    """Raise a selection's limit so that it includes all samples that are given by id.
 
     Args:
-        specs: of its datasets; those that are not pages are opened.
+        selection: the selection.
+        specs: tasks of its datasets; those that are not pages are opened.
 
     Raises:
-        ConfigError: a sample that is in none of the datasets, a dataset that has none of the samples.
+        ConfigError: a sample is in none of the datasets, or a dataset has none of the samples.
     """
     if selection.samples is None:
         return selection
@@ -90,7 +91,7 @@ def reaching(selection: Selection, specs: Mapping[str, TaskSpec]) -> Selection:
         named = [ref for ref in refs if ref.sample_id in wanted]
         if not named:
             raise ConfigError(
-                f"samples={_words(wanted)}: {label} has none of these, {_near(wanted[0], refs)}; name one of its samples, or "
+                f"samples={_words(wanted)}: {label} has none of these, {_near(wanted[0], refs)}; give one of its samples, or "
                 "leave the dataset out"
             )
         known |= {ref.sample_id for ref in named}
@@ -109,7 +110,7 @@ def _near(name: str, refs: Sequence[SampleRef]) -> str:
     close = get_close_matches(name, [ref.sample_id for ref in refs], n=3, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
-    return f"its samples are called {refs[0].sample_id!r} to {refs[-1].sample_id!r}"
+    return f"its ids go from {refs[0].sample_id!r} to {refs[-1].sample_id!r}"
 
 
 def _words(names: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""Stored answers that are not a plan's: to prompts that changed since, and in cells of other versions.
+"""Stored answers that do not belong to a plan: for prompts that have changed, and in cells of other versions.
 
-A dataset's fingerprint, and so a cell's hash, covers the rows; what they name by path is covered by the `prompt_hash` of each
-response. Answers to two versions of a picture must not stand in one cell: `retry=[changed]` makes exactly these again.
+A dataset's fingerprint, and so a cell's hash, covers the dataset's rows. Files that rows name by path are covered by the
+`prompt_hash` of each response. Answers to two versions of a picture must not share a cell: `retry=[changed]` makes these again.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _NAMED = 3
 
 
 def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
-    """The stored answers that this run is to make again, whichever shard's they are, and notes about those of other cells,
-    which it leaves.
+    """Return the stored answers that this run must make again, of any shard, and notes about changed answers in other cells,
+    which the run leaves unchanged.
 
     Raises:
-        ConfigError: answers to other prompts that this run was not asked to make again or cannot.
+        ConfigError: there are answers to other prompts, and `retry` does not include them or the limit leaves them out.
     """
     found: Samples = {}
     notes = []
@@ -49,15 +49,15 @@ def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
         unreadable = unreadable.filter(_of(unreadable, own))
         if unreadable.num_rows:
             raise ConfigError(
-                f"{_counted(unreadable)} of {part.dataset} cannot be checked: what their prompts are made of cannot be read "
-                f"now; restore the files, or read the rows as they are: python -m mmkv_bench tables {store.root}"
+                f"{_counted(unreadable)} of {part.dataset} cannot be checked, because files of their prompts cannot be read; "
+                f"restore the files, or print the rows as they are: python -m mmkv_bench tables {store.root}"
             )
         if mine.num_rows:
             _require_retry(plan, part, mine)
         if others.num_rows:
             notes.append(
-                f"{_counted(others)} of {part.dataset} in cells that are not of this run are to files as they were before; "
-                f"tables of the folder hold both until these cells are run with retry=[{CHANGED}] too"
+                f"{_counted(others)} of {part.dataset} in cells that are not of this run are for files that have changed since; "
+                f"tables of the folder mix both until these cells run with retry=[{CHANGED}] too"
             )
         for cell, sample in zip(mine["cell"].to_pylist(), mine["sample_id"].to_pylist(), strict=True):
             found.setdefault(cell, set()).add(sample)
@@ -65,7 +65,7 @@ def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
 
 
 def _beside(store: Store, part: DatasetShare) -> list[str]:
-    """Cells of the store that are asked the same prompts as the part's."""
+    """Return the store's other cells with the same prompts as the part's cells."""
     own = {cell.cell for cell in part.cells}
     columns = ("cell", "dataset", "dataset_fingerprint", "config")
     found = []
@@ -90,19 +90,19 @@ def _require_retry(plan: Plan, part: DatasetShare, changed: pa.Table) -> None:
     limit = plan.answering.selection.limit
     if again and (limit is None or pc.max(changed["doc_id"]).as_py() < limit):
         return
-    limit_hint = f" (limit={limit} leaves some of them out: leave it out too)" if again else ""
+    limit_hint = f" (without limit={limit}, which leaves some of them out)" if again else ""
     raise ConfigError(
-        f"{_counted(changed)} of {part.dataset} are for prompts that differ from those its data make now, because pictures, "
-        "videos or other files that its rows name have changed; "
-        f"retry=[{CHANGED}] answers these samples again in the cells of this "
-        f"run{limit_hint}, or restore the files, or give another folder (out=<folder>)"
+        f"{_counted(changed)} of {part.dataset} are for other prompts than the present ones, because pictures, "
+        "videos or other files of the dataset have changed; "
+        f"retry=[{CHANGED}] answers these samples again{limit_hint}; run with it, "
+        "or restore the files, or give another folder (out=<folder>)"
     )
 
 
 def differing_prompts(
     store: Store, part: DatasetShare, cells: Sequence[str], limit: int | None
 ) -> tuple[pa.Table, pa.Table]:
-    """Cell, sample and document of stored answers to other prompts, and of those whose prompts cannot be made."""
+    """Return cell, sample and document of stored answers to other prompts, and of answers whose prompts cannot be made."""
     rows = store.responses(cells, ("cell", "sample_id", "doc_id", "prompt_hash")).combine_chunks()
     rows = rows.filter(pc.not_equal(pc.coalesce(rows["prompt_hash"], ""), ""))
     if not rows.num_rows:
@@ -131,7 +131,7 @@ _VERSIONS = ("torch", "transformers", "numerics_version", "method_version")
 
 
 def other_versions(plan: Plan, store: Store) -> list[str]:
-    """A sentence where cells of the plan, asked for alike, were made by other versions and have no answer of this one's."""
+    """Return a sentence if stored cells differ from the plan's cells only in versions, and these have no answers yet."""
     asked: dict[tuple[Any, ...], Any] = {tuple(cell.row()[name] for name in _ASKED): cell for cell in plan.cells}
     stored = store.cells(columns=("cell", *_ASKED, *_VERSIONS)).to_pylist()
     here = {row["cell"] for row in stored}
@@ -150,6 +150,6 @@ def other_versions(plan: Plan, store: Store) -> list[str]:
         return []
     return [
         f"{len(older)} of the {len(plan.cells)} cells have rows of another version in {store.root} ({', '.join(changes)}): "
-        "answers of two versions make no cell, so those rows stay and these cells run beside them; `plan` says how many samples "
-        "that is, and another folder (out=) keeps them apart"
+        "answers of two versions never share a cell, so those rows stay and these cells run anew; `plan` says how many samples "
+        "that is, and out=<another folder> keeps them apart"
     ]

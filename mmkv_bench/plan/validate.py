@@ -1,5 +1,5 @@
-"""Refuses, before any work, what a run cannot do. Every refusal is one sentence: what was got, what is allowed, what to
-do. Nothing is written and no model is loaded."""
+"""Checks that refuse, before any work, what a run cannot do. Every refusal is one sentence: what was got, what is allowed, what
+to do. Nothing is written and no model is loaded."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*")
 
 
 def validate(config: RunConfig) -> None:
-    """Check a composed configuration as far as that needs neither torch nor the model's weights.
+    """Check a composed configuration as far as possible without torch and the model's weights.
 
     Raises:
-        ConfigError: the first thing that is wrong, exit code 2.
+        ConfigError: the first mistake, exit code 2.
     """
     from mmkv_bench.compression.budget import Budget, StateCost
     from mmkv_bench.store.study import PrimaryEndpoint
@@ -49,7 +49,7 @@ def validate(config: RunConfig) -> None:
     _check_values(config)
     parse_shard(config.shard)
     for value in _values("budget", config.budget):
-        Budget.parse(value, StateCost(entry=1))  # how many entries bytes are, the plan says
+        Budget.parse(value, StateCost(entry=1))  # the plan converts bytes to entries
     for key in ("fork_memory", "memory_limit"):
         bytes_of(getattr(config, key), key)
     if not config.datasets:
@@ -65,18 +65,20 @@ def validate(config: RunConfig) -> None:
 
 
 def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes) -> None:
-    """Check every variant's name, which is no other method's, and its parameters against its base's file: known names, values
-    of the default's kind.
+    """Check every variant: its name must not be another method's, and its parameters need names of its base's file and values
+    of the default's type.
 
     Args:
-        folders: further config folders; defaults: name -> method node without overrides.
+        variants: name -> changes.
+        folders: further config folders.
+        defaults: name -> method node without overrides.
     """
     for name, changes in variants.items():
         base = str(changes["base"])
         if name != base and name in options("method", folders):
             raise ConfigError(
-                f"variants.{name} has the name of a method and is {base}: a table would show the one as the other; give the "
-                f"variant a name of its own, as variants.my_{name}={{base: {base}, ...}}"
+                f"variants.{name} has the name of a method but is based on {base}, so tables would confuse the two; give the "
+                f"variant another name, such as variants.my_{name}={{base: {base}, ...}}"
             )
         known = {**flat_parameters(defaults[base]), "reading": None, "decoding": None}
         for key, value in changes.items():
@@ -86,16 +88,16 @@ def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes
                 raise ConfigError(f"variants.{name}: {base} has no parameter {key!r}; {nearest(key, known)}")
             if not same_kind(value, known[key], key):
                 raise ConfigError(
-                    f"variants.{name}.{key}={value} is not of the kind of its default {known[key]!r}; give such a value"
+                    f"variants.{name}.{key}={value} has another type than its default {known[key]!r}; give a value of that type"
                 )
 
 
 def validate_decoding(family: ModelFacts, answering: AnswerConfig) -> None:
-    """Refuse kernels that layers with a window or a recurrent state, or learned sinks, do not have. Raises UnsupportedError."""
+    """Refuse kernels that do not support windows, recurrent states or learned sinks. Raises UnsupportedError."""
     if family.sinks and answering.model.attention != "eager":
         raise UnsupportedError(
-            f"model.attention={answering.model.attention}: {family.name} has learned sinks, for which only eager attention has a "
-            "place; allowed for it: model.attention=eager"
+            f"model.attention={answering.model.attention}: {family.name} has learned sinks, which only eager attention "
+            "supports; allowed for it: model.attention=eager"
         )
     given = {"decode": answering.decode, "model.attention": answering.model.attention}
     for key, value in given.items():
@@ -112,10 +114,13 @@ def validate_combinations(
     """Refuse methods and protocols that this model family cannot run.
 
     Args:
-        names: protocols; family: of the model; compressors: the methods of the run; uncut: datasets without `context_key`.
+        names: protocols.
+        family: facts about the model.
+        compressors: methods of the run.
+        uncut: datasets without `context_key`.
 
     Raises:
-        UnsupportedError: visual tokens are needed and the model has none.
+        UnsupportedError: for example, visual tokens are needed and the model has none.
     """
     compressors = list(compressors)
     for name in names:
@@ -145,42 +150,44 @@ def validate_combinations(
     cutting = [name for name in names if name in protocols.CUTTING]
     if cutting and uncut:
         raise UnsupportedError(
-            f"protocol={cutting[0]} cuts a prompt behind its visual tokens, and {family.name} has none; allowed for "
-            f"{uncut[0]}: {', '.join(protocols.WHOLE)}; choose one of these, a multimodal model, or name the field of its "
-            f"document with datasets.{uncut[0]}.context_key"
+            f"protocol={cutting[0]} cuts a prompt after its visual tokens, but {family.name} has none; allowed for "
+            f"{uncut[0]}: {', '.join(protocols.WHOLE)}; choose one of these protocols or a multimodal model, or name the "
+            f"document's field with datasets.{uncut[0]}.context_key"
         )
     blind = [c.name for c in compressors if c.needs_visual or visual_parts(c)]
     if blind:
         raise UnsupportedError(
-            f"method {', '.join(dict.fromkeys(blind))} needs visual tokens and {family.name} has none; choose another "
+            f"method {', '.join(dict.fromkeys(blind))} needs visual tokens, but {family.name} has none; choose another "
             "method or a multimodal model"
         )
 
 
 def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], answering: AnswerConfig) -> None:
-    """Refuse protocols that know other questions of a document where a dataset has one question a document.
+    """Refuse protocols that need several questions per document if a dataset has only one per document.
 
     Args:
-        names: protocols; specs: dataset -> task.
+        names: protocols.
+        specs: dataset -> task.
+        answering: settings for answering samples.
 
     Raises:
-        ConfigError: names a dataset that has several; settings of the answers under which they are not asked so.
+        ConfigError: a dataset has one question per document, or settings of the answers do not work with such protocols.
     """
     needing = [name for name in names if protocols.protocol(name).needs_questions]
     single = [name for name, spec in specs.items() if not spec.questions_key]
     if needing and single:
         raise ConfigError(
-            f"protocol={needing[0]} knows other questions of a document, and {single[0]} has one question a document; choose "
+            f"protocol={needing[0]} needs several questions per document, but {single[0]} has one; choose "
             f"dataset=questions_records, or protocol={' or '.join(protocols.SINGLE)}"
         )
     if needing and not answering.shares_prefill:
         raise ConfigError(
-            f"protocol={needing[0]} asks no question of a document by itself, as sharing=off does; it needs sharing=on"
+            f"protocol={needing[0]} asks the questions of a document together, but sharing=off asks each alone; write sharing=on"
         )
     talking = [name for name in names if protocols.protocol(name).converses]
     if talking and answering.decode != "eager":
         raise ConfigError(
-            f"protocol={talking[0]} decodes eagerly and got decode={answering.decode}; write decode=eager"
+            f"protocol={talking[0]} decodes eagerly, but decode={answering.decode} is set; write decode=eager"
         )
 
 
@@ -190,10 +197,12 @@ def validate_stream(
     """Refuse what protocol=stream cannot do.
 
     Args:
-        streamed: compressor and budget of each cell under it; family: of the model, None where it is not known.
+        decode: `decode` of the run.
+        streamed: compressor and budget of each cell under this protocol.
+        family: facts about the model; None if unknown.
 
     Raises:
-        ConfigError, UnsupportedError: see `streaming.check_streams`; a model whose videos come in no chunks.
+        ConfigError, UnsupportedError: see `streaming.check_streams`; or the model does not read videos in chunks.
     """
     if not streamed:
         return
@@ -207,11 +216,11 @@ def validate_stream(
     if family is not None and family.multimodal:
         check_chunks(family.rules)
     if decode != "eager":
-        raise ConfigError(f"protocol=stream decodes eagerly and got decode={decode}; write decode=eager")
+        raise ConfigError(f"protocol=stream decodes eagerly, but decode={decode} is set; write decode=eager")
 
 
 def bytes_of(value: Any, key: str = "fork_memory") -> int | None:
-    """An amount of memory as bytes: a whole number, text with a unit (`512MiB`, `2GB`), or None for no cap."""
+    """Convert an amount of memory to bytes: a whole number, text with a unit (`512MiB`, `2GB`), or None for no limit."""
     if value is None:
         return None
     from mmkv_bench.compression.budget import UNITS
@@ -219,12 +228,12 @@ def bytes_of(value: Any, key: str = "fork_memory") -> int | None:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(value))
     size = int(float(match[1]) * {"": 1, **UNITS}.get(match[2].lower(), 0)) if match else 0
     if size < 1:
-        raise ConfigError(f"{key}={value} is not an amount of memory; allowed: {allowed(key)}; give one")
+        raise ConfigError(f"{key}={value} is not an amount of memory; allowed: {allowed(key)}; give such an amount")
     return size
 
 
 def _check_values(config: RunConfig) -> None:
-    """Check every key that has allowed words or a range of numbers."""
+    """Check every key that has a list of allowed values or a range of numbers."""
     from mmkv_bench.compression.budget import LARGEST
 
     for key, words in schema.words().items():
@@ -237,7 +246,7 @@ def _check_values(config: RunConfig) -> None:
         named = list(config.samples)
         if not named or not all(isinstance(name, str) and name for name in named):
             raise ConfigError(
-                f"samples={named} are no names of samples; allowed: {allowed('samples')}; give some, or null"
+                f"samples={named} is not a list of sample ids; allowed: {allowed('samples')}; give ids, or null"
             )
 
     for key, (kind, least, inclusive, optional) in schema.ranges().items():
@@ -248,11 +257,13 @@ def _check_values(config: RunConfig) -> None:
             too_large = of_kind and kind is int and number > LARGEST
             if not of_kind or too_large or not (number >= least if inclusive else number > least):
                 most = f", at most {LARGEST}" if too_large else ""
-                raise ConfigError(f"{key}={number} is out of range; allowed: {allowed(key)}{most}; give such a value")
+                raise ConfigError(
+                    f"{key}={number} is out of range; allowed: {allowed(key)}{most}; give a number in this range"
+                )
     if config.stream.ask_at > 1:
         raise ConfigError(
             f"stream.ask_at={config.stream.ask_at} is beyond the end of the stream; allowed: {allowed('stream.ask_at')}; give "
-            "such a share"
+            "a share in this range"
         )
     low, high = config.model.min_pixels, config.model.max_pixels
     if low is not None and high is not None and low > high:
@@ -270,29 +281,30 @@ def _methods(methods: Nodes, variants: Nodes) -> None:
             _one_of(f"methods.{name}.reading", value, schema.READINGS)
         if reading is not None and node["base"] == FULL:
             raise ConfigError(
-                f"methods.{name}.reading={reading} has no effect, {FULL} compresses nothing; allowed: no reading of its own"
+                f"methods.{name}.reading={reading} has no effect, because {FULL} compresses nothing; remove it, "
+                "or give it to another method"
             )
 
 
 def _gate(gate: Gate, datasets: Nodes, data: Data) -> None:
-    """gate.expected is one number: it needs one dataset, real data, and a metric that it is of."""
+    """Check gate.expected, which is one number: it needs one dataset, real data, and a metric to be compared with."""
     if gate.expected is None:
         return
     given = f"gate.expected={gate.expected}"
     if len(datasets) > 1:
         raise ConfigError(
-            f"{given} is one score and the run has {len(datasets)} datasets; allowed: one dataset, whose first metric "
-            "it is held against; run them one by one, or drop gate.expected"
+            f"{given} is one score, but the run has {len(datasets)} datasets; allowed: one dataset, whose first metric it "
+            "is compared with; run the datasets one by one, or drop gate.expected"
         )
     if data.source == "fixture":
         raise ConfigError(
-            f"{given} holds full against a paper's score and data=fixture is made up; allowed: real data; drop gate.expected"
+            f"{given} compares full with a paper's score, but data=fixture is made up; give real data, or drop gate.expected"
         )
     ((name, node),) = datasets.items()
     if not node.get("metrics"):
         raise ConfigError(
-            f"{given} is of no metric, since datasets.{name}.metrics is empty; allowed: a metric of the task; give "
-            "dataset.metrics=[<metric>]"
+            f"{given} has no metric to be compared with, because datasets.{name}.metrics is empty; allowed: a metric of the "
+            "task; give dataset.metrics=[<metric>]"
         )
 
 
@@ -316,9 +328,7 @@ def _variants(methods: Nodes, variants: Nodes, folders: tuple[str, ...]) -> None
         if base == CUSTOM:
             method_text.check(changes.get("path", (methods.get(CUSTOM) or {}).get("path")), str(name))
         if name in methods:
-            raise ConfigError(
-                f"variants.{name} has the name of a method of this run; give the variant a name of its own"
-            )
+            raise ConfigError(f"variants.{name} has the name of a method of this run; give the variant another name")
         for value in _values(f"variants.{name}.reading", changes.get("reading", "paper")):
             _one_of(f"variants.{name}.reading", value, schema.READINGS)
 
@@ -340,7 +350,7 @@ def _model(model: Model) -> None:
         tensor_types(place)
     elif place.exists():
         raise ConfigError(
-            f"model.path={place} is a file; allowed: the folder that holds config.json, or a .gguf file; give one of these"
+            f"model.path={place} is a file; allowed: the folder with config.json, or a .gguf file; give one of these"
         )
     elif path.startswith((".", "/", "~", schema.PACKAGE_SCHEME)) or not _HUB_ID.fullmatch(path):
         raise ConfigError(
@@ -354,7 +364,7 @@ def _out(out: str) -> None:
     if not out.strip():
         raise ConfigError("out is empty; allowed: a folder name; write out=runs/<name>")
     if path.exists() and not path.is_dir():
-        raise ConfigError(f"out={out} is a file; allowed: a folder that exists or can be made; name another one")
+        raise ConfigError(f"out={out} is a file; allowed: a folder that exists or can be made; give another name")
     parent = next(p for p in (path, *path.absolute().parents) if p.exists())
     if not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigError(f"out={out} cannot be written ({parent} is read-only); name a folder below a writable one")
@@ -372,10 +382,10 @@ def _one_of(key: str, value: Any, words: tuple[str, ...]) -> None:
         raise ConfigError(f"{key}={value} is unknown; {nearest(str(value), words)}; choose one of these")
 
 
-# ---------------------------------------------------------------------- devices and packages that are not here
+# ---------------------------------------------------------------------- missing devices and packages
 def refuse_absent(answering: AnswerConfig, stage: str, out: str) -> None:
-    """Refuse at once `model.device=cuda` without a driver, decode=compiled without a compiler and flash-attn without its package,
-    where no row is here either: a run whose rows are all there needs none of them, which only the store tells.
+    """Refuse at once model.device=cuda without a driver, decode=compiled without a compiler, and flash-attn without its package.
+    A store that exists already is an exception: if all its rows are there, the run needs none of these.
 
     Raises:
         ConfigError: see `no_cuda` and `devices/requirements.py`.
@@ -392,7 +402,7 @@ def refuse_absent(answering: AnswerConfig, stage: str, out: str) -> None:
 
 
 def no_cuda(model: Model, dtype: str) -> ConfigError:
-    """The refusal; it says how much memory the weights take. dtype: `auto` where that is not known yet."""
+    """Return the refusal, which states the memory of the weights. dtype: `auto` if it is not known yet."""
     parameters = (model.about or {}).get("parameters")
     size = ""
     if parameters and model.layers is None:

@@ -1,6 +1,7 @@
-"""Single cells, and their answers to the samples that are shown.
+"""Single cells, and their answers to the samples of a report.
 
-Cells that answered the same prompts under the same conditions are a group; `full` among them is what others are compared with.
+Cells that answered the same prompts under the same conditions are a group. The group's `full` cell is the reference for the
+others.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LEFT_OUT = ("config", "schema_version", "cell")  # shown elsewhere
 
 
 def described(cells: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Cell -> its row as the page shows it, in the order of the schema, without what is null."""
+    """Map each cell to its row as its page prints it, in the order of the schema, without nulls."""
     rows = {}
     for row in cells.to_dict("records"):
         shown = {key: _plain(value) for key, value in row.items() if key not in _LEFT_OUT}
@@ -38,7 +39,7 @@ def described(cells: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A scalar of a frame as JSON has it; whole numbers that a null among them made floats are whole again."""
+    """Convert a scalar of a frame to JSON. Whole numbers that became floats because of a null are whole again."""
     if isinstance(value, str | bool):
         return value
     if hasattr(value, "isoformat"):
@@ -47,7 +48,7 @@ def _plain(value: Any) -> Any:
 
 
 def metric_rows(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Cell -> its rows of `metrics`, those of the task before what every run measures."""
+    """Map each cell to its rows of `metrics`: first the task's metrics, then those measured in every run."""
     metrics = metrics.sort_values("metric", key=lambda names: names.isin(list(MEASURES)), kind="stable")
     rows: dict[str, list[dict[str, Any]]] = {}
     kept = [name for name in metrics.columns if name not in ("schema_version", "dataset")]
@@ -57,7 +58,7 @@ def metric_rows(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
 
 
 def counted(rows: pa.Table) -> dict[str, Any] | None:
-    """Sums over all answers of a cell; None without any."""
+    """Sum over all answers of a cell; None without answers."""
     if not len(rows):
         return None
     statuses = rows["status"].to_pylist()
@@ -73,12 +74,12 @@ def counted(rows: pa.Table) -> dict[str, Any] | None:
 
 
 def endings(ended: Mapping[str, int]) -> str:
-    """`500 ok`, `498 ok, 2 oom`."""
+    """Format counts of statuses: `500 ok`, `498 ok, 2 oom`."""
     return ", ".join(f"{n} {status}" for status, n in sorted(ended.items(), key=lambda one: one[0] != "ok")) or "none"
 
 
 def audit_sentences(counts: Mapping[str, Any] | None) -> list[str]:
-    """The sums of `counted` in sentences."""
+    """Describe the sums of `counted` in sentences."""
     if counts is None:
         return ["No answers of this cell are stored."]
     sentences = [f"{counts['answers']} answers: {endings(counts['ended'])}."]
@@ -95,17 +96,18 @@ def audit_sentences(counts: Mapping[str, Any] | None) -> list[str]:
 
 
 def _ends(values: Sequence[float]) -> str:
-    """least, mean, most -> `512`, or `496 to 512, 508 on average`."""
+    """Format (least, mean, most) as `512`, or `496 to 512, 508 on average`."""
     least, mean, most = map(number_words, values)
     return mean if values[0] == values[2] else f"{least} to {most}, {mean} on average"
 
 
 def kept_by_head(kept: pa.ListArray) -> list[list[list[Any]]] | None:
-    """Mean, least and most entries of each layer and KV head over the answers of a cell: [3][layers][heads].
+    """Return mean, least and most entries of each layer and KV head over a cell's answers: [3][layers][heads].
+
+    None if no answer has kept entries, or if their shapes differ.
 
     Args:
-        kept: of one cell, lists [layers] of lists [KV heads], null where an answer failed. None where no answer has any, or
-            where their shapes differ.
+        kept: column of one cell, lists [layers] of lists [KV heads], null for a failed answer.
     """
     layers = kept.drop_null().flatten()
     rows = len(kept) - kept.null_count
@@ -121,7 +123,7 @@ def kept_by_head(kept: pa.ListArray) -> list[list[list[Any]]] | None:
 
 
 def parsed(text: str) -> Any:
-    """A configuration without what no page shows."""
+    """Parse a configuration, and remove what no page shows."""
     config = json.loads(text)
     for nodes in (config.get("methods") or {}, config.get("datasets") or {}):
         for node in nodes.values():
@@ -135,7 +137,7 @@ COLUMNS = ("cell", "sample_id", "dataset", "doc_id", *_TEXTS, *COUNTED)
 
 
 class AnswerTable:
-    """Response rows of one store by cell. table: of `Store.responses`, sorted by cell and sample, texts coded."""
+    """Response rows of one store by cell. table: from `Store.responses`, sorted by cell and sample, texts dictionary-encoded."""
 
     def __init__(self, table: pa.Table) -> None:
         names, places = coded(frame(table.select(["cell"]))["cell"])
@@ -146,24 +148,24 @@ class AnswerTable:
         }
 
     def rows(self, cell: str) -> pa.Table:
-        """The rows of a cell; none where it has none."""
+        """Return the rows of a cell; an empty table without any."""
         return self._rows.get(cell, self._none)
 
     def of_samples(self, cell: str, samples: Sequence[str], columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Columns of a cell's answers to these samples; all are None where it has no row."""
+        """Return columns of a cell's answers to these samples; all None for a sample without a row."""
         rows = self.rows(cell)
         place = {sample: at for at, sample in enumerate(rows["sample_id"].to_pylist())}
         return rows.select(columns).take(pa.array(map(place.get, samples), pa.int64())).to_pylist()
 
     def kept(self, cell: str) -> list[list[list[Any]]] | None:
-        """`kept_by_head` of a cell."""
+        """Return `kept_by_head` of a cell."""
         return kept_by_head(self.rows(cell)["kept"].combine_chunks())
 
 
 def sample_scores(
     samples: pd.DataFrame, cells: Collection[str], shown: Collection[str], without: Collection[str] = FIDELITY
 ) -> dict[tuple[str, str], dict[str, float | None]]:
-    """(cell, sample id) -> metric -> score, of these cells and samples; without: metrics that are left out."""
+    """Map (cell, sample id) to metric -> score, for these cells and samples. without: metrics that are left out."""
     wanted = samples["cell"].isin(list(cells)).to_numpy() & samples["sample_id"].isin(list(shown)).to_numpy()
     wanted &= ~samples["metric"].isin(list(without)).to_numpy()
     part = samples.loc[wanted, ["cell", "sample_id", "metric", "value", "status"]]
@@ -175,27 +177,27 @@ def sample_scores(
 
 
 def first_samples(answers: AnswerTable, cells: Sequence[str], most: int) -> tuple[list[str], int]:
-    """The ids of the first samples, at most so many, that any of these cells answered, and how many there are in all."""
+    """Return the ids of the first samples that any of these cells answered, at most `most`, and the number of all samples."""
     rows = pa.concat_tables([answers.rows(cell).select(["sample_id", "doc_id"]) for cell in cells])
     samples = frame(rows).drop_duplicates("sample_id").astype({"sample_id": str}).sort_values(["doc_id", "sample_id"])
     return samples["sample_id"][:most].tolist(), len(samples)
 
 
 def left_at(tokens: Sequence[Any], others: Sequence[Any]) -> int | None:
-    """Place of the first token, or character, that differs, from 0; None where none does."""
+    """Return the position, from 0, of the first token or character that differs; None if none differs."""
     return next((place for place, (a, b) in enumerate(zip_longest(tokens, others)) if a != b), None)
 
 
 Answer = dict[str, Any]
-"""A row of responses, and what is joined to it; status None where there is no row.
+"""A row of responses with joined values; its status is None if there is no row.
 
-    scores: metric -> value. differs: the token at which it first leaves full's, -1 where it never does, None where nothing is
-    compared. text_differs: the same of characters, None where none differs.
+    scores: metric -> value. differs: position of the first token that differs from full's, -1 if none does, None if nothing is
+    compared. text_differs: position of the first character that differs, None if none does.
 """
 
 
 def compared(row: Answer, full: Answer | None, scores: Mapping[tuple[str, str], Mapping[str, float | None]]) -> Answer:
-    """A row with what is joined to it."""
+    """Join a row with its scores and its first difference from full's row."""
     places: dict[str, int | None] = {"differs": None, "text_differs": None}
     if full is not None and full["cell"] != row["cell"] and full["status"] == row["status"] == "ok":
         token = left_at(row["token_ids"], full["token_ids"])

@@ -1,14 +1,21 @@
-"""Rows -> the folder of a report: each store is read once, one after the other; the pages of tables are written last."""
+"""Write the folder of a report from rows: stores are read one after the other, each once; pages of tables are written last."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.errors import ConfigError
-from mmkv_bench.report.charts import against_budget, against_cost, against_length, printed, rank_intervals
+from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.report.charts import (
+    against_budget,
+    against_cost,
+    against_length,
+    against_place,
+    printed,
+    rank_intervals,
+)
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.folder import Folder, check
 from mmkv_bench.report.scores import COSTS, Family, ScoreViews
@@ -19,13 +26,16 @@ from mmkv_bench.tables.costs import CostTable, cost_tables
 from mmkv_bench.tables.rows import Rows
 from mmkv_bench.tables.table import Table
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Receipts = Mapping[Path, Mapping[str, Mapping[str, Any]]]
 """Store -> hash of a cell -> its entry in a receipt of `verify`, with `made_at`, `file` and `path`."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """A report that was written. index: the page to open; left_out: sentences on what it does not show."""
+    """A written report. index: the page to open. left_out: sentences on what the report does not show."""
 
     index: Path
     about: str
@@ -37,34 +47,37 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
     """Write the report of these stores.
 
     Args:
-        samples: of each dataset, how many are shown. receipts: of `verify`, by store, linked from the pages of
-            their cells.
+        roots: folders of the stores.
+        out: folder of the report.
+        samples: largest number of samples per dataset.
+        receipts: receipts of `verify` by store, which the pages of their cells link to.
 
     Raises:
-        ConfigError: a folder without rows, or `out` holds something that is no report. StoreError: rows that are damaged or of
-            another version, a disk that refuses.
+        ConfigError: a folder has no rows, or `out` contains something other than a report.
+        StoreError: rows are damaged or of another version, or the disk refuses to write.
     """
     from mmkv_bench.tables.deployment import deployment_tables
 
     check(out)
     measured = [table for root in roots for table in deployment_tables(root)]
-    folder, views, commands = Folder(out, passes=bool(measured)), ScoreViews(), Commands()
+    asked, left_out = _asked(roots)
+    further = [("passes.html", "Timed passes")] * bool(measured) + [("questions.html", "Questions")] * bool(asked)
+    folder, views, commands = Folder(out, further), ScoreViews(), Commands()
     costs: list[CostTable] = []
-    left_out: list[str] = []
     cells = answers = 0
     for number, root in enumerate(roots):
         store_costs = cost_tables(root, (), beside=[*COSTS, KNOWN["ttft_s"], KNOWN["peak_total"]])
         costs += store_costs
         rows = _scored(root, any(table.per_pass for table in store_costs))
         if not number:
-            folder.begin()  # not before some rows were read: a mistake leaves an earlier report as it was
+            folder.begin()  # only after some rows were read, so that a mistake leaves an earlier report unchanged
         if rows is None:
             continue
         tables = build(rows)
         pages = StorePages(number, root, rows, tables)
         views.add(number, tables, store_costs, pages.name)
         cells, answers = cells + len(rows.cells), answers + len(rows.responses)
-        del rows, tables  # answers are read next, with their texts: not beside what tables are made of
+        del rows, tables  # frees memory: the answers with their texts are read next
         left_out += pages.write(folder, commands, samples, (receipts or {}).get(root, {}))
     left_out += views.join_passes(costs)
     stores = list(map(str, roots))
@@ -72,6 +85,8 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
     _write_tables(folder, views, stores, about, left_out)
     if measured:
         _write_passes(folder, measured, [table for table in costs if table.per_pass])
+    if asked:
+        _write_questions(folder, asked)
     parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in sorted(folder.bytes.items()) if size)
     size = f"{sum(folder.bytes.values()) / 1e6:.1f} MB in {folder.files:,} files ({parts})"
     folder.finish()
@@ -79,11 +94,11 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
 
 
 def _scored(root: Path, timed: bool) -> Rows | None:
-    """The rows of scores; None of a store that holds timed passes alone."""
+    """Return the rows of scores; None for a store with timed passes only."""
     from mmkv_bench.tables.rows import load
 
     try:
-        return load(root, fidelity=())  # of which no table of scores shows any
+        return load(root, fidelity=())  # no table of scores in the report shows fidelity
     except ConfigError:
         if timed:
             return None
@@ -93,7 +108,7 @@ def _scored(root: Path, timed: bool) -> Rows | None:
 def _write_tables(
     folder: Folder, views: ScoreViews, stores: Sequence[str], about: str, left_out: Sequence[str]
 ) -> None:
-    """The libraries, the charts, and the pages of tables."""
+    """Write the libraries, the charts, and the pages of tables."""
     folder.libraries()
     styles = views.styles()
     for view in views.views:
@@ -112,7 +127,7 @@ def _write_tables(
 
 
 def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[CostTable]) -> None:
-    """Write the page of timed passes: costs against the length of the prompt, and what each budget gives a service."""
+    """Write the page of timed passes: costs against prompt length, and the deployment table of each setting."""
     figures = []
     for key, words in {
         "tpot_s": "Time per token",
@@ -126,8 +141,50 @@ def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[Cos
     folder.page("passes", "passes.html", title="Timed passes", figures=figures, tables=list(map(printed, measured)))
 
 
+def _asked(roots: Sequence[Path]) -> tuple[list[tuple[Table, pd.DataFrame]], list[str]]:
+    """Return tables of several questions a document with the scores by place, and why a store has none although it asks them."""
+    from mmkv_bench.tables.questions import NoQuestionsError, by_place, tables_with_scores
+
+    asked, left_out = [], []
+    for root in roots:
+        try:
+            asked += [(table, by_place(scores)) for table, scores in tables_with_scores(root)]
+        except NoQuestionsError:
+            continue
+        except StoreError as problem:
+            left_out.append(f"No page of questions: {problem}.")
+    return asked, left_out
+
+
+def _write_questions(folder: Folder, asked: Sequence[tuple[Table, pd.DataFrame]]) -> None:
+    """Write the page of several questions a document: what was known, and scores by the place of a question."""
+    lines: dict[str, int] = {}
+    parts = []
+    for number, (table, points) in enumerate(asked):
+        full = points[points["method"] == "full"]
+        charts = []
+        for (label, budget), line in points[points["method"] != "full"].groupby(["label", "budget"], sort=False):
+            words = f"{label}, {budget}" if budget else label
+            name = f"places-{number}-{lines.setdefault(words, len(lines))}"
+            held = line[["mode", "place", "value", "low", "high"]].to_numpy(dtype=object)
+            folder.figure(name, against_place(line, full), ("mode", "question", "score", "low", "high"), held)
+            charts.append((lines[words], words, name))
+        parts.append({"words": table.title.partition(":")[0], "table": printed(table), "charts": charts})
+    folder.page(
+        "questions",
+        "questions.html",
+        title="Many questions per cache",
+        asked=[
+            (number, f"{part['words']}, {table.caption}")
+            for number, (part, (table, _)) in enumerate(zip(parts, asked, strict=True))
+        ],
+        lines=[(place, words) for words, place in lines.items()],
+        parts=parts,
+    )
+
+
 def _family_page(folder: Folder, number: int, family: Family, shared: dict[str, object]) -> None:
-    """The overview of tables that belong together, and the charts of their ranks."""
+    """Write the overview page of a family of tables, with the charts of its ranks."""
     ranks = {}
     for place, budget in enumerate(family.budgets):
         if budget in family.ranks:

@@ -1,26 +1,31 @@
-"""Charts of the report as plotly figures; the style sheet of the pages colours their texts and lines."""
+"""Charts of the report as plotly figures. The style sheet of the pages colours their texts and lines."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.report.fields import budget_words, byte_words, number, rank_words
 from mmkv_bench.report.scores import FamilyRanks, ScoreLine, ScoreView, cost_value
 from mmkv_bench.tables.costs import CostEntry, CostTable
 from mmkv_bench.tables.figure import COLOURS, GREY, MARKERS, Look, looks
+from mmkv_bench.tables.question_figure import LOOKS, PLACE, aside
+from mmkv_bench.tables.questions import MODES
 from mmkv_bench.tables.table import Table
 from mmkv_bench.tables.text import axis_words
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 AXIS = {"automargin": True}
 MANY_NUMBERS = 400
-"""Fields of a heat map above which the numbers are not written into them."""
+"""Largest number of fields of a heat map that have their numbers written into them."""
 
 
 Figure = dict[str, Any]
-"""Data and layout as plotly's script takes them."""
+"""Data and layout for plotly's script."""
 
 
 def _figure(traces: Sequence[Mapping[str, Any]], **layout: Any) -> Figure:
@@ -32,7 +37,7 @@ def _figure(traces: Sequence[Mapping[str, Any]], **layout: Any) -> Figure:
 def _method_traces(
     view: ScoreView, lines: Iterable[ScoreLine], places: Iterable[float], styles: Mapping[str, Look]
 ) -> list[dict[str, Any]]:
-    """A trace per method; its points are lines of the table. places: x of each line; styles: of the methods."""
+    """Return one trace per method, with one point per line of the table. places: x of each line. styles: by method."""
     points: dict[str, list[tuple[float, ScoreLine]]] = {}
     for line, x in zip(lines, places, strict=True):
         points.setdefault(line["label"], []).append((x, line))
@@ -50,7 +55,7 @@ Numbers = Sequence[tuple[float, float | None, float | None]]
 
 
 def _trace(name: str, x: Sequence[Any], points: Numbers, look: Look, scale: float = 1.0, **line: Any) -> dict[str, Any]:
-    colour = look.colour.replace("black", GREY)  # black is not seen on a dark page
+    colour = look.colour.replace("black", GREY)  # black is invisible on a dark page
     return {
         "type": "scatter",
         "mode": "lines+markers",
@@ -71,7 +76,7 @@ def _trace(name: str, x: Sequence[Any], points: Numbers, look: Look, scale: floa
 
 
 def against_budget(view: ScoreView, styles: Mapping[str, Look]) -> Figure:
-    """Scores of a table against the budget, on a logarithmic axis; methods without a budget are level lines."""
+    """Plot a table's scores against the budget, on a logarithmic axis. Methods without a budget are horizontal lines."""
     scored = [line for line in view.lines if line["value"] is not None]
     budgets = [float(budget) for budget in view.budgets]
     level = [
@@ -96,7 +101,7 @@ def against_budget(view: ScoreView, styles: Mapping[str, Look]) -> Figure:
 
 
 def against_cost(view: ScoreView, cost: str, styles: Mapping[str, Look]) -> Figure:
-    """Scores of a table against `bytes` or `token` (seconds)."""
+    """Plot a table's scores against `bytes` or `token` (seconds per token)."""
     costs = [(line, cost_value(line, cost)) for line in view.lines if line["value"] is not None]
     lines, values = zip(*((line, value) for line, value in costs if value is not None), strict=True)
     traces = _method_traces(view, lines, values, styles)
@@ -109,7 +114,8 @@ def against_cost(view: ScoreView, cost: str, styles: Mapping[str, Look]) -> Figu
 
 
 def against_length(tables: Sequence[CostTable], cost: str) -> Figure | None:
-    """A cost of timed passes against the prompt's length, a line for each method, budget and batch; None where none has it."""
+    """Plot a cost of timed passes against prompt length, with a line per method, budget and batch; None if no pass has the
+    cost."""
     points: dict[tuple[str, str, str], list[tuple[int, CostEntry]]] = {}
     for table in tables:
         for method, budget in table.lines():
@@ -134,10 +140,47 @@ def against_length(tables: Sequence[CostTable], cost: str) -> Figure | None:
     return _figure(traces, height=480, xaxis=axis, yaxis=AXIS | {"title": {"text": unit}, "rangemode": "tozero"})
 
 
+def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
+    """Scores against the place of a question in its document's order, a line per mode; the full cache is dashed.
+
+    Args:
+        line, full: lines of `tables.questions.by_place`, of one method and budget and of the full cache.
+    """
+    modes = [mode for mode in MODES if (line["mode"] == mode).any()]
+    traces = []
+    for mode in modes:
+        rows = line[line["mode"] == mode]
+        points = [
+            (value, _known(low), _known(high))
+            for value, low, high in zip(rows["value"], rows["low"], rows["high"], strict=True)
+        ]
+        trace = _trace(mode, [number(place + aside(mode, modes)) for place in rows["place"]], points, LOOKS[mode])
+        words = [
+            f"{mode}, question {place}: {value:.2f}" for place, value in zip(rows["place"], rows["value"], strict=True)
+        ]
+        traces.append(trace | {"text": words, "hoverinfo": "text"})
+    rows = full[full["mode"] == "each"]
+    if len(rows):
+        values = [(value, None, None) for value in rows["value"]]
+        traces.insert(
+            0, _trace("full", [*map(int, rows["place"])], values, Look(GREY, "x"), dash="dash") | {"mode": "lines"}
+        )
+    places = sorted({*map(int, line["place"])})
+    bounded = {"range": [-0.03, 1.05]} if line["value"].between(0, 1).all() else {}
+    axis = AXIS | {"title": {"text": PLACE}, "tickvals": places}
+    metric = str(line["metric"].iloc[0])
+    return _figure(traces, height=420, xaxis=axis, yaxis=AXIS | {"title": {"text": metric}} | bounded)
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
 def printed(table: Table) -> dict[str, Any]:
-    """A table as the page of timed passes shows it: texts with their intervals and marks, and all notes."""
+    """Convert a table for the page of timed passes: texts with intervals and marks, and all notes."""
     grids = [
         {
+            "heading": grid.heading,
             "header": grid.header,
             "rows": [
                 [" ".join(filter(None, (cell.text, cell.interval, *cell.marks))) for cell in row] for row in grid.cells
@@ -150,13 +193,13 @@ def printed(table: Table) -> dict[str, Any]:
 
 
 def _powers_of_two(values: Sequence[float]) -> list[float]:
-    """The powers of two around these numbers, ten at most."""
+    """Return powers of two that span these numbers, at most ten."""
     low, high = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
     return [2.0**power for power in range(low, high + 1, math.ceil((high - low + 1) / 10))]
 
 
 def rank_intervals(ranks: FamilyRanks) -> Figure:
-    """Ranks of methods over tasks: thin the ends on each task, thick those of the mean, the best mean on top."""
+    """Plot ranks over tasks: thin intervals per task, a thick interval of the mean, and the best mean on top."""
     count, tasks = len(ranks.methods), ranks.tasks
     thin: dict[str, list[Any]] = {"x": [], "y": []}
     points: dict[str, list[Any]] = {"x": [], "y": [], "text": []}
@@ -198,11 +241,13 @@ def rank_intervals(ranks: FamilyRanks) -> Figure:
 
 
 def by_head(layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), digits: int = 0) -> Figure:
-    """A heat map by layer and KV head without its numbers, which pages hand in: a report has one for each of thousands of cells.
+    """Return a heat map by layer and KV head without numbers. Pages supply the numbers, since thousands of cells share a map.
 
     Args:
-        words: what the numbers count; kinds: words on the buttons, of which each shows other numbers; digits: of the numbers
-            in the fields.
+        layers, heads: numbers of layers and KV heads.
+        words: name of what the numbers count.
+        kinds: labels of the buttons, each of which shows other numbers.
+        digits: decimals of the numbers in the fields.
     """
     trace = {
         "type": "heatmap",
@@ -231,10 +276,11 @@ def by_head(layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), d
 
 
 def over_image(image: str, edges: tuple[Sequence[float], Sequence[float]]) -> Figure:
-    """A heat map over an image; its colours are set by the page.
+    """Return a heat map over an image; the page sets its colours.
 
     Args:
-        image: its address from the page; edges: of the map's columns and rows, as parts of the image's sides.
+        image: address of the image relative to the page.
+        edges: edges of the map's columns and of its rows, as fractions of the image's sides.
     """
     hidden = {"visible": False, "fixedrange": True}
     across, down = edges

@@ -1,7 +1,7 @@
-"""The command that makes a stored cell again: its names, and what its run had set otherwise than the defaults.
+"""The command that makes a stored cell again: its names, and the settings of its run that differ from the defaults.
 
-Each stored configuration is compared once with what its groups compose to now. A cell is what its hash says: versions of torch
-and transformers, weights and data are part of it, and a command cannot choose them.
+Each stored configuration is compared once with the current configuration of the same groups. Versions of torch and transformers,
+weights and data are part of a cell's hash too, but a command cannot choose them.
 """
 
 from __future__ import annotations
@@ -17,31 +17,34 @@ from mmkv_bench.errors import MMKVError
 PROGRAM = "mmkv-bench"
 _FIXTURE = "_fixture"
 _RUN = ("baseline", "decode", "limit", "reading", "sharing")
-"""Settings of a run, beside its groups, on which its rows depend."""
+"""Settings of a run, besides its groups, on which its rows depend."""
 _NODES = ("methods.", "datasets.")
 _NO_SETTINGS = {"about", "gates", "base", "name", "released", "later"}
 
 
 class Commands:
-    """Commands of the cells of a report; the defaults of a run are composed once for all its cells."""
+    """Commands of the cells of a report. The defaults of a run are composed once for all its cells."""
 
     def __init__(self) -> None:
         self._composed: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._differing: dict[int, dict[str, Any] | str] = {}
 
     def of(self, row: Mapping[str, Any], number: int, config: Mapping[str, Any]) -> dict[str, str]:
-        """{"line", "note"}. row: of `cells`; number: of its configuration, equal for equal ones; config: that, parsed."""
+        """Return {"line": command, "note": sentence} for a cell.
+
+        row: row of `cells`. number: number of the cell's configuration, equal for equal ones. config: the parsed
+            configuration."""
         if number not in self._differing:
             try:
                 self._differing[number] = self._differences(config)
             except (MMKVError, KeyError, TypeError, AttributeError) as error:
-                self._differing[number] = f"Its configuration cannot be composed now: {error}"
+                self._differing[number] = f"The cell's configuration cannot be composed any more: {error}"
         differing = self._differing[number]
         if isinstance(differing, str):
             return {"line": "", "note": differing}
         label = row["dataset"]
         if label not in (config.get("datasets") or {}):
-            return {"line": "", "note": f"Its configuration holds no dataset {label}: another program wrote it."}
+            return {"line": "", "note": f"The cell's configuration has no dataset {label}: another program wrote it."}
         settings = _groups(config, [label]) | {"method": row["method"]}
         if row["method"] in (config.get("variants") or {}):
             settings |= {"method": "full", f"variants.{row['method']}": config["variants"][row["method"]]}
@@ -63,11 +66,11 @@ class Commands:
             settings.pop("reading", None)
         settings["out"] = f"runs/{row['cell'][:12]}"
         versions = f"torch {row['torch']}, transformers {row['transformers']}"
-        note = f"It is this very cell under {versions} and the same weights and data."
+        note = f"The command makes this cell again under {versions} and with the same weights and data."
         return {"line": shlex.join([PROGRAM, *words(settings)]), "note": note}
 
     def _differences(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Key -> value, of what the run had set otherwise than its groups now say."""
+        """Return key -> stored value, for the settings of a run that differ from the current values of its groups."""
         from mmkv_bench.config.compose import compose
 
         named = [name for name in config["methods"] if name not in (config.get("variants") or {})]
@@ -87,7 +90,7 @@ class Commands:
 
 
 def _groups(config: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
-    """Model, datasets and what their names depend on."""
+    """Return model, datasets and the settings on which their names depend."""
     names = [_option(config, label) for label in labels]
     model = config["model"]["name"]
     groups: dict[str, Any] = {"model": model if model in options("model") else "hf"}
@@ -100,14 +103,14 @@ def _groups(config: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
 
 
 def _option(config: Mapping[str, Any], label: str) -> str:
-    """The dataset's name on the command line: labels of pages tell their size, those of fixtures that they are some."""
+    """Return the dataset's name on the command line: labels of pages have a size, labels of fixtures a suffix."""
     node = config["datasets"][label]
     task = str(node.get("task") or "")
     return task if task.startswith("pages") else label.removesuffix(_FIXTURE)
 
 
 def _other(prefix: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Values below a node that are set otherwise now; parts of a method follow from its parameters, and are left out."""
+    """Return the values below a node that differ now. Parts of a method follow from its parameters and are left out."""
     changed = {}
     for key, value in _leaves(stored):
         other: Any = now

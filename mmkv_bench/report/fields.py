@@ -1,4 +1,4 @@
-"""Numbers as pages show them, and tables with sorting, search and filters: DataTables, as itables writes them, offline."""
+"""Formats of numbers, and tables with sorting, search and filters: DataTables, written offline by itables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def number(value: Any) -> float | int | None:
-    """A number with six digits, whole ones as they are; None for null, NaN and infinities."""
+    """Round a number to six digits; whole numbers stay. Return None for null, NaN and infinities."""
     if value is None or isinstance(value, bool | int):
         return value
     value = float(value)
@@ -26,45 +26,45 @@ def number(value: Any) -> float | int | None:
 
 
 def numbers(values: Iterable[Any]) -> list[float | int | None]:
-    """`number` of each."""
+    """Apply `number` to each value."""
     return [number(value) for value in values]
 
 
 def score(value: float | None) -> str:
-    """A score as pages show it; `-` for none."""
+    """Format a score for pages; `-` for None."""
     return "-" if value is None else f"{value:.1f}" if abs(value) >= 100 else f"{value:.3f}"
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """`[0.710, 0.800]`, "" for none."""
+    """Format an interval as `[0.710, 0.800]`; "" without one."""
     return "" if low is None or high is None else f"[{score(low)}, {score(high)}]"
 
 
 def budget_words(axis: str, budget: str) -> str:
-    """`64 entries`, `20 %`, "" for none."""
+    """Format a budget as `64 entries` or `20 %`; "" without one."""
     if not budget:
         return ""
     return f"{float(budget) * 100:.4g} %" if axis == "fraction" else f"{budget} entries"
 
 
 def byte_words(count: float) -> str:
-    """`256.0 KiB`."""
+    """Format a number of bytes: `256.0 KiB`."""
     power = min(3, max(0, math.floor(math.log2(max(count, 1)) / 10)))
     return f"{count / 1024**power:.{min(power, 1)}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"
 
 
 def rank_words(ends: Sequence[float], form: str = "") -> str:
-    """`2` or `2-5`."""
+    """Format a rank or an interval of ranks: `2` or `2-5`."""
     return "-".join(dict.fromkeys(format(end, form) for end in ends))
 
 
 def number_words(value: float) -> str:
-    """`1,024` or `63.5`."""
+    """Format a number: `1,024` or `63.5`."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
 
 
 Field = tuple[str, Any]
-"""A text, or markup, and the key that sorts it; None comes first."""
+"""A text or markup, and its sort key; None comes first."""
 _LINK = (
     "function (name, type) { return type !== 'display' ? name : "
     "`<a href=\"%s${name}.html\">${name.split('-')[1].slice(0, 12)}</a>`; }"
@@ -73,7 +73,7 @@ _OF_NOTEBOOKS = ("dt_url", "connected", "display_logo_when_loading")
 
 
 def text_field(text: str | None, markup: str | None = None) -> Field:
-    """A field that sorts in natural order: `m2` before `m10`. markup: displayed instead of the text."""
+    """Return a field that sorts in natural order: `m2` before `m10`. markup: displayed instead of the text."""
     return (text or "") if markup is None else markup, _order(text or "")
 
 
@@ -85,8 +85,10 @@ def _order(text: str) -> tuple[Any, ...]:
 def datatable(
     name: str, columns: Mapping[str, Sequence[Field]], filtered: Collection[str] = (), link: str = ""
 ) -> Markup:
-    """The table with its data. name: its id; columns: header -> a field for each line; filtered: headers with a list of values to
-    choose from; link: folder of the pages that the first column names, which becomes links."""
+    """Return a table with its data as markup.
+
+    name: id of the table. columns: header -> one field per line. filtered: headers with a list of values to choose from. link:
+    folder of the pages that the first column names; these names become links."""
     import pandas as pd
     from itables import JavascriptFunction
     from itables.javascript import get_itable_arguments, html_table_from_template
@@ -99,7 +101,7 @@ def datatable(
     arguments = get_itable_arguments(
         frame,
         table_id=name,
-        allow_html=True,  # every text was escaped, and markup is ours
+        allow_html=True,  # every text is escaped, and markup is made by this package
         maxBytes=0,
         showIndex=False,
         classes="display compact",
@@ -115,7 +117,7 @@ def datatable(
         lengthMenu=[25, 50, 100, 500],
         pageLength=50,
         stateSave=True,
-        stateDuration=-1,  # as long as the tab is open: filters are there when a reader comes back
+        stateDuration=-1,  # as long as the tab is open, so filters survive when a reader comes back
     )
     arguments["data_json"] = json.dumps(json.loads(arguments["data_json"]), separators=(",", ":"), ensure_ascii=False)
     plain: dict[str, Any] = {key: value for key, value in arguments.items() if key not in _OF_NOTEBOOKS}
@@ -123,7 +125,7 @@ def datatable(
 
 
 def _ranked(fields: Sequence[Field]) -> pd.Categorical:
-    """A column whose texts sort by their keys: itables hands on each text once, and each line's rank."""
+    """Return a column whose texts sort by their keys. itables then writes each text once, and a rank per line."""
     import pandas as pd
 
     keys: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The folder of a report: whose it is, its pages, the libraries beside them, and how large all is."""
+"""The folder of a report: its marker file, its pages, the libraries beside these, and its size."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ from mmkv_bench.report.fields import score
 MARK = "report.json"
 FORMAT = "mmkv-bench report 1"
 _FOLDERS = ("cells", "configs", "data", "figures", "images", "lib", "receipts", "samples")  # data: of earlier versions
-_MAKING = ".making"  # a new report lies here until it is whole
+_MAKING = ".making"  # folder of a new report until it is complete
 _SAFE = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*\.[a-z]+")
 TEMPLATES = Path(__file__).with_name("templates")
 LIBRARIES = ("plotly", "itables")
 MISSING = (
-    "a report needs the package {name}, which draws its charts or tables and is not installed; install mmkv-bench again"
+    "a report needs the package {name} for its charts or tables, but it is not installed; install mmkv-bench again"
 )
 
 
 class Folder:
-    """Where a report is written. An earlier one of ours is replaced when the new one is whole, other files are never touched.
+    """The folder into which a report is written. A complete new report replaces an earlier one; other files are never touched.
+
+    Args:
+        further: file and words of pages that are linked behind the overview and the table.
 
     Attributes:
-        bytes: of everything written so far, by folder; `pages` are those at the top.
+        bytes: bytes written so far, by subfolder; `pages` stands for the top folder.
     """
 
-    def __init__(self, root: Path, passes: bool = False) -> None:
+    def __init__(self, root: Path, further: Sequence[tuple[str, str]] = ()) -> None:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-        self.root, self.passes = root, passes
+        self.root, self.further = root, further
         self.bytes: dict[str, int] = {}
         self.files = 0
         self._heads: set[str] = set()
@@ -51,9 +54,9 @@ class Folder:
         self._templates.globals |= {"version": __version__, "libraries": ", ".join(versions)}
 
     def begin(self) -> None:
-        """Take the folder, or make it; an earlier report in it stays until `finish`.
+        """Make the folder if necessary, and a subfolder for the new report; an earlier report stays until `finish`.
 
-        Raises StoreError where the disk refuses. Whether the folder may be taken, `check` asks before the work.
+        Raises StoreError if the disk refuses to write. `check` tells beforehand whether the folder may be used.
         """
         try:
             self._making.mkdir(parents=True, exist_ok=True)
@@ -64,7 +67,7 @@ class Folder:
             raise _refused(self.root, problem) from problem
 
     def finish(self) -> None:
-        """Put what was written in the place of an earlier report. Raises StoreError where the disk refuses."""
+        """Replace an earlier report by the new one. Raises StoreError if the disk refuses to write."""
         try:
             for name in _FOLDERS:
                 if (self.root / name).is_dir():
@@ -82,14 +85,14 @@ class Folder:
         return self.root / _MAKING
 
     def page(self, name: str, template: str, /, **values: Any) -> None:
-        """Write `<name>.html`; values: what the template shows."""
+        """Write `<name>.html`. values: variables of the template."""
         root = "../" * name.count("/")
-        shared = {"root": root, "page": f"{name}.html", "passes": self.passes}
+        shared = {"root": root, "page": f"{name}.html", "further": self.further}
         text = self._templates.get_template(template).render(**shared, **values)
         self.write(f"{name}.html", text.encode())
 
     def figure(self, name: str, figure: Figure | None, header: Sequence[str] = (), rows: Sequence[Any] = ()) -> None:
-        """Write `figures/<name>.js`: a chart that several pages show, and its numbers as a table; None: the table alone."""
+        """Write `figures/<name>.js`: a chart for several pages, and its numbers as a table. figure None: only the table."""
         macros: Any = self._templates.get_template("macros.html").module
         numbers = str(macros.plain(header, rows)) if header else ""
         if figure is not None and header:
@@ -98,7 +101,7 @@ class Folder:
         self.write(f"figures/{name}.js", f"mmkv.put({json.dumps(name)},{value});\n".encode())
 
     def heads(self, layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), digits: int = 0) -> str:
-        """The name of the heat map of this shape (see `by_head`), which is written once."""
+        """Return the name of the heat map of this shape (see `by_head`), which is written once."""
         name = f"heads-{layers}-{heads}-{len(kinds)}-{digits}"
         if name not in self._heads:
             self._heads.add(name)
@@ -106,7 +109,7 @@ class Folder:
         return name
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file. Raises StoreError where the disk refuses."""
+        """Write a file. Raises StoreError if the disk refuses."""
         assert _SAFE.fullmatch(name), f"{name!r} is no name of a file"
         path, (kind, _, _) = self._making / name, name.rpartition("/")
         try:
@@ -120,8 +123,8 @@ class Folder:
     def libraries(self) -> None:
         """Copy the style sheet, the script, and the libraries with their licences.
 
-        Plotly is a plain script. DataTables comes as a module, and a page from a file may import none from another file: itables
-        writes a script that holds it.
+        Plotly is a plain script. DataTables is a module, and a page opened from a file cannot import a module from another file,
+        so itables writes a script that contains it.
         """
         from itables.javascript import generate_init_offline_itables_html
 
@@ -141,7 +144,7 @@ class Folder:
 
 
 def check(root: Path) -> None:
-    """Raises ConfigError unless a report can be written there: asked before the work."""
+    """Raise ConfigError unless a report can be written to this folder. Call it before the work."""
     for name in LIBRARIES:
         try:
             distribution(name)
@@ -150,11 +153,11 @@ def check(root: Path) -> None:
     if not root.exists() and not root.is_symlink():
         return
     if not root.is_dir():
-        raise ConfigError(f"--out {root} is not a folder; name one that is not there yet, or that of an earlier report")
+        raise ConfigError(f"--out {root} is not a folder; give a new folder, or the folder of an earlier report")
     if any(root.iterdir()) and not _ours(root):
         raise ConfigError(
-            f"--out {root} is not empty and holds no report of ours; name a folder that is not there yet, or that of an earlier "
-            "report, which is replaced"
+            f"--out {root} is not empty and has no earlier report; give a new folder, or the folder of an earlier report, which "
+            "is then replaced"
         )
 
 
@@ -171,12 +174,12 @@ def _file(package: Any, name: str) -> bytes:
         return path.read_bytes()
     except OSError as problem:
         raise ConfigError(
-            f"{package.name} {package.version} carries no {name} ({problem.strerror}); install the version of requirements.lock"
+            f"{package.name} {package.version} has no file {name} ({problem.strerror}); install the version of requirements.lock"
         ) from problem
 
 
 def _refused(root: Path, problem: OSError) -> StoreError:
     return StoreError(
-        f"writing the report failed under {root}: {problem.strerror or problem}. Free space or choose another folder, and "
-        "run the same command again: it begins anew"
+        f"writing the report below {root} failed: {problem.strerror or problem}; free disk space or choose another folder, then "
+        "run the same command again"
     )

@@ -1,4 +1,4 @@
-"""Maps of the visual tokens that cells kept of a sample, over its images: of rows with `keep=indices`."""
+"""Maps of the visual tokens that cells kept of a sample, drawn over its images; only for rows with `keep=indices`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from mmkv_bench.report.folder import Folder
 
 WIDTH = 6
-"""Numbers of each visual token in the column `visual`: place in the prompt, image, top, bottom, left, right."""
+"""Numbers per visual token in the column `visual`: position in the prompt, image, top, bottom, left, right."""
 PROOF = {
-    True: "The digest in its row proves the choice.",
-    False: "The digest in its row is that of ANOTHER choice: the row is damaged.",
-    None: "Its row has no digest to check the choice by.",
+    True: "The row's digest confirms these entries.",
+    False: "The row's digest belongs to OTHER entries: the row is damaged.",
+    None: "The row has no digest to check these entries.",
 }
 
 
@@ -30,9 +30,10 @@ class KeptTokens:
     """Entries that a cell kept of a prompt.
 
     Attributes:
-        bits: bool [layers, KV heads, tokens]; places: int [V], of the visual tokens.
-        boxes: float64 [V, 5], of each visual token its image, top, bottom, left and right; -1 where it shows no place.
-        proven: the row's digest is that of these entries; None where it has none.
+        bits: bool [layers, KV heads, tokens].
+        places: int [V], positions of the visual tokens.
+        boxes: float64 [V, 5], image, top, bottom, left and right of each visual token; -1 if it shows no part of an image.
+        proven: whether the row's digest matches these entries; None without a digest.
     """
 
     bits: np.ndarray
@@ -42,12 +43,12 @@ class KeptTokens:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], visual: Sequence[float] | None) -> KeptTokens | None:
-        """From a row of responses and the column `visual` of the table `prompts`; None where they do not tell it."""
+        """Read kept tokens from a row of responses and the column `visual` of the table `prompts`; None if one is missing."""
         if not visual or row["kept_indices"] is None:
             return None
         bits, columns = unpacked(row["kept_indices"]), np.reshape(np.asarray(visual, float), (-1, WIDTH))
         places, stored = columns[:, 0].astype(int), row["kept_digest"]
-        if places.max() >= bits.shape[-1]:  # a cell of fewer pixels was answered from another prompt
+        if places.max() >= bits.shape[-1]:  # a cell with fewer pixels had another prompt
             return None
         return cls(bits, places, columns[:, 1:], None if stored is None else digest(bits) == stored)
 
@@ -55,12 +56,13 @@ class KeptTokens:
 def kept_section(
     kept: Mapping[int, KeptTokens], images: Sequence[tuple[str, float]], group: Sequence[Any], folder: Folder
 ) -> dict[str, Any]:
-    """Maps of a sample as its page shows them.
+    """Return the maps of a sample for its page.
 
     Args:
-        kept: number of a cell -> what it kept; images: addresses and ratios of width to height.
+        kept: number of a cell -> entries that the cell kept.
+        images: (address, ratio of width to height) of each image.
         group: the cells of the page, by number; each has a `label` and a `budget`.
-        folder: that the heat map by layer and head is written to.
+        folder: folder for the heat map by layer and head.
     """
     first = next(iter(kept.values()))
     boxes, (layers, heads, _) = first.boxes.round(5), first.bits.shape
@@ -105,8 +107,8 @@ def kept_section(
 
 
 def _grid(boxes: np.ndarray, image: int) -> tuple[list[float], list[float], list[list[list[int]]]]:
-    """Edges of the columns and rows that the boxes of an image make, and the tokens that show each field: boxes of any layout,
-    overlapping ones too."""
+    """Return the edges of columns and rows in the grid that an image's boxes make, and the tokens that cover each field. Boxes
+    may have any layout and overlap."""
     tokens = np.flatnonzero(boxes[:, 0] == image)
     down, across = (np.unique(boxes[tokens][:, sides]) for sides in ([1, 2], [3, 4]))
     fields: list[list[list[int]]] = [[[] for _ in across[1:]] for _ in down[1:]]

@@ -1,6 +1,6 @@
-"""Questions, references and images of samples: from the store's table `prompts`; pages that the package draws are drawn again.
+"""Questions, references and images of samples, from the store's table `prompts`. Pages made by this package are drawn again.
 
-Nothing is asked of lmms-eval or of a hub: what neither gives is said to be missing, with the reason.
+Nothing is downloaded, and lmms-eval is not asked: missing parts are listed with the reason.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from mmkv_bench.report.folder import Folder
 if TYPE_CHECKING:
     from PIL import Image
 
-FRAMES = 4  # of a video
+FRAMES = 4  # frames shown of a video
 LONGEST = 672  # pixels of an image's longer side in the report
 NO_TABLE = (
-    "The rows hold no question of this sample: they are older than the table `prompts`, and only embedded pages can be drawn "
+    "The rows have no question for this sample: they are older than the table `prompts`. Only embedded pages can be drawn "
     "again."
 )
 OTHER_PAGE = (
-    "The page that is drawn now is another than the one that was answered: other versions of what draws it are here."
+    "The page drawn now differs from the page that was answered: other versions of the drawing libraries are installed."
 )
 
 
 @dataclass
 class Prompt:
-    """Prompt of a sample. images: files below the report's folder; ratios: their width over height; missing: why something is
-    not shown, "" for nothing."""
+    """Prompt of a sample. images: files below the report's folder. ratios: their width over height. missing: reason why something
+    is not shown, or ""."""
 
     question: str | None = None
     reference: str | None = None
@@ -43,10 +43,10 @@ class Prompt:
 
 
 def pictures_of(path: str) -> list[Image.Image]:
-    """The image of a file, or evenly spaced frames of a video.
+    """Return the image of a file, or evenly spaced frames of a video.
 
     Raises:
-        OSError, ValueError, DataError: the file is gone, or neither.
+        OSError, ValueError, DataError: the file is missing, or is neither an image nor a video.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -60,16 +60,16 @@ def pictures_of(path: str) -> list[Image.Image]:
 
 
 class Prompts:
-    """The prompts of samples, each looked for once; images are written as they are found.
+    """The prompts of samples. Each is read once, and its images are written then.
 
-    folder: where to; None: nowhere. stored: prompt hash -> row of the table `prompts`.
+    folder: folder of the images; None: write none. stored: prompt hash -> row of the table `prompts`.
     """
 
     def __init__(self, folder: Folder | None, stored: Mapping[str, Mapping[str, Any]]) -> None:
         self._folder, self._stored, self._prompts = folder, stored, dict[tuple[str, str], Prompt]()
 
     def of(self, sample_id: str, prompt_hash: str | None) -> Prompt:
-        """A sample's prompt; of a drawn page what is drawn now, if it is the one that was answered."""
+        """Return a sample's prompt. A drawn page is drawn now; it counts if it equals the page that was answered."""
         key = sample_id, prompt_hash or ""
         if key not in self._prompts:
             self._prompts[key] = self._prompt(*key)
@@ -85,7 +85,7 @@ class Prompts:
         return self._of_row(row) if row else Prompt(missing=NO_TABLE if page is None else OTHER_PAGE)
 
     def visual(self, prompt_hash: str | None) -> list[float] | None:
-        """The places of the prompt's visual tokens, as the table `prompts` has them; None where it has none."""
+        """Return the positions of a prompt's visual tokens from the table `prompts`; None without any."""
         return self._stored.get(prompt_hash or "", {}).get("visual")
 
     def _of_row(self, row: Mapping[str, Any]) -> Prompt:
@@ -99,11 +99,13 @@ class Prompts:
         missing = [f"Images or videos that cannot be read now: {', '.join(unreadable)}."] if unreadable else []
         lacking = row["media"] - len(paths)
         if lacking > 0:
-            missing.append(f"{lacking} of its {row['media']} images or videos lie in the dataset itself, in no file.")
+            missing.append(
+                f"{lacking} of the sample's {row['media']} images or videos are in the dataset itself, not in files."
+            )
         return Prompt(row["question"], row["reference"], *self._images(row["prompt_hash"], images), " ".join(missing))
 
     def _images(self, name: str, images: Sequence[Image.Image]) -> tuple[list[str], list[float]]:
-        """Write images, as small as the report shows them: their addresses, and width over height of each."""
+        """Write images in the report's size. Return their addresses, and width over height of each."""
         paths: list[str] = []
         if self._folder is None:
             return paths, []

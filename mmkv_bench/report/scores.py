@@ -1,4 +1,4 @@
-"""Tables of scores as the report shows them: lines with bytes and times of their cells, and families of tasks with ranks."""
+"""Tables of scores for the report: lines with bytes and times of their cells, and families of tasks with ranks."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from mmkv_bench.tables.text import caption, context_words, line_label
 
 COSTS = (KNOWN["bytes_held"], KNOWN["bytes_device"], KNOWN["tpot_s"])
 FILTERED = ("model", "dataset", "protocol", "reading", "method", "budget", "metric", "rows")
-"""Columns of the table of all lines that have a list of values to choose from."""
+"""Columns with a list of values to choose from, in the table of all lines."""
 
 
 ScoreLine = dict[str, Any]
-"""A method at a budget, its seeds together: a line of csv (`records`), and keys of the report.
+"""A method at a budget, its seeds together: a csv record (`record`) with more keys for the report.
 
-    label: the method in words; pages: names of its cells' pages; store: number of its store; axis: of its table.
-    audit, remarks: in words; bytes, token: costs of its cells; setting: what a timed pass of another store must share with it.
+    label: the method's label; pages: names of its cells' pages; store: number of its store; axis: axis of its table.
+    audit, remarks: as text; bytes, token: costs of its cells; setting: key that a timed pass of another store must share.
 """
 
 
 def cost_value(line: ScoreLine, name: str) -> float | None:
-    """The median of `bytes` or `token`, None where rows do not tell it."""
+    """Return the median of `bytes` or `token`; None if the rows do not have it."""
     return None if line[name] is None else line[name].value
 
 
 @dataclass
 class ScoreView:
-    """A table of scores. number: its place in the report."""
+    """A table of scores. number: its position in the report."""
 
     number: int
     dataset: str
@@ -55,20 +55,21 @@ class ScoreView:
     lines: list[ScoreLine]
 
     def budget_words(self, budget: str) -> str:
-        """A budget as pages show it."""
+        """Format a budget for pages."""
         return budget_words(self.axis, budget) or "no budget"
 
     def has(self, cost: str) -> bool:
-        """Some line has a score and this cost."""
+        """Tell whether some line has a score and this cost."""
         return any(line["value"] is not None and cost_value(line, cost) is not None for line in self.lines)
 
     def hint(self, line: ScoreLine) -> str:
-        """Words that a point of a chart shows on hover."""
+        """Return the text that a point of a chart shows on hover."""
         words = [f"{line['label']}, {self.budget_words(line['budget'])}", f"{_score_words(line)}, n = {line['n']}"]
         return "<br>".join([*words, *filter(None, [line["fallbacks"]])])
 
     def leaders(self, budget: str) -> Markup | str:
-        """The methods of which none is proven better, with their best score; `-` for none, "" where nobody has this budget."""
+        """Return the methods that no other is proven better than, with their best score; `-` for none, "" if no line has the
+        budget."""
         lines = [line for line in self.lines if line["budget"] == budget]
         best_lines = [line for line in lines if line["best"] and line["value"] is not None]
         if not best_lines:
@@ -83,7 +84,7 @@ class ScoreView:
         return Markup('<span title="{}">{} <span class="quiet">{}</span></span>').format(all_of_them, words, score(top))
 
     def curve_numbers(self) -> tuple[list[str], list[list[str]]]:
-        """Header and rows of the scores by method and budget."""
+        """Return header and rows of the scores by method and budget."""
         scores = {(line["label"], line["budget"]): _score_words(line) for line in self.lines}
         budgets = ("", *self.budgets)
         methods = dict.fromkeys(label for label, _ in scores)
@@ -91,7 +92,7 @@ class ScoreView:
         return ["method", *map(self.budget_words, budgets)], rows
 
     def cost_numbers(self, cost: str) -> tuple[list[str], list[list[Any]]]:
-        """Header and rows of one cost by method and budget."""
+        """Return header and rows of one cost by method and budget."""
         header = "bytes held" if cost == "bytes" else "time per token"
         rows = []
         for line in self.lines:
@@ -108,7 +109,7 @@ def _score_words(line: ScoreLine) -> str:
 
 @dataclass(frozen=True)
 class FamilyRanks:
-    """Ranks of methods over tasks at a budget, the best mean first. ends: of each method, from and to on each task."""
+    """Ranks of methods over tasks at a budget, the best mean first. ends: per method, lowest and highest rank on each task."""
 
     tasks: list[str]
     methods: list[str]
@@ -117,7 +118,7 @@ class FamilyRanks:
     note: str
 
     def numbers(self) -> tuple[list[str], list[list[str]]]:
-        """Header and rows of the ranks by method and task."""
+        """Return header and rows of the ranks by method and task."""
         rows = [
             [method, rank_words(mean, ".1f"), *(rank_words(task) for task in ends)]
             for method, mean, ends in zip(self.methods, self.means, self.ends, strict=True)
@@ -127,7 +128,7 @@ class FamilyRanks:
 
 @dataclass
 class Family:
-    """Tables that the overview shows together: of tasks that differ in nothing but the dataset. ranks: by budget."""
+    """Tables that share an overview page: their tasks differ only in the dataset. ranks: by budget."""
 
     words: str
     store: int
@@ -136,12 +137,12 @@ class Family:
 
     @property
     def budgets(self) -> list[str]:
-        """Budgets of its tables, ascending."""
+        """Budgets of the tables, ascending."""
         return sorted({budget for view in self.views for budget in view.budgets}, key=float)
 
 
 class ScoreViews:
-    """The tables of scores of all stores, and families of them."""
+    """The tables of scores of all stores, and their families."""
 
     def __init__(self) -> None:
         self.views: list[ScoreView] = []
@@ -150,7 +151,7 @@ class ScoreViews:
     def add(
         self, store: int, tables: Sequence[ScoreTable], costs: Sequence[CostTable], name: Callable[[str], str]
     ) -> None:
-        """The tables of one store. costs: of the same store; name: cell hash -> the name of its page."""
+        """Add the tables of one store. costs: tables of the same store. name: maps a cell's hash to the name of its page."""
         cost_entries, views = _costs(costs), {}
         for table in tables:
             notes = [note.text for note in sorted(score_notes(table), key=lambda note: note.rank)]
@@ -169,14 +170,14 @@ class ScoreViews:
         return [line for view in self.views for line in view.lines]
 
     def styles(self) -> dict[str, Look]:
-        """Return label -> look of its lines, the same in every chart."""
+        """Map each label to its colour and marker, the same in every chart."""
         return looks(line["label"] for line in self.lines)
 
     def join_passes(self, tables: Sequence[CostTable]) -> list[str]:
-        """Times of passes (`scenario=efficiency`), of any store, to lines without a time of their own; model, method, reading,
-        parameters, protocol and budget must agree. Returns a sentence on it where there are passes.
+        """Give times of passes (`scenario=efficiency`) to lines that have no time. The passes may be in any store; model, method,
+        reading, parameters, protocol and budget must agree. Return a sentence about it if there are passes.
 
-        tables: of costs, of all stores; of passes those of the smallest batch and its longest prompt count.
+        tables: tables of costs of all stores. Of passes, only the smallest batch with its longest prompt counts.
         """
         passes = [table for table in tables if table.per_pass]
         if not passes:
@@ -197,10 +198,10 @@ class ScoreViews:
                 line["token"] = entry
                 joined += 1
         words = f"passes of {shape['prompt_tokens']} prompt tokens, batch {shape['batch']}"
-        return [f"Times per token of {joined} of {len(self.lines)} lines are those of {words}."]
+        return [f"Times per token of {joined} of {len(self.lines)} lines come from {words}."]
 
     def table(self, stores: Sequence[str]) -> tuple[str, Markup]:
-        """(what all lines share, in words; the table of all of them). stores: their folders."""
+        """Return (text of what all lines share, table of all lines). stores: folders of the stores."""
         columns = {header: list(map(field_of, self.lines)) for header, field_of in _COLUMNS.items()}
         columns["rows"] = [text_field(stores[line["store"]]) for line in self.lines]
         alike = [name for name in FILTERED if len({text for text, _ in columns[name]}) == 1 and name != "method"]
@@ -249,7 +250,7 @@ _COLUMNS: dict[str, Callable[[ScoreLine], Field]] = {
     ),
     "audit": _text("audit"),
 }
-"""Header -> the field of a line in the table of all lines."""
+"""Header -> function that returns the field of a line, for the table of all lines."""
 
 
 def _line(
@@ -259,7 +260,7 @@ def _line(
     entry: Entry,
     costs: Mapping[tuple[Any, ...], Mapping[str, CostEntry]],
 ) -> ScoreLine:
-    """A table cell's record with what the report adds."""
+    """Return a table cell's record with the report's keys."""
     entries = costs.get(_key(table.context, CONTEXT, method.variant, table.axis, budget), {})
     held, device, token = (entries.get(cost.key) for cost in COSTS)
     return {
@@ -269,14 +270,14 @@ def _line(
         "rank": table.rank(method.label, budget),
         "audit": audit_words(entry.audit),
         "fallbacks": "; ".join(f"{reason}: {n} of {entry.audit.n}" for reason, n in entry.audit.fallbacks.items()),
-        "bytes": held if held is not None and held.value is not None else device,  # rows that are older than bytes_held
+        "bytes": held if held is not None and held.value is not None else device,  # some rows are older than bytes_held
         "token": token,
         "setting": _key(table.context, ("model", "protocol"), method.variant[1:], table.axis, budget),
     }
 
 
 def _families(store: int, tables: Sequence[ScoreTable], views: Mapping[int, ScoreView]) -> Iterable[Family]:
-    """A family for the first metrics of tasks that belong together, and one for each metric of some of them."""
+    """Yield one family with the first metric of each task, and one family per metric."""
     contexts = [table.context for table in tables]
     for family in families(tables):
         metrics = dict.fromkeys(table.metric for table in family)
@@ -292,7 +293,7 @@ def _families(store: int, tables: Sequence[ScoreTable], views: Mapping[int, Scor
 
 
 def _ranks(ranked: TaskRanks) -> FamilyRanks:
-    """Ranks in the form of charts, with what is to be said beside them."""
+    """Convert ranks for charts, with the note beside them."""
     names = {line.label: line_label(line) for table in ranked.tables for line in table.methods}
     methods, means, ends = [names[label] for label in ranked.methods], ranked.means.tolist(), ranked.ranks.tolist()
     order = sorted(range(len(methods)), key=lambda at: (sum(means[at]), means[at][1], text_field(methods[at])[1]))
@@ -309,7 +310,7 @@ def _ranks(ranked: TaskRanks) -> FamilyRanks:
 
 
 def audit_words(audit: Audit) -> str:
-    """Summary of the counted entries of a cell's answers."""
+    """Summarise the counted entries of a cell's answers."""
     if not audit.n:
         return "no counted answers"
     over = f"{audit.over} of {audit.n} answers over the budget, by {audit.excess_mean:.1%} on average and "
@@ -327,12 +328,12 @@ def audit_words(audit: Audit) -> str:
 def _key(
     context: Mapping[str, str], names: Iterable[str], variant: tuple[Any, ...], axis: str, budget: str
 ) -> tuple[Any, ...]:
-    """A line of any table by columns of its context, its method and its budget."""
+    """Return the key of a line in any table: columns of its context, its method and its budget."""
     return *(context[name] for name in names), *variant, axis if budget else "none", budget
 
 
 def _costs(tables: Sequence[CostTable]) -> dict[tuple[Any, ...], Mapping[str, CostEntry]]:
-    """`_key` -> costs of a cell's answers, of the first device that has them."""
+    """Map `_key` to the costs of a cell's answers, from the first device that has them."""
     costs: dict[tuple[Any, ...], Mapping[str, CostEntry]] = {}
     for table in tables:
         for method, budget in () if table.per_pass else table.lines():

@@ -1,5 +1,5 @@
-"""Cells of a store in a terminal, and the ones that a user's words name; of one cell its configuration, scores and audit, and
-the command that makes it again.
+"""Cells of a store in a terminal, chosen by a user's words. For one cell also its configuration, scores and audit, and the
+command that makes it again.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _COLUMNS = (
     *("cell", "model", "dataset", "method", "base", "reading", "protocol", "budget_entries", "budget_fraction", "seed"),
     "config",
 )
-_SHORT = 8  # letters of a hash, or as many more as tell all cells apart
-_LEAST = 4  # of them by which a cell is found
-_COMPARED = 20_000  # ids of samples that are looked through for one that a word may mean
+_SHORT = 8  # letters of a hash, or more if cells share these
+_LEAST = 4  # fewest letters of a hash that choose a cell
+_COMPARED = 20_000  # largest number of sample ids that are searched for similar ones
 
 
 @dataclass(frozen=True)
 class NamedCells:
-    """Cells and the sample that words name. sample: an id, or None; one: it is a single cell, and the words chose it."""
+    """Cells and the sample that words choose. sample: an id, or None. one: the words chose exactly one cell."""
 
     cells: list[str]
     sample: str | None
@@ -53,7 +53,7 @@ class StoreCells:
     """The cells of a store, `full` first, then by method and budget.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: the store has no cells.
     """
 
     def __init__(self, store: Store) -> None:
@@ -61,43 +61,43 @@ class StoreCells:
         refuse_malformed(table, store.root)
         rows = table.to_pylist()
         if not rows:
-            raise ConfigError(f"{store.root} holds no cells; give a folder of rows, as runs print them")
+            raise ConfigError(f"{store.root} has no cells; give the folder that a run printed as its rows")
         self.store = store
         self.rows: dict[str, Mapping[str, Any]] = {row["cell"]: row for row in sorted(rows, key=_order)}
 
     @cached_property
     def digits(self) -> int:
-        """Letters of a hash that tell all cells apart, 8 at least."""
+        """Number of letters of a hash that distinguishes all cells, at least 8."""
         return max([_SHORT, *((left_at(a, b) or 0) + 1 for a, b in pairwise(sorted(self.rows)))])
 
     def short(self, cell: str) -> str:
-        """A hash, cut."""
+        """Shorten a hash."""
         return cell[: self.digits]
 
     def label(self, cell: str) -> str:
-        """`snapkv@64 strict seed=1`."""
+        """Return a cell's label: `snapkv@64 strict seed=1`."""
         return label(self.rows[cell])
 
     def title(self, cell: str) -> str:
-        """`snapkv@64 (37f7b1d0)`."""
+        """Return a cell's title: `snapkv@64 (37f7b1d0)`."""
         return f"{self.label(cell)} ({self.short(cell)})"
 
     def brief_label(self, cell: str) -> str:
-        """Its label without the protocol."""
+        """Return a cell's label without the protocol."""
         return " ".join(word for word in self.label(cell).split(" ") if word != self.rows[cell]["protocol"])
 
     def metrics(self, cell: str) -> list[str]:
-        """The metrics that the cell's dataset is judged by, where its configuration names them."""
+        """Return the metrics in the configuration of the cell's dataset."""
         row = self.rows[cell]
         node = (config_of(row["config"]).get("datasets") or {}).get(row["dataset"]) or {}
         return list(node.get("metrics") or [])
 
     def named(self, words: Sequence[str]) -> NamedCells:
-        """Find what words name: a sample where one of them is its id, and the cells that the others choose. Of several words of
-        one kind (methods, datasets, ...) a cell has to fit one.
+        """Return the cells, and the sample, that words choose. One word may be a sample's id. Of several words of one kind
+        (methods, datasets, ...) a cell has to match one.
 
         Raises:
-            ConfigError: a word that fits nothing, or words that no cell fits together.
+            ConfigError: a word matches nothing, or no cell matches all words.
         """
         chosen: dict[str, set[str]] = {}
         sample = None
@@ -112,12 +112,12 @@ class StoreCells:
         cells = [cell for cell in self.rows if all(cell in fitting for fitting in chosen.values())]
         if not cells:
             raise ConfigError(
-                f"no cell of {self.store.root} is {' and '.join(map(repr, words))} at once; leave a word out"
+                f"no cell of {self.store.root} matches {' and '.join(map(repr, words))} together; leave a word out"
             )
         return NamedCells(cells, sample, len(cells) == 1 and bool(chosen))
 
     def _fitting(self, word: str) -> tuple[str, set[str]]:
-        """(the kind of a word, the cells that it fits)."""
+        """Return (the kind of a word, the cells that it matches)."""
         for kind, words_of in _WORDS.items():
             fitting = {cell for cell, row in self.rows.items() if word in words_of(row)}
             if fitting:
@@ -126,7 +126,7 @@ class StoreCells:
 
     @cached_property
     def samples(self) -> set[str]:
-        """Ids of all samples that some cell has a row for."""
+        """Ids of all samples with a row of some cell."""
         return set(self.store.responses(None, ("sample_id",), coded=True)["sample_id"].unique().to_pylist())
 
     def _near(self, word: str) -> str:
@@ -134,11 +134,11 @@ class StoreCells:
         close = get_close_matches(word, self.samples, n=3, cutoff=0.8) if len(self.samples) <= _COMPARED else []
         if close:
             return f"did you mean {' or '.join(map(repr, close))}?"
-        return f"{nearest(word, names)}; samples are called as {min(self.samples, default='no one')!r}"
+        return f"{nearest(word, names)}; ids of samples look like {min(self.samples, default='no one')!r}"
 
 
 def _budgets(row: Mapping[str, Any]) -> set[str]:
-    """A cell's budget as it may be written."""
+    """Return the spellings of a cell's budget."""
     if row["budget_fraction"] is not None:
         fraction = Decimal(row["budget_fraction"])
         return {row["budget_fraction"], f"{fraction.normalize():f}", f"{(fraction * 100).normalize():f}%"}
@@ -157,7 +157,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], set[str]]] = {
     **{name: _column_word(name) for name in ("dataset", "model", "protocol", "reading")},
     "seed": lambda row: set() if row["seed"] is None else {f"seed={row['seed']}"},
 }
-"""Kind -> the words by which a cell is found, besides its hash."""
+"""Kind -> words that choose a cell, besides its hash."""
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -167,7 +167,7 @@ def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 MOST = 200
-"""Cells that are listed; words choose among more."""
+"""Largest number of cells in a list; words choose among more."""
 _METRIC = ("cell", "metric", "n", "n_ok", "value", "value_failures_zero", "low", "high")
 
 _CONFIGURATION = (
@@ -179,7 +179,7 @@ _PROVENANCE = ("created_at", "git_commit", "git_dirty", "torch", "transformers",
 
 
 def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> None:
-    """Print the cells of a store: score, interval, how the answers ended."""
+    """Print the cells of a store: score, interval, statuses of the answers."""
     counts = tally(cells.store).counts.select(["cell", "status", "n"]).to_pandas()
     ended = counts.groupby(["cell", "status"], observed=True)["n"].sum().to_dict()
     endings_of: dict[str, dict[str, int]] = {}
@@ -203,14 +203,16 @@ def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> No
             lines.append([cells.short(cell), cells.brief_label(cell), *scores, endings(endings_of.get(cell, {}))])
         table(console, header, lines, right=("n", metric or "score"))
     if len(chosen) > MOST:
-        console.print(f"\n{len(chosen) - MOST:,} more cells: choose by words, as method@budget or several of these")
+        console.print(
+            f"\n{len(chosen) - MOST:,} more cells: choose with words, such as method@budget, or with several words"
+        )
         for what in ("dataset", "model", "protocol", "reading", "method"):
             names = dict.fromkeys(cells.rows[cell][what] for cell in chosen)
             console.print(plain(f"{what}: {' '.join(sorted(filter(None, names)))}"))
 
 
 def _score_fields(metric: Mapping[str, Any] | None) -> list[str]:
-    """Samples, score and interval; where answers failed, in brackets the score with failures as zero."""
+    """Format samples, score and interval. If answers failed, the score with failures as zero is in brackets."""
     if metric is None:
         return ["", "-", ""]
     zero, value = metric["value_failures_zero"], score(metric["value"])
@@ -219,7 +221,7 @@ def _score_fields(metric: Mapping[str, Any] | None) -> list[str]:
 
 
 def show_cell(console: Console, cells: StoreCells, cell: str) -> None:
-    """Print a cell."""
+    """Print a cell: configuration, provenance, scores, answers and command."""
     (row,) = cells.store.cells([cell]).to_pylist()
     console.print(f"{cells.label(cell)} on {row['dataset']}", style="bold")
     console.print(f"cell {cell}")
@@ -245,7 +247,7 @@ def _section(console: Console, title: str) -> None:
 
 
 def _value_words(value: Any) -> str:
-    """A value of a row; JSON as `key=value`."""
+    """Format a value of a row; JSON as `key=value`."""
     text = value.isoformat(timespec="seconds") if hasattr(value, "isoformat") else str(value)
     if text[:1] == "{":
         text = ", ".join(f"{key}={json.dumps(part)}" for key, part in json.loads(text).items())
@@ -256,7 +258,7 @@ def _scores(console: Console, cells: StoreCells, cell: str) -> None:
     rows = cells.store.metrics([cell]).to_pylist()
     _section(console, "Scores")
     if not rows:
-        console.print("none: its answers are not scored; mmkv-bench score makes up for that")
+        console.print("none: the answers are not scored; run mmkv-bench score")
         return
     first = cells.metrics(cell)
     rows.sort(key=lambda row: (first.index(row["metric"]) if row["metric"] in first else len(first), row["metric"]))
@@ -270,7 +272,7 @@ def _scores(console: Console, cells: StoreCells, cell: str) -> None:
 
 
 def _heads(console: Console, kept: Sequence[Sequence[Sequence[float]]]) -> None:
-    """Entries by layer and KV head; heads that do not fit into the width are told by their least and most."""
+    """Print entries by layer and KV head; if the heads do not fit into the width, print mean, least and most over heads."""
     mean, least, most = kept
     heads = len(mean[0])
     console.print("\nentries kept by layer and KV head, mean over answers (least to most where they differ):")

@@ -30,29 +30,30 @@ _COLUMNS = (
 def show_sample(
     console: Console, cells: StoreCells, sample: str, chosen: Sequence[str], remade: bool = False, prompt: bool = False
 ) -> dict[str, list[str]]:
-    """Print a sample with the answers of these cells, and what they kept where rows tell it and it is not `remade`.
+    """Print a sample with the answers of these cells, and with the entries that they kept, if the rows have them and `remade` is
+    False.
 
-    prompt: with its prompts as models read them.
+    prompt: also print the prompts as the models read them.
 
     Returns:
-        Dataset -> the cells that answered it, in the order shown.
+        Dataset -> the cells that answered the sample, in the printed order.
 
     Raises:
-        ConfigError: none of them has a row for it.
+        ConfigError: none of the cells has a row for the sample.
     """
     import pyarrow as pa
 
     prompt_rows = cells.store.prompts()
     prompt_rows = prompt_rows.filter(is_in(prompt_rows["sample_id"], pa.array([sample])))
     stored = {row["prompt_hash"]: row for row in prompt_rows.to_pylist()}
-    drawn = any(row["visual"] for row in stored.values())  # else nobody could say where what was kept lies
+    drawn = any(row["visual"] for row in stored.values())  # otherwise positions of kept tokens are unknown
     columns = (*_COLUMNS, "kept_indices", "kept_digest") if drawn else _COLUMNS
     responses = cells.store.responses(None, columns, coded=True)
     responses = responses.filter(is_in(responses["sample_id"], pa.array([sample])))
     rows = {row["cell"]: row for row in responses.to_pylist()}
     named = {*chosen}
     if not rows.keys() & named:
-        raise ConfigError(f"none of the {len(chosen)} cells that were named has a row for {sample}; name others")
+        raise ConfigError(f"none of the {len(chosen)} chosen cells has a row for {sample}; choose other cells")
     samples = cells.store.samples(list(rows), ("cell", "sample_id", "metric", "value", "status"), coded=True)
     scores = sample_scores(frame(samples), rows, [sample], MEASURES)
     prompts = Prompts(None, stored)
@@ -76,8 +77,8 @@ def show_sample(
                 shown.setdefault(dataset, []).extend(shown_cells)
                 maps += _maps(cells, shown_cells, rows, prompts)
     console.print(
-        f"\n{MARK} stands where an answer leaves that of {BASELINE}, left at: the token that does; kept: entries of all layers "
-        "and KV heads."
+        f"\n{MARK}: from here on the answer differs from that of {BASELINE}; left at: the first token that differs; kept: "
+        "entries of all layers and KV heads."
     )
     if prompt:
         _rendered(console, cells, stored)
@@ -88,19 +89,19 @@ def show_sample(
 
 
 def _rendered(console: Console, cells: StoreCells, stored: Mapping[str, Answer]) -> None:
-    """Print the prompt of each model that answered."""
+    """Print the prompt of each model that answered the sample."""
     described = cells.store.cells().select(["model_fingerprint", "model"]).to_pylist()
     models = {row["model_fingerprint"]: row["model"] for row in described}
     texts = {(models.get(row["model_fingerprint"], ""), row["rendered"]) for row in stored.values() if row["rendered"]}
     for model, text in sorted(texts):
         console.print(f"\nThe prompt that {model} read, its media as markers", style="bold")
-        console.print(plain(text), soft_wrap=True)  # lines end where the prompt's do
+        console.print(plain(text), soft_wrap=True)  # keeps the prompt's line ends
     if not texts:
-        console.print("\nThe rows do not hold the prompt's text: they are older than the column `rendered`, or slim.")
+        console.print("\nThe rows do not have the prompt's text: they are older than the column `rendered`, or slim.")
 
 
 def _contexts(cells: StoreCells, names: Sequence[str]) -> list[list[str]]:
-    """Cells that may be compared with each other; `full` first."""
+    """Group cells that may be compared with each other; `full` first."""
     described = with_limits(cells.store.cells(names).to_pandas())
     key = {row["cell"]: context_key(row) for row in described.to_dict("records")}
     contexts: dict[tuple[str, ...], list[str]] = {}
@@ -110,7 +111,7 @@ def _contexts(cells: StoreCells, names: Sequence[str]) -> list[list[str]]:
 
 
 def _maps(cells: StoreCells, names: Sequence[str], rows: Mapping[str, Answer], prompts: Prompts) -> list[KeptMap]:
-    """Maps of the tokens that cells kept, of the cells whose rows tell them."""
+    """Return maps of the tokens that cells kept, for the cells whose rows have them."""
     maps = []
     for cell in names:
         kept = KeptTokens.of(rows[cell], prompts.visual(rows[cell]["prompt_hash"]))

@@ -1,4 +1,4 @@
-"""The pages of one store in a report: its cells, the samples of cells that answered the same prompts, and single samples."""
+"""The pages of one store in a report: its cells, the samples of each group of cells, and single samples."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ANSWER = ("cell", "sample_id", "status", "error", "answer", "fallback", "entrie
 
 @dataclass(frozen=True)
 class GroupCell:
-    """A cell among those of its group. name: of its page; budget: in words, "" for none."""
+    """A cell of a group. name: name of its page. budget: as text, "" without one."""
 
     cell: str
     name: str
@@ -52,15 +52,15 @@ class GroupCell:
 
     @property
     def words(self) -> str:
-        """Method, budget and seed."""
+        """Method, budget and seed, as text."""
         return ", ".join(filter(None, (self.label, self.budget, "" if self.seed is None else f"seed {self.seed}")))
 
 
 @dataclass
 class CellGroup:
-    """Cells of one context, which answered the same prompts; in the order of the tables, `full` first.
+    """Cells of one context, which answered the same prompts, in the order of the tables; `full` first.
 
-    full: the hash of the cell that others are compared with, None where there is none.
+    full: hash of the cell that the others are compared with, or None.
     """
 
     name: str
@@ -72,13 +72,13 @@ class CellGroup:
 
     @property
     def hashes(self) -> list[str]:
-        """Hashes of its cells."""
+        """Hashes of the group's cells."""
         return [one.cell for one in self.cells]
 
 
 @dataclass(frozen=True)
 class GroupAnswers:
-    """Answers of each cell of a group to the samples that are shown. total: samples that it has answers to."""
+    """Answers of each cell of a group to the shown samples. total: number of samples with answers."""
 
     samples: list[str]
     total: int
@@ -88,10 +88,12 @@ class GroupAnswers:
 
 
 class StorePages:
-    """Writes the pages of one store.
+    """Writer of the pages of one store.
 
     Args:
-        number: of the store in the report; rows, tables: of it.
+        number: number of the store in the report.
+        root: folder of the store.
+        rows, tables: rows and tables of the store.
     """
 
     def __init__(self, number: int, root: Path, rows: Rows, tables: Sequence[ScoreTable]) -> None:
@@ -107,16 +109,19 @@ class StorePages:
         self._metrics = list(dict.fromkeys(table.metric for table in tables))
 
     def name(self, cell: str) -> str:
-        """The name of a cell's page: the number of its store, its hash."""
+        """Return the name of a cell's page: the number of its store, and its hash."""
         return f"{self.number}-{re.sub('[^A-Za-z0-9]', '_', cell)}"
 
     def write(
         self, folder: Folder, commands: Commands, most: int, receipts: Mapping[str, Mapping[str, Any]]
     ) -> list[str]:
-        """Write its pages; returns sentences on what they leave out.
+        """Write the pages, and return sentences on what they leave out.
 
         Args:
-            most: samples of each dataset. receipts: hash of a cell -> its entry in a receipt of `verify`.
+            folder: folder of the report.
+            commands: commands that make cells again.
+            most: largest number of samples per dataset.
+            receipts: hash of a cell -> its entry in a receipt of `verify`.
         """
         from mmkv_bench.store.store import Store
 
@@ -133,9 +138,7 @@ class StorePages:
         cut: dict[str, int] = {}
         groups, counts = {group.name: group for group in self._groups()}, store.counts("responses")
         sizes = {name: sum(counts.get(cell, 0) for cell in group.hashes) for name, group in groups.items()}
-        for names in blocks(
-            groups, sizes, AT_ONCE
-        ):  # with texts and lists all answers are more than memory should hold
+        for names in blocks(groups, sizes, AT_ONCE):  # all answers with texts and lists would not fit into memory
             block = [groups[name] for name in names]
             cells = [cell for group in block for cell in group.hashes]
             answers = AnswerTable(store.responses(cells, COLUMNS, coded=True))
@@ -178,12 +181,12 @@ class StorePages:
         return _left_out(cut, most)
 
     def _provenance(self, cell: str, names: Sequence[str]) -> list[tuple[str, str]]:
-        """Columns of a cell with their values; truth values as JSON has them."""
+        """Return columns of a cell with their values, booleans as in JSON."""
         row = self._described[cell]
         return [(name, str(row[name]).lower() if isinstance(row[name], bool) else str(row[name])) for name in names]
 
     def _shown(self, answers: AnswerTable, group: CellGroup, most: int) -> GroupAnswers:
-        """The answers of a group to the samples that its pages show."""
+        """Return the answers of a group to the samples on its pages."""
         samples, total = first_samples(answers, group.hashes, most)
         scores = sample_scores(self.samples, group.hashes, samples)
         rows = [answers.of_samples(cell, samples, _ANSWER) for cell in group.hashes]
@@ -203,7 +206,7 @@ class StorePages:
         )
 
     def _configs(self, folder: Folder) -> dict[str, tuple[int, str, Any]]:
-        """The text of a configuration -> (its number, the name of its file, what it holds)."""
+        """Map the text of a configuration to (its number, the name of its file, its content)."""
         configs: dict[str, tuple[int, str, Any]] = {}
         for text in dict.fromkeys(self.cells["config"]):
             place, content = len(configs), parsed(text)
@@ -213,7 +216,7 @@ class StorePages:
         return configs
 
     def _groups(self) -> Iterator[CellGroup]:
-        """Cells by context, in the order of the tables' lines; `full` first."""
+        """Group cells by context, in the order of the tables' lines; `full` first."""
         order = {cell: place for place, cell in enumerate(self._labels)}
         groups: dict[tuple[str, ...], list[str]] = {}
         for row in with_limits(self.cells).to_dict("records"):
@@ -231,7 +234,7 @@ class StorePages:
             )
 
     def _group_cell(self, cell: str) -> GroupCell:
-        """A cell with method and budget in words, as tables have them."""
+        """Return a cell with its method and budget as tables print them."""
         row = self._described[cell]
         budget = row.get("budget_entries", row.get("budget_fraction"))
         unlisted = row["method"], budget_words(row["budget_kind"], "" if budget is None else str(budget))
@@ -241,7 +244,7 @@ class StorePages:
     def _sample_pages(
         self, folder: Folder, answers: AnswerTable, prompts: Prompts, group: CellGroup, shown: GroupAnswers
     ) -> None:
-        """The page of a group's samples and that of each of them."""
+        """Write the page of a group's samples, and the page of each sample."""
         hashes = [
             next((row["prompt_hash"] for row in rows if row["prompt_hash"]), None)
             for rows in zip(*shown.answers, strict=True)
@@ -285,7 +288,7 @@ class StorePages:
 
 
 def _compressed(group: CellGroup, shown: GroupAnswers, place: int) -> list[str]:
-    """The hash of the first cell that compresses and answered this sample, alone; none where there is no such cell."""
+    """Return the hash of the first cell other than full that answered this sample, in a list; [] without one."""
     cells = zip(group.hashes, shown.answers, strict=True)
     return [cell for cell, rows in cells if cell != group.full and rows[place]["status"] == "ok"][:1]
 
@@ -302,7 +305,7 @@ def _left_out(cut: Mapping[str, int], most: int) -> list[str]:
 
 
 def _score_row(row: Mapping[str, Any]) -> list[Any]:
-    """A row of `metrics` as the page of its cell shows it."""
+    """Convert a row of `metrics` for the page of its cell."""
     gap = row["difference"], interval(row["difference_low"], row["difference_high"])
     upstream = row["lmms_eval_reason"] if row["lmms_eval"] is None else row["lmms_eval"]
     value = score(row["value"]) if row["value"] is None else row["value"]
@@ -311,7 +314,7 @@ def _score_row(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _heads(kept: Sequence[Any] | None, folder: Folder) -> tuple[str, Sequence[Any]] | None:
-    """The chart of mean, least and most entries by layer and KV head, and its numbers; None where rows do not tell them."""
+    """Return the chart of mean, least and most entries by layer and KV head, and its numbers; None if the rows lack them."""
     if kept is None:
         return None
     digits = 0 if all(value >= 100 for layer in kept[0] for value in layer) else 1
@@ -321,8 +324,9 @@ def _heads(kept: Sequence[Any] | None, folder: Folder) -> tuple[str, Sequence[An
 
 @lru_cache(1 << 14)
 def _markup(status: str | None, error: str | None, answer: str | None, same: int | None, full: str) -> Markup:
-    """An answer, with what follows its first difference from full's marked; a failed one says how it ended. same: characters that
-    it begins with as full's does, None where it has no difference."""
+    """Mark in an answer what follows its first difference from full's answer. Of a failed answer return the status.
+
+    same: number of characters before the first difference, None without a difference."""
     if status is None:
         return Markup('<span class="quiet">no row</span>')
     if status != "ok":
@@ -335,7 +339,7 @@ def _markup(status: str | None, error: str | None, answer: str | None, same: int
 
 
 def _comparison(shown: GroupAnswers) -> dict[str, Any]:
-    """The answers of all cells for the comparison of two: each text once."""
+    """Return the answers of all cells for the comparison of two cells, with each text once."""
     texts: dict[str, int] = {}
     cells = [
         {
@@ -355,7 +359,7 @@ def _comparison(shown: GroupAnswers) -> dict[str, Any]:
 
 
 def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
-    """The answers of all cells to one sample, with filters for method, budget, and how they compare with full."""
+    """Return the answers of all cells to one sample as a table, with filters for method, budget, and comparison with full."""
     columns: dict[str, list[Field]] = {}
     full = None if shown.full is None else shown.full[place]
     for one, answers in zip(group.cells, shown.answers, strict=True):
@@ -387,14 +391,14 @@ def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
 
 @lru_cache(1 << 14)
 def _mark(value: float | None) -> str:
-    """A sample's score, right and wrong told apart by more than colour."""
+    """Format a sample's score; right and wrong differ by more than colour."""
     if value not in (0, 1):
         return score(value)
     return Markup('<b class="{}">{}</b>').format(*(("good", "✓ 1.000") if value else ("bad", "✗ 0.000")))
 
 
 def _against(answer: Answer, full: Answer, metric: str) -> str:
-    """`lower score`, `higher score`, `same score`, and `other words` where the text differs from full's."""
+    """Return `lower score`, `higher score` or `same score`, and `other words` if the text differs from full's."""
     words = [] if answer["answer"] == full["answer"] else ["other words"]
     value, other = answer["scores"].get(metric), full["scores"].get(metric)
     if value is not None and other is not None:

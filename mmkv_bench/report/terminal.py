@@ -1,6 +1,6 @@
 """Texts and tables in a terminal, and maps of kept visual tokens as characters.
 
-A map is darker where more layers and KV heads keep a place of the image.
+A map is darker if more layers and KV heads keep that part of the image.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def console() -> Console:
-    """Standard output; 80 columns, or $COLUMNS, where it is no terminal."""
+    """Return a console for standard output; it has 80 columns, or $COLUMNS, if it is no terminal."""
     from rich.console import Console
 
     return Console(markup=False, highlight=False, emoji=False)
 
 
 def plain(text: str) -> str:
-    """A model's or a user's text without control characters, which are written as escapes; line breaks stay."""
+    """Replace control characters in a model's or a user's text by escapes; line breaks stay."""
     return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -35,8 +35,8 @@ def table(
     right: Sequence[str] = (),
     wrapped: Sequence[str] = (),
 ) -> None:
-    """Print a table of strings or rich texts; columns of `right` stand at the right edge, those of `wrapped` give way where the
-    terminal is narrow."""
+    """Print a table of strings or rich texts. Columns of `right` are right-aligned; columns of `wrapped` shrink in a narrow
+    terminal."""
     from rich import box
     from rich.table import Table
 
@@ -51,7 +51,7 @@ def table(
 
 
 def pairs(console: Console, lines: Iterable[tuple[str, Any]]) -> None:
-    """Print names with what they are, in two columns without a header."""
+    """Print names and values in two columns without a header."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, show_header=False)
@@ -63,19 +63,19 @@ def pairs(console: Console, lines: Iterable[tuple[str, Any]]) -> None:
 
 
 LONGEST = 20_000
-"""Characters of a text that are shown; rich takes minutes to lay out ten million."""
+"""Most characters of a text that are printed; rich takes minutes to lay out ten million."""
 MARK = ">>"
-"""Stands where an answer leaves that of `full`."""
+"""Printed where an answer starts to differ from the answer of `full`."""
 
 
 def cut(text: str) -> str:
-    """The plain beginning of a text, and how much of it is not shown."""
+    """Return the beginning of a text without control characters, and the number of characters that are left out."""
     more = f" [{len(text) - LONGEST:,} more characters]" if len(text) > LONGEST else ""
     return plain(text[:LONGEST]) + more
 
 
 def marked(text: str, at: int | None) -> Text:
-    """A text, cut, with a mark before its `at`-th character, and what follows in another style; None: as it is."""
+    """Return a text, cut, with a mark before its `at`-th character, after which the style changes. at None: no mark."""
     from rich.text import Text
 
     if at is None or at > LONGEST:
@@ -86,16 +86,17 @@ def marked(text: str, at: int | None) -> Text:
 
 
 SHADES, ASCII = "·░▒▓█", ".-+#@"
-NOTHING = " "  # no visual token shows that place
-ACROSS, DOWN = 2, 48  # characters to a column, so that squares look like squares; lines at most
+NOTHING = " "  # no visual token shows this part
+ACROSS, DOWN = 2, 48  # characters per column, so that squares look square; largest number of lines
 GAP = "   "
 
 
 def shares(kept: Sequence[np.ndarray], tokens: int) -> np.ndarray:
-    """float64 [tokens]: the share of layers and KV heads that keep each token.
+    """Return the share of layers and KV heads that keep each token, float64 [tokens].
 
     Args:
-        kept: per layer int [KV heads, m], positions; negative ones are padding.
+        kept: per layer int [KV heads, m], positions; negative positions are padding.
+        tokens: number of tokens.
     """
     heads = sum(len(layer) for layer in kept)
     flat = np.concatenate([layer[layer >= 0] for layer in kept])
@@ -106,9 +107,9 @@ def shares(kept: Sequence[np.ndarray], tokens: int) -> np.ndarray:
 class KeptMap:
     """Map of the tokens that a cell kept of a prompt.
 
-    title, words: lines above it. share: float64 [tokens], of layers and KV heads that keep each token; visual: int [V], positions
-    of the visual tokens; places: float64 [V, 5], of each its image, top, bottom, left and right as parts of the image's sides, -1
-    where it shows no place; None where that is not known.
+    title, words: lines above the map. share: float64 [tokens], share of layers and KV heads that keep each token. visual: int
+    [V], positions of the visual tokens. places: float64 [V, 5], image, top, bottom, left and right of each visual token as
+    fractions of the image's sides, -1 if it shows no part; None if unknown.
     """
 
     title: str
@@ -118,13 +119,13 @@ class KeptMap:
     places: np.ndarray | None
 
     def lines(self, shades: str, width: int) -> list[str]:
-        """Draw it as a block of lines."""
+        """Draw the map as a block of lines, at most `width` characters wide."""
         visual = self.share[self.visual]
         text = len(self.share) - len(visual)
         counted = f"visual {visual.sum():.0f} of {len(visual)}, text {self.share.sum() - visual.sum():.0f} of {text}"
         head = [self.title, counted, *self.words]
         if self.places is None or not len(visual):
-            return [*head, "where its visual tokens lie is not known"]
+            return [*head, "positions of its visual tokens are unknown"]
         if visual.min() == 1:
             return [*head, "all of them"]
         images = range(int(self.places[:, 0].max()) + 1)
@@ -133,7 +134,7 @@ class KeptMap:
 
 
 def show(console: Console, maps: Sequence[KeptMap]) -> None:
-    """Print maps beside each other, with what their shades mean."""
+    """Print maps side by side, with the meaning of their shades."""
     shades = shades_of(console)
     for line in side_by_side([one.lines(shades, console.width) for one in maps], console.width):
         console.print(line, overflow="ignore", no_wrap=True, crop=False)
@@ -141,11 +142,14 @@ def show(console: Console, maps: Sequence[KeptMap]) -> None:
 
 
 def raster(places: np.ndarray, share: np.ndarray, image: int, width: int) -> np.ndarray:
-    """float64 [lines, columns]: the mean share of what shows each part of an image, weighted by how much of the part it shows;
-    NaN where nothing does.
+    """Return the mean share of the tokens that show each part of an image, float64 [lines, columns]; NaN for a part without
+    tokens. Tokens are weighted by how much of the part they show.
 
     Args:
-        places: see `Map`; share: float64 [V]. width: columns at most; there are no more than the finest tokens make.
+        places: as in `KeptMap`.
+        share: float64 [V].
+        image: number of the image.
+        width: largest number of columns; the finest tokens limit the number too.
     """
     in_image = places[:, 0] == image
     if not in_image.any():
@@ -161,20 +165,20 @@ def raster(places: np.ndarray, share: np.ndarray, image: int, width: int) -> np.
 
 
 def _overlap(start: np.ndarray, end: np.ndarray, parts: int) -> np.ndarray:
-    """float64 [parts, n]: how much of each of n spans lies in each part of the unit interval."""
+    """Return the overlap of each of n spans with each part of the unit interval, float64 [parts, n]."""
     low = np.arange(parts)[:, None] / parts
     return np.clip(np.minimum(end, low + 1 / parts) - np.maximum(start, low), 0, None)
 
 
 def drawn(grid: np.ndarray, shades: str) -> list[str]:
-    """A raster as lines: the first shade where nothing is kept, the last above three quarters."""
+    """Draw a raster as lines: the first shade means nothing kept, the last more than three quarters."""
     levels = np.ceil(np.clip(np.nan_to_num(grid), 0, 1) * (len(shades) - 1) - 1e-9).astype(int)
     letters = np.where(np.isnan(grid), NOTHING, np.array(list(shades))[levels])
     return ["".join(letter * ACROSS for letter in line) for line in letters]
 
 
 def legend(shades: str) -> str:
-    """Explain the shades."""
+    """Explain the shades in a sentence."""
     steps = len(shades) - 1
     words = [f"{shades[0]} no layer and KV head keeps it"]
     words += [f"{shades[i]} up to {i / steps:.0%}" for i in range(1, steps)]
@@ -182,7 +186,7 @@ def legend(shades: str) -> str:
 
 
 def shades_of(console: Console) -> str:
-    """Blocks, or letters where the output cannot show blocks."""
+    """Return block characters, or ASCII characters if the output cannot show blocks."""
     try:
         SHADES.encode(console.encoding)
     except (UnicodeEncodeError, LookupError):
@@ -191,7 +195,7 @@ def shades_of(console: Console) -> str:
 
 
 def side_by_side(blocks: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Blocks of lines, as many beside each other as fit."""
+    """Join blocks of lines, with as many blocks side by side as fit into the width."""
     lines: list[str] = []
     row: list[Sequence[str]] = []
     for block in blocks:

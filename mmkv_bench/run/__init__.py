@@ -1,1 +1,1 @@
-"""A run from its plan to the printed tables: generate what is missing, score what is stored, say what became of it."""
+"""A run from its plan to the printed tables: generate missing answers, score stored answers, report the results."""

@@ -25,8 +25,8 @@ _INDENT = " " * 11
 
 @dataclass(frozen=True)
 class PromptSize:
-    """The first prompt of a dataset: all its tokens, the visual ones among them, and those a budget is counted over
-    (fewer than all under query_agnostic)."""
+    """Sizes of a dataset's first prompt: all tokens, visual tokens, and the tokens that a budget counts (fewer than all under
+    query_agnostic)."""
 
     tokens: int
     visual_tokens: int
@@ -41,12 +41,14 @@ def card(
     notes: Sequence[str] = (),
     width: int | None = None,
 ) -> str:
-    """The card as text.
+    """Return the card as text.
 
     Args:
-        rows_done: dataset -> rows that there are; prompts: first prompts, where known.
-        loaded: the model, None when nothing needs it.
-        notes: further ones than the plan's; width: columns that lines are wrapped at, None for lines as long as they are.
+        rows_done: dataset to number of stored rows.
+        prompts: dataset to its first prompt's size, if known.
+        loaded: the model, or None if no model is needed.
+        notes: notes in addition to the plan's.
+        width: wrap lines at this number of columns; None does not wrap.
     """
     cells, prompts = plan.cells, prompts or {}
     family, lines = _family(plan), model_lines(plan, loaded)
@@ -64,13 +66,13 @@ def card(
 
 
 def model_lines(plan: Plan, loaded: LoadedModel | None = None) -> list[str]:
-    """The model, its weights and the bytes of its cache."""
+    """Return lines about the model, its weights and its cache's bytes per token."""
     model, cell, family = plan.model, plan.cells[0], _family(plan)
     held = None if loaded is None else sum(p.numel() * p.element_size() for p in loaded.model.parameters())
     where = "" if loaded is None else f", on {_device(loaded, model.threads)}"
     weights = f"{_INDENT}{weights_text(plan, held)}, {cell.dtype}, {model.attention}{where}"
     if family is None:
-        return [f"model      {model.name}, whose files are not here", weights]
+        return [f"model      {model.name}, whose files are not on this machine", weights]
     heads = f"{family.num_query_heads} query / {family.num_kv_heads} KV heads, head_dim {family.head_dim}"
     return [
         f"model      {model.name} ({family.name}, {cell.model_fingerprint}), {family.all_layers} layers, {heads}",
@@ -81,7 +83,7 @@ def model_lines(plan: Plan, loaded: LoadedModel | None = None) -> list[str]:
 
 
 def _beside(family: ModelFacts) -> list[str]:
-    """A line about layers that are not compressed, where there are some."""
+    """Return a line about layers that are not compressed, or no line if all are."""
     states = family.states
     kinds = [
         *([f"{states.windows} with a window of {states.window} entries"] if states.windows else []),
@@ -91,7 +93,7 @@ def _beside(family: ModelFacts) -> list[str]:
 
 
 def row_lines(plan: Plan, rows_done: Mapping[str, int], notes: Sequence[str] = ()) -> list[str]:
-    """The number of rows, done and to make, and notes."""
+    """Return lines with the number of rows, done and missing, and with the notes."""
     rows, done = sum(len(part.samples) * len(part.cells) for part in plan.parts), sum(rows_done.values())
     todo = f"{rows - done} to make" if done < rows else "nothing to generate"
     shard = plan.answering.selection.shard
@@ -103,7 +105,7 @@ def row_lines(plan: Plan, rows_done: Mapping[str, int], notes: Sequence[str] = (
 
 
 def wrapped(lines: Sequence[str], width: int | None) -> str:
-    """Lines as text, wrapped at a width with what does not fit below their text; None: as long as they are."""
+    """Join lines to text, wrapped at `width` with continuation lines indented below their text; None does not wrap."""
     if width is not None:
         room = max(width, 2 * len(_INDENT))
         options = {"subsequent_indent": _INDENT, "break_long_words": False, "break_on_hyphens": False}
@@ -112,7 +114,7 @@ def wrapped(lines: Sequence[str], width: int | None) -> str:
 
 
 def columns(stream: TextIO) -> int | None:
-    """The width of a terminal; None where the stream is none, whose lines are nobody's to wrap."""
+    """Return the width of a terminal, or None for other streams, whose lines are not wrapped."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
@@ -132,7 +134,7 @@ def _device(loaded: LoadedModel, threads: int | None) -> str:
 
 
 def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
-    """What the first prompt's cache is, whole and under each budget."""
+    """Return lines with the size of the first prompt's cache, full and under each budget."""
     per_token, length = kv_bytes_per_token(family, plan.cells[0].dtype), prompt.context_tokens
     whole = size(prompt.tokens * per_token)
     lines = [f"full       {prompt.tokens} tokens ({prompt.visual_tokens} visual) in the first prompt: {whole} cache"]
@@ -149,7 +151,7 @@ def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
 
 
 def _of_all_state(family: ModelFacts, dtype: str, length: int, kept: int) -> str:
-    """Share of all state that stays, where some layers are not compressed."""
+    """Return the kept share of all state as text, or "" if all layers are compressed."""
     if not family.states.layers:
         return ""
     share = share_of_all_state(family, length, kept, dtype)

@@ -1,11 +1,11 @@
-"""Samples handed out to the processes of one run as they ask for them, so that none waits for another's share.
+"""Distribution of samples to the processes of one run, one at a time on request, so that no process waits for another's share.
 
-All processes go through the same samples in the same order; each answers those that it is given. The starting process keeps
-who has what (`Dispatcher`), over a socket to each that ends with it: what a process that died had and had not answered is free
-again, and those that are left come back for it.
+All processes go through the same samples in the same order, and each answers those it gets. The starting process keeps the
+assignment (`Dispatcher`) and talks to each process over a socket. If a process dies, the socket ends, and the samples that it
+had not answered are free again for the others.
 
-Messages are JSON, a line each: {"take": [dataset, sample]} -> true | false; {"done": [dataset, sample]}; {"again": true} ->
-whether there is something to come back for, answered when nobody can leave something any more.
+Messages are JSON, one per line. {"take": [dataset, sample]} is answered by true or false. {"done": [dataset, sample]} has no
+answer. {"again": true} is answered, when no process can leave samples any more, by whether there are freed samples.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Callable
 from typing import Any
 
 VARIABLE = "MMKV_BENCH_DISPATCH"
-"""Environment variable with the number of the descriptor on which a process asks."""
+"""Environment variable with the descriptor number of a process's socket."""
 _POLL_S = 0.5
 
 Key = tuple[str, str]
 
 
 class Dispatcher:
-    """Assignment of samples to processes. Thread-safe: each process is served by a thread."""
+    """The assignment of samples to processes. Thread-safe: a thread serves each process."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -34,11 +34,11 @@ class Dispatcher:
         self._freed: dict[Key, int] = {}
         self._deaths = 0
         self._count = 0
-        self._seen: dict[int, int] = {}  # living process -> deaths when it last came back
+        self._seen: dict[int, int] = {}  # living process -> number of deaths at its last `again`
         self._waiting: set[int] = set()
 
     def connect(self) -> socket.socket:
-        """The end of a new process; to be closed here when it has it."""
+        """Return a new process's end of the socket. The caller closes it after starting the process."""
         ours, theirs = socket.socketpair()
         with self._changed:
             self._count += 1
@@ -48,7 +48,7 @@ class Dispatcher:
         return theirs
 
     def take(self, owner: int, key: Key) -> bool:
-        """Tell whether the sample is this process's to answer."""
+        """Assign the sample to this process. Return False if another process has it."""
         with self._changed:
             if key in self._owners:
                 return False
@@ -57,12 +57,12 @@ class Dispatcher:
             return True
 
     def done(self, key: Key) -> None:
-        """It is answered and stored."""
+        """Mark the sample as answered and stored."""
         with self._changed:
             self._done.add(key)
 
     def again(self, owner: int) -> bool:
-        """Waits until nobody else is at work or something was left since this process last asked; whether something was."""
+        """Wait until no other process is at work or samples were freed since the last call. Return whether samples were freed."""
         with self._changed:
             self._waiting.add(owner)
             self._changed.notify_all()
@@ -74,7 +74,7 @@ class Dispatcher:
             return found
 
     def died(self, owner: int) -> None:
-        """Free the samples that a process had and had not answered."""
+        """Free the samples that a process was given but had not answered."""
         with self._changed:
             self._seen.pop(owner, None)
             lost = [key for key, of in self._owners.items() if of == owner and key not in self._done]
@@ -96,7 +96,7 @@ class Dispatcher:
                         stream.write(f"{json.dumps(answer)}\n")
                         stream.flush()
         except OSError:
-            pass  # it died while it was answered
+            pass  # the process died while it was answered
         finally:
             self.died(owner)
 
@@ -110,9 +110,9 @@ class Dispatcher:
 
 
 class SampleQueueClient:
-    """The samples that this process is given; all of them where nobody hands them out.
+    """The samples of this process. Without a dispatcher it gets all samples.
 
-    check: called while this process waits; what it raises ends the waiting.
+    check: called while this process waits; an exception ends the wait.
     """
 
     def __init__(self, check: Callable[[], None] = lambda: None) -> None:
@@ -121,16 +121,16 @@ class SampleQueueClient:
         self._read = b""
 
     def take(self, dataset: str, sample: str) -> bool:
-        """Tell whether to answer it now."""
+        """Return whether this process must answer the sample now."""
         return self._asked({"take": [dataset, sample]}, alone=True)
 
     def done(self, dataset: str, sample: str) -> None:
-        """It is stored."""
+        """Report the sample as stored."""
         if self._socket is not None:
             self._send({"done": [dataset, sample]})
 
     def again(self) -> bool:
-        """Tell whether others left something, once all that is under way has ended."""
+        """Wait until all other work has ended. Return whether others left samples."""
         return self._asked({"again": True}, alone=False)
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class SampleQueueClient:
                 self._check()
                 continue
             if not got:
-                return False  # who hands them out is gone, and what it started ends
+                return False  # the dispatcher is gone, and it ends the processes that it started
             self._read += got
         line, _, self._read = self._read.partition(b"\n")
         return bool(json.loads(line))

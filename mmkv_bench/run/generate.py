@@ -43,21 +43,21 @@ if TYPE_CHECKING:
 CONTEXT_END, CONTROLS = (
     "context_end",
     "control_token_in_text",
-)  # fallbacks that are given here and not by a method's part
+)  # fallbacks that this file reports, not a method's part
 
-LEAST_TEXT = 8  # tokens of a prompt's text that `cut_prompt` keeps at the smallest budget
+LEAST_TEXT = 8  # tokens of a prompt's text that `cut_prompt` keeps at any budget
 
 log = logging.getLogger(__name__)
 
 RequestTimeout = Callable[["Request", EncodedPrompt, Sequence[ForkResult]], None]
-"""Told of a request, the prompt that was made of it, and what cells answered to that."""
+"""A function that is called with a request, its prompt, and the cells' results for that prompt."""
 
 
 def decode_rules(loaded: LoadedModel, settings: Mapping[str, Any]) -> DecodeRules:
-    """Decode rules of answers to a dataset with these generation settings.
+    """Return the decode rules for answers to a dataset with these generation settings.
 
     Raises:
-        UnsupportedError: sampling, beams, or a setting that cannot be honoured.
+        UnsupportedError: sampling, beams, or a setting that is not supported.
     """
     return DecodeRules.read(loaded.model.generation_config, dict(settings), loaded.tokenizer)
 
@@ -65,8 +65,8 @@ def decode_rules(loaded: LoadedModel, settings: Mapping[str, Any]) -> DecodeRule
 def prompt_of(
     loaded: LoadedModel, request: Request, max_prompt_tokens: int | None
 ) -> tuple[list[dict[str, Any]], list[Any]]:
-    """The request's messages and images as the model gets them: cut where its dataset asks for it and the model reads no
-    more."""
+    """Return the request's messages and images as the model gets them. They are cut if the dataset allows it and the model's
+    context is too short."""
     length = request.generation.get("max_new_tokens") or 0
     limit = prompt_limit(max_prompt_tokens, loaded.family.max_context, int(length))
     return fitted(loaded.processor, request.messages, request.images, request.generation, limit, request.instruction)
@@ -83,11 +83,13 @@ def encoded(
     shared: SharedMedia | None = None,
     replays: bool = False,
 ) -> EncodedPrompt:
-    """The request's prompt as the model reads it, made within `timeout_s`; share: of its pictures, and replays: see `encode`;
-    tokens: to which the middle of its text is cut, all but `LEAST_TEXT`.
+    """Encode the request's prompt within `timeout_s`.
+
+    share: share of the pictures' size; replays: see `encode` for both.
+    tokens: cut the middle of the text to this number of tokens, but to no fewer than `LEAST_TEXT`.
 
     Raises:
-        GenerationTimeout: its chat template or processor takes longer; also what `encode` raises.
+        GenerationTimeout: the chat template or processor takes longer. Also raises the errors of `encode`.
     """
     model = config.model
     with time_limit(config.timeout_s, "making the prompt"):
@@ -113,28 +115,34 @@ def encoded(
 
 
 def compiled_step(loaded: LoadedModel, config: AnswerConfig) -> CompiledStep | None:
-    """The compiled decode step under `decode=compiled`: one for all datasets of a run, so that nothing is compiled twice."""
+    """Return the compiled decode step under `decode=compiled`. All datasets of a run share it, so that nothing is compiled
+    twice."""
     return CompiledStep(loaded.model) if config.decode == COMPILED else None
 
 
 class Commits(Protocol):
-    """Destination of rows: a `Writer` of a store."""
+    """A destination of rows, such as a `Writer` of a store."""
 
     def commit(self, rows: Sequence[Mapping[str, Any]], prompt: Mapping[str, Any] | None = None) -> None:
-        """Keep the rows of one sample."""
+        """Store the rows of one sample."""
 
 
 class Answering:
-    """Answers requests of one dataset with the cells that have no row for them yet, and commits each sample,
-    or each of its cells where they share nothing.
+    """Answers requests of one dataset with the cells that have no row for them yet.
+
+    It commits each sample, or each cell of a sample if cells share no prefill.
 
     Args:
-        loaded: the model; cells: this dataset's; done: cell -> sample ids that have rows; writer: where rows go.
-        after: told about each committed sample's rows (progress, tracking); committed: how many rows each commit had, which
-            is every cell's own where they share nothing.
-        measures: what the dataset is measured by besides its metrics (`specs.MEASURES`). They and fidelity need the
-            fork engine: `sharing=off` leaves them null.
-        step: of `compiled_step`; watch: told of all results with their prompts, before their rows are stored.
+        loaded: the model.
+        cells: the dataset's cells.
+        done: cell to sample ids that have rows.
+        writer: destination of rows.
+        after: called with each committed sample's rows (progress, tracking).
+        committed: called with the number of rows of each commit, which is 1 if cells share no prefill.
+        measures: measures of the dataset besides its metrics (`specs.MEASURES`). They and fidelity need the fork engine:
+            `sharing=off` leaves them null.
+        step: the result of `compiled_step`.
+        watch: called with all results and their prompts before rows are stored.
     """
 
     def __init__(
@@ -171,16 +179,16 @@ class Answering:
         self._encoded = partial(encoded, loaded, config, replays=any(cell.compressor.needs.replay for cell in cells))
         self._engine: Engine | None = None
         self._rules: tuple[str, DecodeRules] | None = None
-        self._visual: list[float] | None = None  # of the sample at hand
+        self._visual: list[float] | None = None  # of the current sample
         self._rendered: str | None = None
-        self._document: DocumentPrompts | None = None  # of the last sample, where its dataset has several questions
+        self._document: DocumentPrompts | None = None  # of the last sample, if its dataset has several questions
 
     def pending(self, sample_id: str) -> int:
-        """Number of cells that lack a row for a sample."""
+        """Return the number of cells that lack a row for a sample."""
         return sum(sample_id not in self.done[cell.cell] for cell in self.cells)
 
     def wants(self, sample: SampleRef) -> bool:
-        """Tell whether a sample is this run's and this shard's, and some cell has no row for it."""
+        """Tell whether a sample belongs to this run and shard, and some cell has no row for it."""
         asked = bool(chosen([sample], self.config.selection))
         return asked and self.pending(sample.sample_id) > 0
 
@@ -190,8 +198,8 @@ class Answering:
             self._engine = None
 
     def __call__(self, request: Request) -> str:
-        """Answer one request with every cell that has no row for it; the text goes back to lmms-eval's loop, which
-        scores nothing from it: scoring replays rows."""
+        """Answer one request with every cell that has no row for it. lmms-eval's loop gets the returned text but does not
+        score it, because scoring replays rows."""
         pending = [cell for cell in self.cells if request.sample_id not in self.done[cell.cell]]
         specs = [self.specs[cell.cell] for cell in pending]
         identity = f"{request.dataset}/{request.sample_id}"
@@ -206,15 +214,15 @@ class Answering:
         return rows[0]["answer"] or ""
 
     def _results(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> Iterator[list[ForkResult]]:
-        """Results as they are there to be kept: all cells of a shared prefill together, else cell by cell, so that an
-        interrupted sample keeps those that had ended. What goes wrong is the status of the cells that are left."""
+        """Yield results when they can be stored: all cells of a shared prefill together, otherwise cell by cell, so that an
+        interrupted sample keeps its finished cells. An exception becomes the status of the remaining cells."""
         left = list(specs)
         try:
             for results in self._answer(request, identity, specs):
                 ended = {result.cell for result in results}
                 left = [spec for spec in left if spec.cell not in ended]
                 yield results
-        except Exception as error:  # noqa: BLE001 - one sample's fault is its rows' status; the run goes on
+        except Exception as error:  # noqa: BLE001 - a sample's failure becomes its rows' status; the run goes on
             log.warning("%s: %s", identity, without_secrets(describe(error)))
             own = "group" if self.config.shares_prefill else "own"
             yield [ForkResult(spec.cell, status_of(error), describe(error), measured=own) for spec in left]
@@ -222,7 +230,7 @@ class Answering:
     def _answer(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> Iterator[list[ForkResult]]:
         if request.error is not None:
             raise DataError(request.error)
-        self._rules_for(request)  # what cannot be honoured is said before pictures are read
+        self._rules_for(request)  # report unsupported settings before pictures are read
         prompt = self._prompt(request, identity, specs)
         self._rendered = prompt.rendered
         extras = self._extras(request)
@@ -232,19 +240,20 @@ class Answering:
         together = [spec for spec in specs if spec not in apart]
         if together:
             yield from self._of_prompt(request, prompt, together, extras)
-        text = [spec for spec in apart if not spec.compressor.needs_visual]  # cut, where others get smaller pictures
+        text = [spec for spec in apart if not spec.compressor.needs_visual]  # these cut text, others shrink pictures
         for group in (text, [spec for spec in apart if spec not in text]):
             yield from answered(
                 SmallerPrompts(
                     partial(self._smaller, request, identity, group is text, prompt), prompt, self.loaded.family
                 ),
                 group,
-                # Another prompt's distributions: no noise floor, no sampled reference.
+                # The smaller prompt has other distributions: no noise floor, no sampled reference.
                 lambda small, own: self._of_prompt(request, small, own, ExtraMeasures(reference=extras.reference)),
             )
 
     def _prompt(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> EncodedPrompt:
-        """The request's prompt; with all questions about its document where a cell compresses it once for several."""
+        """Encode the request's prompt, with all questions about its document if a cell compresses it once for several
+        questions."""
         asked, device = request.document, self.loaded.device
         if asked is None or not any(protocol(spec.protocol).knows != "own" for spec in specs):
             return self._encoded(request, identity, device)
@@ -275,21 +284,21 @@ class Answering:
                 whole = replace(whole, turns=turns)
             others = (*whole.paraphrases, *([whole.generic] if whole.generic else []))
             same_context((*whole.questions, *others), self.loaded.family)
-            self._document = whole  # only what has passed the check: the document's next question asks no more
+            self._document = whole  # stored only after the check, so the document's next question needs no check
         own = self._document.questions[asked.number]
         return replace(own, document=replace(self._document, number=asked.number))
 
     def _smaller(
         self, request: Request, identity: str, text: bool, whole: EncodedPrompt, share: float
     ) -> EncodedPrompt:
-        """The prompt with this share of its text's tokens, or of its pictures."""
+        """Encode the prompt with this share of its text's tokens, or of its pictures' size."""
         sizes = {"tokens": int(share * whole.length)} if text else {"share": share}
         return self._encoded(request, identity, self.loaded.device, **sizes)
 
     def _of_prompt(
         self, request: Request, prompt: EncodedPrompt, specs: Sequence[CellSpec], extras: ExtraMeasures
     ) -> Iterator[list[ForkResult]]:
-        """Results of cells that are answered from this prompt."""
+        """Yield the results of cells that answer this prompt."""
         rules = self._within_context(self._rules_for(request), prompt)
         for results in self._generated(prompt, specs, rules, extras):
             if rules is not self._rules_for(request):
@@ -302,7 +311,7 @@ class Answering:
             yield results
 
     def _within_context(self, rules: DecodeRules, prompt: EncodedPrompt) -> DecodeRules:
-        """The rules with as many new tokens as the model has positions for; the last one of an answer takes none."""
+        """Limit new tokens to the model's free positions. An answer's last token needs no position."""
         most = self.loaded.family.max_context
         room = rules.max_new_tokens if most is None else most - prompt.length + 1
         return rules if room >= rules.max_new_tokens else rules.shortened(room)
@@ -329,7 +338,7 @@ class Answering:
         yield self._engine.answer(prompt, specs, extras)
 
     def _extras(self, request: Request) -> ExtraMeasures:
-        """Extra measures of the request besides its answers; a reference that has no tokens is logged, no failure."""
+        """Return the request's extra measures. A reference without tokens is logged and is not a failure."""
         reference: tuple[int, ...] = ()
         continuation = "continuation" in self.measures
         if "ppl" in self.measures or continuation:
@@ -338,7 +347,7 @@ class Answering:
                     reference = reference_tokens(
                         self.loaded.processor, request.messages, request.reference or "", continuation
                     )
-            except Exception as error:  # noqa: BLE001 - templates are programs of others; the answers are as good as ever
+            except Exception as error:  # noqa: BLE001 - templates are foreign programs; the answers are not affected
                 said = without_secrets(describe(error))
                 log.warning("%s/%s: no ppl: %s", request.dataset, request.sample_id, said)
         fidelity = self.config.fidelity and (bool(reference) or not continuation)
@@ -361,7 +370,7 @@ class Answering:
         )
 
     def _rules_for(self, request: Request) -> DecodeRules:
-        """The request's decode rules; samples of a task share them, so they are read once."""
+        """Return the request's decode rules. They are read once, because a task's samples share them."""
         key = repr(sorted(request.generation.items(), key=lambda item: item[0]))
         if self._rules is None or self._rules[0] != key:
             self._rules = (key, decode_rules(self.loaded, request.generation))
@@ -382,7 +391,7 @@ class Answering:
 
 
 def failed(row: Mapping[str, Any], status: str, error: str | None) -> dict[str, Any]:
-    """A response row with a failure's status: it carries no answer that anything could score."""
+    """Return a response row with a failure's status and without an answer, so that nothing can be scored."""
     empty: dict[str, Any] = {
         "status": status,
         "error": error,
@@ -392,5 +401,5 @@ def failed(row: Mapping[str, Any], status: str, error: str | None) -> dict[str, 
         "finish_reason": None,
     }
     measured = dict.fromkeys(("forced_kl", "forced_agree", "reference_nll", "reference_samples"))
-    counted = {name: row[name] or None for name in COUNTED}  # 0 where it was never counted
+    counted = {name: row[name] or None for name in COUNTED}  # 0 means that it was never counted
     return {**row, **empty, **measured, **counted}

@@ -1,9 +1,9 @@
-"""Checks that rows of a cell have one origin: the machine and the prompts of stored rows, and the files that a run reads, looked
-at again while it goes on: what changes under it belongs to no cell.
+"""Checks that all rows of a cell have one origin. Stored rows must come from the same machine and prompts, and the files that
+a run reads must not change while it runs.
 
-A look costs a `stat` a file. Where a file's state is another one its content is compared, so that a new time alone stops nothing;
-of a large file that nobody has read whole (weights of the hub, known by their commit) another state is a change. Rows that were
-written since the last good look may be answers to either content: they are made failed rows, which `retry=[error]` answers again.
+A check costs one `stat` per file. If a file's state changed, its content is compared, so that a new time alone stops nothing.
+For a large file whose content is unknown (weights of the hub, identified by their commit) a new state counts as a change. Rows
+written since the last good check may belong to either content. They become failed rows, which `retry=[error]` answers again.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ if TYPE_CHECKING:
 
 
 EVERY_S = 1.0
-SELDOM = 20  # times as long as a look took is waited before the next: a dataset may be tens of thousands of files
-READ_BELOW = 1 << 26  # bytes of a file that is read to know its content
+SELDOM = 20  # wait this many times a check's duration before the next: a dataset may be tens of thousands of files
+READ_BELOW = 1 << 26  # files with fewer bytes are read to know their content
 
 
 class Inputs:
     """The files behind one dataset's answers.
 
     Args:
-        model: files of weights, configuration and processor; data: of the dataset's rows and its task's code.
-        writer: where rows go.
+        model: files of weights, configuration and processor.
+        data: files of the dataset's rows and its task's code.
+        writer: destination of rows.
     """
 
     def __init__(self, model: Iterable[Path], data: Iterable[Path], writer: Commits) -> None:
@@ -51,17 +52,18 @@ class Inputs:
         self._stopped: ConfigError | DataError | None = None
 
     def committed(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Take note of a sample's rows, and look again where the last look is a while ago. Raises what `look` raises."""
+        """Note a sample's rows, and check the files if the last check is old enough. Raises the errors of `look`."""
         self._since.append(rows)
         if time.monotonic() >= self._next:
             self.look()
 
     def look(self) -> None:
-        """Look at all files.
+        """Check all files.
 
         Raises:
-            ConfigError: the model's changed. DataError: the dataset's. Rows since the last look are failed rows then. Another
-                look raises the same.
+            ConfigError: a file of the model changed.
+            DataError: a file of the dataset changed. In both cases rows since the last check become failed rows, and later
+                checks raise the same error.
         """
         from mmkv_bench.run.generate import failed
 
@@ -78,9 +80,9 @@ class Inputs:
             self._writer.commit([failed(row, "error", reason) for row in rows])
         error = ConfigError if changed in self._model else DataError
         self._stopped = error(
-            f"{changed} changed while the run was reading it; {len(unsure)} samples that were answered since the last look are "
-            "rows with status error, all others stand; put the file back and run the same command with retry=[error], or run it "
-            "as it is now for cells of their own"
+            f"{changed} changed while the run was reading it; {len(unsure)} samples answered since the last check "
+            "are rows with status error, all others are valid; restore the file and run the same command with "
+            "retry=[error], or run it with the new file, which makes new cells"
         )
         raise self._stopped
 
@@ -93,17 +95,17 @@ class Inputs:
                 if digest is None or self._checksums.digest(file) != digest:
                     return file
                 self._known[file] = now, digest
-            except (OSError, ConfigError):  # it is gone, or being written
+            except (OSError, ConfigError):  # the file is gone, or being written
                 return file
         return None
 
 
 def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str, Any], times: bool = False) -> None:
-    """Compare who began these cells, of which rows are about to be added, with this process; no hash covers it.
+    """Compare this process with the machine that began these cells, because no hash covers the machine.
 
     Args:
         own: device, cpu and versions of this process (`provenance.collect`).
-        times: what is added are times, to which the kind of CPU matters in any precision.
+        times: whether times will be added, which depend on the kind of CPU in any precision.
 
     Raises:
         StoreError: a cell was begun on another device, in half precision on another kind of CPU, or under another lmms-eval.
@@ -116,24 +118,24 @@ def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str,
             side["lmms-eval"] = json.loads(one["versions"]).get("lmms_eval")
         if stored_settings != current_settings:
             told = ", ".join(
-                f"{name} {stored_settings[name]} (here {current_settings[name]})"
+                f"{name} {stored_settings[name]} (now {current_settings[name]})"
                 for name in stored_settings
                 if stored_settings[name] != current_settings[name]
             )
             raise StoreError(
-                f"cells of this run were begun under {store.root} with {told}, and a cell that mixes them tells nothing of "
-                "either: continue there, or give another folder (out=<folder>)"
+                f"cells of this run were begun under {store.root} with {told}, and one cell must not mix them: "
+                "continue on that machine, or give another folder (out=<folder>)"
             )
 
 
 def refuse_other_prompts(store: Store, cells: Sequence[str], loaded: LoadedModel) -> None:
-    """Compare the stored `prompt_format` of these cells with the loaded model's; no hash covers it.
+    """Compare the stored `prompt_format` of these cells with the loaded model's, because no hash covers it.
 
-    Rows that are older than the column were made of the same prompts, but for templates that take text or write the date, and
-    for tokenizers that add the beginning of a text where it lacked or stood twice.
+    Rows older than the column have the same prompts, except for templates that take text or write the date, and for tokenizers
+    whose begin-of-text token was missing or doubled.
 
     Raises:
-        ConfigError: the cells have rows of prompts that were written otherwise.
+        ConfigError: the cells have rows with another prompt format.
     """
     from mmkv_bench.models.chat_template import Template
 
@@ -144,6 +146,7 @@ def refuse_other_prompts(store: Store, cells: Sequence[str], loaded: LoadedModel
     stored = {*store.cells(cells, ["prompt_format"])["prompt_format"].to_pylist()} - {loaded.prompt_format}
     if stored - {None} or (stored and written_anew):
         raise ConfigError(
-            f"{store.root} holds rows of these cells whose prompts another version of mmkv_bench wrote otherwise (the column "
-            "prompt_format of the table cells tells how); they cannot be added to: give another folder (out=<folder>)"
+            f"{store.root} has rows of these cells whose prompts were written differently by another version of "
+            "mmkv_bench (column prompt_format of the table cells), so no rows can be added; give another folder "
+            "(out=<folder>)"
         )

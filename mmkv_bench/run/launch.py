@@ -1,8 +1,8 @@
-"""One run split over N processes of this machine: what `mmkv-bench launch` does.
+"""`mmkv-bench launch`: one run split over N processes of this machine.
 
-The processes answer samples as they are handed out (`dispatch.py`), the datasets with the most to do first, into the same
-result folder, on a device of their own where there are devices; this process then scores all rows once. What a process that dies
-was at goes to the others; where all die the same command continues.
+The processes answer samples from one queue (`dispatch.py`), the datasets with the most work first, into the same result
+folder. Each has its own device if the machine has devices. This process then scores all rows once. If a process dies, the
+others answer its samples; if all die, the same command continues.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
     from mmkv_bench.store.store import Store
 
-_LOOK_S = 0.5  # between looks for a stop signal
+_LOOK_S = 0.5  # seconds between checks for a stop signal
 RUN = (sys.executable, "-m", "mmkv_bench")
 
 
 @dataclass(frozen=True)
 class Worker:
-    """One process to start: its command line, what its environment adds, and where its output is kept."""
+    """One process to start: its command line, additions to its environment, and the file for its output."""
 
     name: str
     command: tuple[str, ...]
@@ -44,27 +44,29 @@ class Worker:
 
 @dataclass(frozen=True)
 class ExitedProcess:
-    """A process that has ended; `code` is its exit code, negative for a signal."""
+    """A process that has ended. `code`: its exit code, negative for a signal."""
 
     worker: Worker
     code: int
 
 
 def launch_in_job(overrides: Sequence[str], asked: int) -> int:
-    """Split what a job of a sweep does, a shard as well as a whole run. A stop signal is passed on to the processes, which store
-    the samples in flight, and is then the job's.
+    """Split the work of a sweep's job, which may be a shard or a whole run. A stop signal is passed on to the processes, which
+    store their current samples, and then ends the job.
 
     Args:
-        asked: how many devices the job asked for.
+        asked: the number of devices that the job requested.
 
     Raises:
-        ConfigError: as `launch`; the job sees no device. Stopped: a stop signal came.
+        ConfigError: as `launch`, or the job sees no device.
+        Stopped: a stop signal came.
     """
     seen = visible_devices("auto")[:asked]
     if not seen:
         raise ConfigError(
-            f"this job asked for {asked} GPUs and sees none (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}); "
-            "look at its node's driver and at hydra.launcher.setup, or say model.device=cpu"
+            f"this job requested {asked} GPUs but sees none "
+            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}); check its node's driver and "
+            "hydra.launcher.setup, or give model.device=cpu"
         )
     if len(seen) < asked:
         print(f"mmkv_bench: the job asked for {asked} GPUs and sees {len(seen)}", file=sys.stderr)
@@ -78,27 +80,33 @@ def launch(
     run: Sequence[str] = RUN,
     seen: Sequence[str] | None = None,
 ) -> int:
-    """Split the run that these overrides ask for.
+    """Split the run that these overrides describe. Return its exit code.
 
     Args:
-        overrides: as for a run; processes: how many, None for one per visible device.
-        run: the command that every process is started with. seen: a job's devices, whose run may be a shard; None: those of this
-            machine.
+        overrides: as for a run.
+        processes: number of processes; None starts one per visible device.
+        run: the command that starts every process.
+        seen: the devices of a job, whose run may be a shard; None uses this machine's devices.
 
     Raises:
-        ConfigError: a configuration that cannot run, a shard or `stage=score` among the overrides, no count of
-            processes on a machine without devices.
+        ConfigError: a configuration that cannot run, a shard or `stage=score` among the overrides, or no number of processes
+            on a machine without devices.
     """
     from mmkv_bench.config.compose import compose
     from mmkv_bench.plan.validate import validate
 
     for text in overrides:
         if text.partition("=")[0].lstrip("+") == "shard" and seen is None:
-            raise ConfigError(f"{text}: launch divides the run itself; drop it, or run that one with mmkv-bench run")
+            raise ConfigError(
+                f"{text}: launch divides the run itself; drop {text}, or run the shard with mmkv-bench run"
+            )
     config = compose(overrides)
     validate(config)
     if config.stage == "score":
-        raise ConfigError("stage=score is one process's work; allowed here: both, generate; use mmkv-bench run")
+        raise ConfigError(
+            "stage=score needs only one process; allowed with launch: both, generate; use "
+            "mmkv-bench run for stage=score"
+        )
     spread = config.model.device_map is not None
     with waiting("loading", log=True):
         from mmkv_bench.plan.planner import make_plan
@@ -122,7 +130,7 @@ def launch(
     stopped = _stopped(failed)
     for line in stopped:
         print(f"mmkv_bench: {line}", file=sys.stderr)
-    store.recover()  # what a process that died had committed
+    store.recover()  # publish what a dead process had committed
     if failed and not stopped and plan.unanswered(store):
         print("mmkv_bench: run the same command again to continue at the first missing sample", file=sys.stderr)
         return max(abs(end.code) if end.code < 128 else 1 for end in failed)
@@ -135,7 +143,8 @@ def launch(
 
 
 def _stopped(failed: Sequence[ExitedProcess]) -> list[str]:
-    """Lines of processes about datasets that stopped, where that alone is why they failed; the others' answers are scored."""
+    """Return log lines about stopped datasets if these alone explain the failures; the other datasets' answers are then
+    scored."""
     from mmkv_bench.run.report import STOPPED
 
     if any(end.code != 1 for end in failed):
@@ -145,7 +154,7 @@ def _stopped(failed: Sequence[ExitedProcess]) -> list[str]:
 
 
 def _job() -> str:
-    """This attempt of a job among all that write to one folder."""
+    """Return a name for this attempt of a job, unique among all that write to one folder."""
     identity, attempt = (os.environ.get(f"SLURM_{name}") for name in ("JOB_ID", "RESTART_COUNT"))
     return f"job-{identity or os.getpid()}-{attempt or 0}-process"
 
@@ -159,12 +168,13 @@ def workers(
     spread: bool = False,
     named: str = "process",
 ) -> list[Worker]:
-    """The processes of a split run.
+    """Return the processes of a split run.
 
     Args:
-        devices: visible devices, dealt out in turn; empty on CPU, where the cores are divided instead.
-        out: result folder, whose `logs` keep what the processes print; spread: a process takes several devices
-            (`model.device_map`). named: how names of logs begin; jobs of one folder need different ones.
+        devices: visible devices, assigned in turn. Empty on CPU, where the cores are divided instead.
+        out: the result folder, whose `logs` keep the processes' output.
+        spread: whether a process takes several devices (`model.device_map`).
+        named: prefix of the logs' names; jobs of one folder need different prefixes.
     """
     made = []
     for index in range(count):
@@ -182,10 +192,9 @@ def workers(
 
 
 def run_all(started: Sequence[Worker]) -> list[ExitedProcess]:
-    """Run processes side by side until all have ended, handing out samples; what they print on stderr is shown with their name
-    in front.
+    """Run processes side by side until all have ended, and distribute samples. Their stderr is shown with their name in front.
 
-    Ctrl-C, and a stop signal that waits (`stopping.deferred`), end them all and are raised again.
+    Ctrl-C, or a remembered stop signal (`stopping.deferred`), ends all processes and is raised again.
     """
     running, dispatcher = [], Dispatcher()
     for worker in started:
@@ -222,7 +231,7 @@ def run_all(started: Sequence[Worker]) -> list[ExitedProcess]:
 
 
 def visible_devices(setting: str) -> list[str]:
-    """Device names as CUDA_VISIBLE_DEVICES writes them; empty for `model.device=cpu` and on machines without any."""
+    """List devices in the form of CUDA_VISIBLE_DEVICES. Empty for `model.device=cpu` and on machines without devices."""
     if setting == "cpu":
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -232,18 +241,22 @@ def visible_devices(setting: str) -> list[str]:
 
 
 def _count(processes: int | None, devices: Sequence[str], spread: bool) -> int:
-    """One process per device; one in all where a model is spread over several, and nobody says how many those are."""
+    """Return the number of processes: `processes` if given, otherwise one per device. A model that spans several devices gets
+    one process, because nobody states how many devices it takes.
+
+    Raises ConfigError if there is neither a number nor a device.
+    """
     if processes is None and devices:
         return 1 if spread else len(devices)
     if processes is None:
         raise ConfigError(
-            "this machine shows no device, so the number of processes is yours to say; write --processes N"
+            "this machine has no device, so the number of processes cannot be derived; give --processes N"
         )
     return processes
 
 
 def _prepare(plan: Plan, store: Store) -> None:
-    """Look for the device, then make or open the data of datasets that lack answers, once and not in every process."""
+    """Check the device, then make or open the data of datasets that lack answers: once, and not in every process."""
     from mmkv_bench.evaluation.documents import documents
 
     coverage = plan.coverage(store)
@@ -255,7 +268,7 @@ def _prepare(plan: Plan, store: Store) -> None:
 
 
 def _longest_first(plan: Plan) -> list[str]:
-    """An override that puts the datasets with the most to generate first: samples times the tokens that each may take."""
+    """Return an override that sorts datasets by work, the most first: samples times maximum tokens per answer."""
     if len(plan.parts) < 2:
         return []
     from mmkv_bench.plan.selection import longest_first

@@ -1,6 +1,6 @@
-"""`-m`: one run per job of a sweep, by Hydra's launchers (this process, or Slurm); and Hydra's own printing flags.
+"""`-m`: one run per job of a sweep, through Hydra's launchers (this process, or Slurm); and Hydra's own printing flags.
 
-Every job is composed and checked before the first one starts. Single runs do not come here: they need no launcher.
+Every job is composed and checked before the first one starts. Single runs need no launcher and do not use this file.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.plan.validate import validate
 
 _FAILURES: list[tuple[str, int, str]] = []
-"""(job, exit code, sentence) of the jobs of this process that failed."""
+"""(job, exit code, message) of the jobs of this process that failed."""
 
 _SWEEPING: set[int] = set()
-"""Process ids that are inside `multirun`: a job that finds another one was started by a launcher elsewhere."""
+"""Ids of processes inside `multirun`. A job with another id was started elsewhere by a launcher."""
 
 
 def multirun(overrides: Sequence[str], jobs: int) -> int:
-    """Run so many jobs of a sweep, which were checked; one that fails does not stop the others.
+    """Run the jobs of a checked sweep. A job that fails does not stop the others.
 
     Returns:
         0, or the highest exit code of any job.
 
     Raises:
-        ConfigError: Hydra refuses them.
+        ConfigError: Hydra refuses the overrides.
     """
-    print(f"mmkv_bench: {jobs} jobs; what jobs print elsewhere is kept below <out>/sweep", file=sys.stderr)
+    print(f"mmkv_bench: {jobs} jobs; output of jobs elsewhere is kept below <out>/sweep", file=sys.stderr)
     _FAILURES.clear()
     _SWEEPING.add(os.getpid())
     code = hydra_main(["--multirun", *for_hydra(overrides)])
@@ -43,7 +43,7 @@ def multirun(overrides: Sequence[str], jobs: int) -> int:
 
 
 def checked(overrides: Sequence[str]) -> list[tuple[list[str], RunConfig]]:
-    """The jobs of a sweep, each with the configuration that it comes to.
+    """Return the jobs of a sweep, each with its composed configuration.
 
     Raises:
         ConfigError: a job that cannot run.
@@ -60,14 +60,14 @@ def checked(overrides: Sequence[str]) -> list[tuple[list[str], RunConfig]]:
 
 
 def show(overrides: Sequence[str], flags: Sequence[str]) -> int:
-    """Hydra's printing flags (`--cfg job`, `--info`), after checking that the configuration composes."""
+    """Run Hydra's printing flags (`--cfg job`, `--info`) after a check that the configuration composes."""
     compose(overrides)
     return hydra_main([*flags, *for_hydra(overrides)])
 
 
 def job(config: Any) -> int:
-    """One job, in whichever process the launcher started. Failures in this process are kept for the report at the end;
-    elsewhere the exception travels back through the launcher."""
+    """Run one job in the process that the launcher started. A failure in this process is kept for the final report; elsewhere
+    an exception returns through the launcher."""
     from hydra.core.hydra_config import HydraConfig
 
     from mmkv_bench.run.run import run
@@ -86,7 +86,7 @@ def job(config: Any) -> int:
 
 
 def hydra_main(arguments: Sequence[str]) -> int:
-    """Hand a command line to Hydra's entry point, whose errors come back as exceptions rather than as printed pages."""
+    """Call Hydra's entry point with these arguments. Errors are raised as exceptions instead of printed."""
     import hydra
     from hydra.errors import HydraException
 

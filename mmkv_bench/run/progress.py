@@ -13,13 +13,14 @@ _EVERY_S = 10.0
 
 
 class Progress:
-    """Counts samples of one run.
+    """A counter of one run's samples.
 
     Args:
-        total: samples to do, those of earlier runs not among them.
-        label: what is counted, as `pages_walk`.
-        stream: where it is shown, stderr by default; stdout stays for results.
-        every: seconds between lines when the stream is no terminal; unit: what is counted, in words.
+        total: number of samples to do, without those of earlier runs.
+        label: name of the dataset, such as `pages_walk`.
+        stream: destination, stderr by default; stdout stays for results.
+        every: seconds between lines if the stream is not a terminal.
+        unit: name of the counted things.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Progress:
         return self
 
     def advance(self, samples: int = 1, note: str = "") -> None:
-        """Count finished samples; `note` is shown behind them (running accuracy, say)."""
+        """Count finished samples. `note` is shown behind them, for example a running accuracy."""
         self.count += samples
         self._last = time.monotonic()
         if self._bar is not None:
@@ -48,7 +49,7 @@ class Progress:
             self._line(note)
 
     def relabel(self, label: str) -> None:
-        """Name what is counted from here on, such as the next dataset."""
+        """Change the label, for example to the next dataset."""
         self.label = label
         if self._bar is not None:
             self._bar.update(self._task, description=label)
@@ -69,7 +70,7 @@ class Progress:
         print(text, file=self.stream, flush=True)
 
     def left(self) -> str:
-        """The time left in words, by the mean of all samples so far; `?` before the first."""
+        """Return the remaining time as text, estimated from the mean over all samples so far; `?` before the first."""
         if not self.count:
             return "?"
         each = (self._last - self._start) / self.count
@@ -82,7 +83,7 @@ class Progress:
         from rich.text import Text
 
         class Left(ProgressColumn):
-            """rich's own column knows no speed before the second sample."""
+            """A column with the remaining time. rich's own column knows no speed before the second sample."""
 
             def render(_, task):
                 return Text(self.left(), style="progress.remaining")
@@ -100,12 +101,12 @@ class Progress:
 
 
 def progress(label: str, total: int) -> Progress:
-    """Progress of `total` samples (or cells) on stderr, as a context manager with `advance()`."""
+    """Return a progress display of `total` samples (or cells) on stderr, a context manager with `advance()`."""
     return Progress(total, label)
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words: `42 s`, `3:05 min`, `2:10 h`."""
+    """Return a duration as text: `42 s`, `3:05 min`, `2:10 h`."""
     seconds = round(seconds)
     if seconds < 60:
         return f"{seconds} s"
@@ -120,11 +121,11 @@ _ERASE = "\r\x1b[2K"
 
 @contextmanager
 def waiting(what: str, stream: TextIO | None = None, log: bool = False) -> Iterator[None]:
-    """Show `what ...` on a terminal until the block ends, an error too, whose sentence then stands on a line of its own.
+    """Show `what ...` on a terminal until the block ends. It is erased before an error's message is printed.
 
     Args:
-        stream: where it is shown, stderr by default; stdout stays for results.
-        log: logs and pipes get it as well, where it stays: the sign that a run has begun. Others would say nothing later.
+        stream: destination, stderr by default; stdout stays for results.
+        log: also write it, permanently, to logs and pipes, as a sign that a run has begun.
     """
     stream = stream or sys.stderr
     if not stream.isatty():

@@ -1,4 +1,4 @@
-"""Rows of the table `prompts`: the question of a sample, for people who look at answers."""
+"""Rows of the table `prompts`: a sample's question, for readers of answers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 def prompt_row(
     request: Request, dataset: str, fingerprint: str, visual: Sequence[float] | None, rendered: str | None
 ) -> dict[str, Any]:
-    """The row. dataset: as the cells' rows call it; fingerprint: of the model; visual: of `visual_places`; rendered: the
-    prompt's text."""
+    """Return the row.
+
+    dataset: the name in the cells' rows. fingerprint: of the model. visual: result of `visual_places`. rendered: the prompt's
+    text.
+    """
     return {
         "prompt_hash": request.prompt_hash,
         "model_fingerprint": fingerprint,
@@ -34,7 +37,8 @@ def prompt_row(
 
 
 def question_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of messages in order, `<image>` and `<video>` for media; roles before turns where there are several."""
+    """Return the messages' text in order, with `<image>` and `<video>` for media. If there are several turns, each starts with
+    its role."""
     turns = []
     for turn in messages:
         parts = [part["text"] if part["type"] == "text" else f"<{part['type']}>" for part in turn["content"]]
@@ -43,8 +47,11 @@ def question_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def visual_places(loaded: LoadedModel, prompt: EncodedPrompt, request: Request) -> list[float] | None:
-    """Places of visual tokens: index in the prompt, number of the image, top, bottom, left, right; -1 where it shows no place.
-    None where the family's rule is not known, or the prompt has videos."""
+    """Return the places of visual tokens, six numbers each: index in the prompt, number of the image, top, bottom, left, right
+    (-1 if the token shows no place).
+
+    Return None if the family's rule is unknown, or the prompt has videos.
+    """
     from mmkv_bench.families.registry import token_boxes
 
     if request.videos or not request.images:

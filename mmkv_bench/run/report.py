@@ -1,4 +1,4 @@
-"""Report at a run's end: tables, the place of the rows, failures, and one JSON document."""
+"""The report at a run's end: tables, the rows' folder, failures, and one JSON document."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.rows import ReadOnce, Rows
 
-STOPPED = " stopped: "  # between a dataset and why it did not get to its end
+STOPPED = " stopped: "  # between a dataset and the reason why it was not finished
 MEASURE_METRICS = {"ppl": "ppl", "self_rouge": "rouge_l_sampled", "continuation": "ppl"}
-"""The metric that tells whether a dataset's measure is there."""
+"""For each measure of a dataset, the metric that shows whether it was taken."""
 
 FIDELITY_METRICS = {"fidelity_kl_all", "fidelity_kl_first"}
-"""One of them, by the protocol, tells whether fidelity is there."""
+"""Metrics of which one, depending on the protocol, shows whether fidelity was measured."""
 
 
 class Report:
-    """The end of one run.
+    """The report of one run.
 
     Args:
-        coverage: what the store holds of the plan; rows: those of its cells.
+        coverage: the stored part of the plan.
+        rows: the rows of its cells.
     """
 
     def __init__(self, plan: Plan, store: Store, coverage: Coverage, rows: ReadOnce):
@@ -47,12 +48,15 @@ class Report:
         judge: str | None = None,
         stopped: Mapping[str, str] | None = None,
     ) -> None:
-        """Print it.
+        """Print the report.
 
         Args:
-            generated: dataset -> samples answered by this run; scored: cells scored by it; failed: rows of the run that
-                are failures; seconds: how long it took; judge: what to say of the judge; stopped: dataset -> why
-                it did not get to its end.
+            generated: dataset to number of samples answered by this run.
+            scored: number of cells scored by this run.
+            failed: number of the run's rows that are failures.
+            seconds: duration of the run.
+            judge: a line about the judge.
+            stopped: dataset to the reason why it was not finished.
         """
         if not any(generated.values()) and not scored and not stopped:
             print(self._idle())
@@ -93,23 +97,24 @@ class Report:
             print(json.dumps(document, default=str))
 
     def _as_asked(self, rows: Rows) -> Rows:
-        """The rows with each cell under the name that this run asks for, which an earlier run may have stored under another."""
+        """Rename each cell's method to this run's name for it, because an earlier run may have stored the cell under another
+        name."""
         asked = {cell.cell: cell.method for cell in self.cells}
         return replace(rows, cells=rows.cells.assign(method=rows.cells["cell"].map(asked)))
 
     def _other_names(self) -> list[str]:
-        """A sentence for each method whose cells an earlier run stored under another name."""
+        """Return a sentence for each method whose cells an earlier run stored under another name."""
         stored = dict(zip(*map(self.rows.cells.get, ("cell", "method")), strict=True))
         names = {(cell.method, stored.get(cell.cell, cell.method)): None for cell in self.cells}
         return [
-            f"note: {asked} stands in these rows as {known}, the name under which an earlier run stored the same cells; "
-            "the command tables prints that one"
+            f"note: {asked} is stored in these rows as {known}, the name that an earlier run gave the same cells; "
+            f"the command tables prints {known}"
             for asked, known in names
             if asked != known
         ]
 
     def _reason(self) -> str:
-        """The failure that most rows have, with its number."""
+        """Return the most frequent failure as text, with its number of rows."""
         rows = self.store.responses([cell.cell for cell in self.cells], ("status", "error"))
         failures = rows.filter(pc.not_equal(rows["status"], "ok")).to_pylist()
         reasons = Counter(f"{row['status']}: {(row['error'] or 'no reason given').splitlines()[0]}" for row in failures)
@@ -123,20 +128,21 @@ class Report:
             return f"Nothing to do: no sample of this run belongs to shard {self.plan.answering.selection.shard}."
         if self.plan.stage == "generate":
             return "Nothing to do: every cell has every sample."
-        answered = Coverage(self.coverage.rows)  # whatever `retry` would do again
+        answered = Coverage(self.coverage.rows)  # ignoring `retry`
         if any(answered.missing(part) for part in self.parts):
-            return "Nothing to score: all stored answers are scored; there are samples without an answer."
-        return "Nothing to do: every cell has every sample, and all of them are scored."
+            return "Nothing to score: all stored answers are scored, but some samples have no answer."
+        return "Nothing to do: every cell has every sample, and all answers are scored."
 
     def _more(self) -> str | None:
-        """A sentence when the tables cover samples that this run did not ask for (a smaller limit, one shard)."""
+        """Return a sentence if the tables cover samples that this run did not ask for (a smaller limit, one shard)."""
         asked = {part.dataset: len(part.samples) for part in self.parts}
         larger = {row["dataset"]: row["n"] for row in self.metrics if row["n"] > asked[row["dataset"]]}
-        parts = [f"{name} {n} samples, this run asked for {asked[name]}" for name, n in sorted(larger.items())]
+        parts = [f"{name} {n} samples, but this run asked for {asked[name]}" for name, n in sorted(larger.items())]
         return f"note: the tables cover all stored samples: {'; '.join(parts)}" if parts else None
 
     def _unmeasured(self) -> str | None:
-        """A sentence when stored answers lack what this run asks to measure: measuring happens while answering."""
+        """Return a sentence if stored answers lack measures that this run asks for, because measures are taken only while
+        answering."""
         if not self.plan.answering.shares_prefill:
             return None
         wanted: dict[str, dict[str, set[str]]] = {}
@@ -158,12 +164,14 @@ class Report:
             total = sum(answered[cell] for cell in cells)
             if lacking := total - valued:
                 found.append(f"{measure} ({lacking} of {total} answers)")
-        return f"note: answers stored without {', '.join(found)}; out=<another folder> measures them" if found else None
+        return (
+            f"note: answers lack {', '.join(found)}; a run with out=<another folder> measures them" if found else None
+        )
 
     def _short(self, metrics_of: Mapping[str, set[str]]) -> list[str]:
-        """The cells in which no metric of a measure has a value for every sample.
+        """Return the cells in which no metric of a measure has a value for every sample.
 
-        metrics_of: cell -> the metrics of which one tells that a sample is measured.
+        metrics_of: cell to metrics, one of which shows that a sample was measured.
         """
         whole = {
             row["cell"]
@@ -173,7 +181,7 @@ class Report:
         return [cell for cell in metrics_of if cell not in whole]
 
     def _tables(self) -> str:
-        """Tables of this run's cells; a mix's kinds stay in the rows."""
+        """Return tables of this run's cells. Kinds of a mix are left out; they are in the rows."""
         from mmkv_bench.tables.build import RANDOM, build
         from mmkv_bench.tables.formats import markdown
         from mmkv_bench.tables.rows import frames

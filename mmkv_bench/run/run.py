@@ -1,4 +1,4 @@
-"""A run, top to bottom: plan the cells, say what will happen, generate what is missing, score it, print the tables."""
+"""A run, top to bottom: plan the cells, print the card, generate missing answers, score them, print the tables."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
 
 
 def run(config: RunConfig) -> int:
-    """Run a validated configuration: see `carry_out`."""
+    """Plan and run a validated configuration, see `carry_out`."""
     with waiting("planning"):
         plan = make_plan(config)
     return carry_out(plan)
 
 
 def carry_out(plan: Plan) -> int:
-    """Do what a plan says. Returns 0, or 1 when some row of the run is a failure (the rows say how), or one of
-    several datasets stopped for what is wrong with its data or scorer (said at the end).
+    """Carry out a plan. Return 0, or 1 if a row of the run is a failure (rows say how), or if one of several datasets stopped
+    because of its data or scorer (reported at the end).
 
     Raises:
-        MMKVError: what stops the run as a whole, with its exit code.
+        MMKVError: the run as a whole stops; it has the exit code.
     """
     started = time.perf_counter()
     scoring, store = plan.stage != "generate", Store(plan.out)
@@ -84,7 +84,7 @@ def carry_out(plan: Plan) -> int:
     specs = {part.dataset: part.spec for part in plan.parts}
     rescores = plan.stage == "score"
     stale = unscored(store, plan.cells, judge, rows, specs, undigested=rescores) if scoring else []
-    if not generating:  # nothing to follow
+    if not generating:  # nothing to track
         track = NoTracker()
     track.start(described(plan.resolved, plan.cells))
     scored, failed, ended = 0, 0, False
@@ -99,7 +99,7 @@ def carry_out(plan: Plan) -> int:
             rows, coverage = _read(plan, store)
             stale = unscored(store, plan.cells, judge, rows, specs) if scoring else []
         if stale:
-            del rows  # scores need the memory
+            del rows  # frees memory for scoring
             scored = _score(store, plan.parts, stale, judge, stopped)
             rows, _ = _read(plan, store)
         failed = sum(coverage.failed(part) for part in plan.parts)
@@ -115,23 +115,23 @@ def carry_out(plan: Plan) -> int:
 
 
 def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Coverage]:
-    """Read what the store holds of the plan. Its rows are read once for coverage, scores and tables, until something is
-    written; who only generates reads no more of them than tells what is missing."""
+    """Read the stored part of the plan. Its rows are read once for coverage, scores and tables, until something is written. A
+    run that only generates reads just what shows missing rows."""
     rows = ReadOnce(store, plan.names, further=COVERAGE_COLUMNS)
     return rows, plan.coverage(store, None if plan.stage == "generate" else rows.responses)
 
 
 # ---------------------------------------------------------------------- before work
 def _unfinished(plan: Plan, coverage: Coverage) -> list[str]:
-    """The cells to which rows will be added."""
+    """List the cells to which rows will be added."""
     return [cell for part in plan.parts for cell, done in coverage.done(part).items() if len(done) < len(part.samples)]
 
 
 def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
-    """Answers are the same with and without sharing, times and memory are not: never reuse the one kind as the other.
+    """Refuse to mix rows with and without sharing. Their answers are equal, but their times and memory are not.
 
     Raises:
-        ConfigError: the store holds rows of these cells that were measured the other way.
+        ConfigError: the store has rows of these cells that were measured the other way.
     """
     if plan.stage == "score":
         return
@@ -139,16 +139,17 @@ def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
     found = {*coverage.rows["measured"].unique().to_pylist()} - {wanted}
     if found:
         raise ConfigError(
-            f"sharing={switch} asks for rows measured={wanted}, and {store.root} holds rows of these cells with "
-            f"measured={found.pop()}; give another folder (out=<folder>), or sharing={'on' if switch == 'off' else 'off'}"
+            f"sharing={switch} makes rows with measured={wanted}, but {store.root} has rows of these cells with "
+            f"measured={found.pop()}; give another folder (out=<folder>), or "
+            f"sharing={'on' if switch == 'off' else 'off'}"
         )
 
 
 def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
-    """The model, once all that can be refused without it has been looked at: the device and the data.
+    """Load the model, after all checks that need no model: of the device and the data.
 
     Raises:
-        MMKVError: one of these is not there, or cannot do what the run asks.
+        MMKVError: device, data or model is missing, or cannot do what the run asks.
     """
     from mmkv_bench.compression.flash import check as check_flash
 
@@ -168,7 +169,7 @@ def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
 
 
 def _check_generation(loaded: LoadedModel, parts: Sequence[DatasetShare]) -> None:
-    """Refuse generation settings that cannot be honoured before any work, not once in every row."""
+    """Refuse unsupported generation settings before any work, rather than in every row."""
     from mmkv_bench.run.generate import decode_rules
 
     for part in parts:
@@ -184,7 +185,7 @@ def _hold(found: list[Any], request: Any) -> str:
 
 
 def _first_prompts(plan: Plan, loaded: LoadedModel) -> dict[str, PromptSize]:
-    """Sizes of each dataset's first prompt; one that cannot be made is left out here and gets its row later."""
+    """Return the size of each dataset's first prompt. A prompt that cannot be made is skipped; its row will report it."""
     from mmkv_bench.evaluation.generating import generate
     from mmkv_bench.generation.encode import lengths_of
     from mmkv_bench.run.generate import encoded
@@ -201,7 +202,7 @@ def _first_prompts(plan: Plan, loaded: LoadedModel) -> dict[str, PromptSize]:
             prompt = encoded(loaded, plan.answering, request, "card", "cpu")
             asked = [name for name in protocols if name in WHOLE] or protocols
             context = lengths_of(protocol(asked[0]), prompt, loaded.family).reduced
-        except Exception:  # noqa: BLE001, S112 - whatever a processor makes of it will be that sample's status
+        except Exception:  # noqa: BLE001, S112 - any failure of a processor becomes that sample's status later
             continue
         sizes[part.dataset] = PromptSize(prompt.length, prompt.visual_tokens, context)
     return sizes
@@ -216,7 +217,7 @@ def _generate(
     track: Tracker,
     stopped: dict[str, str],
 ) -> None:
-    """Answer what is missing; `stopped` takes the datasets that could not be."""
+    """Answer what is missing. `stopped` gets the datasets that could not be finished."""
     from mmkv_bench.evaluation.grader import RunningScores
     from mmkv_bench.run.generate import Answering, compiled_step
     from mmkv_bench.run.inputs import Inputs
@@ -261,8 +262,10 @@ def _answer(
     given: SampleQueueClient,
     inputs: Inputs,
 ) -> None:
-    """Answer what is missing of one dataset, as far as other processes do not: so many samples, whose cells share a prefill
-    and are counted together, or so many answers `alone`."""
+    """Answer one dataset's missing samples, except those that other processes answer.
+
+    todo: number of samples whose cells share a prefill and are counted together. alone: number of single answers instead.
+    """
     from mmkv_bench.evaluation.generating import generate
     from mmkv_bench.evaluation.question_groups import asks_groups
 
@@ -279,7 +282,7 @@ def _answer(
         answering = answering_of(after=after, committed=None if alone is None else bar.advance)
 
         def wanted(sample: SampleRef) -> bool:
-            """Tell whether it is to be answered here; one that another process answers is counted."""
+            """Tell whether this process must answer the sample. A sample that another process answers is counted as progress."""
             if not answering.wants(sample):
                 return False
             mine = given.take(part.dataset, sample.sample_id)
@@ -298,7 +301,7 @@ def _answer(
 
 @contextmanager
 def _one_of(parts: Sequence[DatasetShare], label: str, stopped: dict[str, str]) -> Iterator[None]:
-    """Work on one dataset: where there are others, what is wrong with its data or scorer is kept and stops no other."""
+    """Work on one dataset. If the run has others, a fault of its data or scorer is recorded and does not stop them."""
     try:
         yield
     except (DataError, ScoringError) as error:
@@ -318,7 +321,7 @@ def _advance(bar: Progress, cell: Cell) -> None:
 def _score(
     store: Store, parts: Sequence[DatasetShare], stale: Sequence[str], judge: JudgeAnswers, stopped: dict[str, str]
 ) -> int:
-    """Score what is stale; `stopped` takes the datasets that could not be. Returns how many cells were scored."""
+    """Score stale cells and return their number. `stopped` gets the datasets that could not be scored."""
     done, waiting = 0, set(stale)
     for part in parts:
         own = waiting.intersection(cell.cell for cell in part.cells)

@@ -1,4 +1,4 @@
-"""The schedule of a plan, for `mmkv-bench plan`: its model, then rows done and missing by dataset and method."""
+"""The schedule of a plan for `mmkv-bench plan`: its model, then rows done and missing by dataset and method."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COUNTED = {"documented": " as documented", "unknown": ", an unknown number"}
 
 
 def text(plan: Plan, coverage: Coverage) -> str:
-    """The model and a table for datasets of equal counts. coverage: what there is in the plan's folder."""
+    """Return the model and one table per group of datasets with equal counts. coverage: the stored part of the plan."""
     done = {part.dataset: coverage.count(part) for part in plan.parts}
     tables: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
     for part in plan.parts:
@@ -32,7 +32,7 @@ def text(plan: Plan, coverage: Coverage) -> str:
 
 
 def document(plan: Plan, coverage: Coverage) -> dict[str, Any]:
-    """The same as data: datasets with their cells and counts, and the notes."""
+    """Return the schedule as data: datasets with their cells and counts, and the notes."""
     return {
         "out": str(plan.out),
         "model": plan.model.name,
@@ -56,7 +56,7 @@ def _dataset(part: DatasetShare, coverage: Coverage) -> dict[str, Any]:
 
 
 def _methods(part: DatasetShare, coverage: Coverage) -> tuple[tuple[str, ...], ...]:
-    """One line per method and reading, its cells and rows added up."""
+    """Return one line per method and reading, with cells and rows added up."""
     answered, statuses = coverage.answered(part), coverage.statuses(part)
     groups: dict[tuple[str, str | None], list[int]] = {}
     for place, cell in enumerate(part.cells):

@@ -1,6 +1,7 @@
 """Rows that scoring reads and makes: stored answers, rows of the table samples, extra metrics, scores of earlier judges.
 
-Answers and scores of all cells of a dataset fit into no memory, so blocks of cells follow each other."""
+Answers and scores of all cells of a dataset do not fit into memory, so cells are processed in blocks.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +23,17 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
 
-AT_ONCE = 1 << 18  # answers that are read at a time, or those of one cell; a long one counts as several
-ROWS_AT_ONCE = 1 << 16  # answers whose scores and measures are rows in memory at a time, or those of one cell
-_TOKENS = 64  # up to which an answer counts as one
+AT_ONCE = 1 << 18  # answers read at a time, or those of one cell; a long answer counts as several
+ROWS_AT_ONCE = 1 << 16  # answers whose scores and measures are in memory at a time, or those of one cell
+_TOKENS = 64  # answers up to this length count as one
 _OF_ANSWERS = ("sample_id", "answer", "status", "doc_id", "prompt_hash")
 
 
 class Answers:
-    """reach: cell -> 1 + the last document that it has an answer to, of all cells that have one; failed: the documents whose
-    answer failed in some cell.
+    """The stored answers of a dataset's cells.
+
+    reach: cell to 1 + the last document that it answered, for all cells with an answer.
+    failed: documents whose answer failed in some cell.
     """
 
     def __init__(self, store: Store, cells: Sequence[str]) -> None:
@@ -52,25 +55,26 @@ class Answers:
         self._counts, self._room = (dict(zip(names, each.tolist(), strict=True)) for each in (counts, room))
         self.failed = np.unique(docs[~_is_ok(rows["status"])]).tolist()
         del rows, codes, docs, of_cell, tokens
-        pa.default_memory_pool().release_unused()  # lmms-eval needs more than a gigabyte beside
+        pa.default_memory_pool().release_unused()  # lmms-eval needs more than a gigabyte itself
 
     def blocks(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-        """The cells in their order, as many at a time as have `AT_ONCE` answers together, which are then in memory."""
+        """Yield the cells in order, as many at a time as have `AT_ONCE` answers together. The answers of the current block are
+        in memory."""
         columns = list(dict.fromkeys([*COLUMNS, *_OF_ANSWERS]))
         for block in _some(cells, self._room, AT_ONCE):
-            self._held = None  # before the next ones are read
+            self._held = None  # free memory before the next block is read
             self._held = ByCell(self._store.responses([cell.cell for cell in block], columns))
             yield block
 
     def parts(self, block: Sequence[Cell]) -> Iterator[tuple[list[Cell], pa.Table]]:
-        """The cells of a block in their order, as many at a time as have `ROWS_AT_ONCE` answers together; with their response
-        rows, as measures need them."""
+        """Yield the cells of a block in order with their response rows, as many at a time as have `ROWS_AT_ONCE` answers
+        together."""
         assert self._held is not None, "a block that `blocks` gave last"
         for part in _some(block, self._counts, ROWS_AT_ONCE):
             yield part, self._held.of(*(cell.cell for cell in part))
 
     def of(self, cell: str) -> dict[str, Answer]:
-        """Sample id -> answer, in the order of the documents."""
+        """Map the sample ids of a cell to its answers, in the order of the documents."""
         from mmkv_bench.evaluation.samples import Answer
         from mmkv_bench.store.parts import column_of, numbers_of
 
@@ -94,7 +98,7 @@ def _some(cells: Sequence[Cell], counts: Mapping[str, int], at_once: int) -> Ite
 
 
 class ByCell:
-    """A table cut by cell; the rows of a cell stand together. places: cell -> (start, length)."""
+    """A table whose rows of one cell stand together, split by cell. places: cell to (start, length)."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
@@ -124,7 +128,7 @@ _HELD = 1 << 17  # rows as Python values at a time
 
 
 class SampleRows:
-    """Rows as they come; `table` gives them cell by cell.
+    """Rows that are collected in any order and returned cell by cell by `table`.
 
     cells: the names of all cells that have a row.
     """
@@ -135,7 +139,7 @@ class SampleRows:
         self._columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
 
     def add(self, cell: str, dataset: str, scores: Iterable[SampleScore]) -> None:
-        """The scores of a cell; samples not generated yet (another shard, an interrupted run) have no row."""
+        """Add the scores of a cell. Samples that are not generated yet (another shard, an interrupted run) get no row."""
         own = [score for score in scores if score.status != "missing"]
         if own:
             given: dict[str, Sequence[Any]] = dict(zip(own[0]._fields, zip(*own, strict=True), strict=True))
@@ -145,7 +149,7 @@ class SampleRows:
             self._added(cell)
 
     def add_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Rows as dicts with all columns but the schema's version."""
+        """Add rows given as dicts with all columns except the schema's version."""
         cells = self._columns["cell"]
         for row in rows:
             for name, values in self._columns.items():
@@ -159,7 +163,7 @@ class SampleRows:
             self._flush()
 
     def add_table(self, rows: pa.Table, without: Collection[str] = ()) -> None:
-        """Rows as a table, but for those of the metrics in `without`; `parts` may be left out."""
+        """Add the rows of a table, except those of metrics in `without`. The column `parts` may be missing."""
         import pyarrow.compute as pc
 
         self._flush()
@@ -172,7 +176,7 @@ class SampleRows:
         self._tables.append(kept)
 
     def table(self) -> pa.Table:
-        """All rows, those of a cell together, in the order in which they came."""
+        """Return all rows, grouped by cell, cells in the order of their first row."""
         import pyarrow.compute as pc
 
         self._flush()
@@ -191,7 +195,7 @@ def _schema() -> pa.Schema:
 
 
 class Measuring:
-    """cells: those of a dataset; answered: which of them have answers."""
+    """Extra metrics of a dataset's cells. cells: all cells of the dataset. answered: those that have answers."""
 
     def __init__(self, store: Store, cells: Sequence[Cell], answered: Collection[str]) -> None:
         self._store = store
@@ -201,7 +205,7 @@ class Measuring:
         self._full = store.responses(list(full.values()), COLUMNS)
 
     def of(self, rows: pa.Table, dataset: str) -> Iterator[pa.Table]:
-        """Rows of the table samples. rows: response rows of some of the cells, with the columns of measures."""
+        """Yield rows of the table samples. rows: response rows of some cells, with the columns that the measures read."""
         import pyarrow.compute as pc
 
         slim = rows["cell"].filter(pc.fill_null(rows["slim"], False)).unique().to_pylist()
@@ -217,8 +221,11 @@ Row = dict[str, Any]
 
 @dataclass
 class StoredScores:
-    """The `samples` rows of a cell with the stored scores in place, and by metric what its `metrics` row says then: the
-    judge's columns, lmms-eval's aggregate (None where it is not of these samples), and why there is none."""
+    """The `samples` rows of a cell after merging stored scores, with columns for the cell's `metrics` rows.
+
+    judges: metric to the judge's columns. lmms_eval: metric to lmms-eval's aggregate, None if it is not of these samples.
+    reasons: metric to the reason why there is no aggregate.
+    """
 
     samples: list[Row]
     judges: dict[str, Row] = field(default_factory=dict)
@@ -229,14 +236,16 @@ class StoredScores:
 def keep_judged(
     fresh: Sequence[Row], stored: Sequence[Row], metrics: Sequence[Mapping[str, Any]], scores: CellScores
 ) -> StoredScores:
-    """Merge a pass into a cell's rows: its own scores, but for judged metrics that would lose some.
+    """Merge a new pass into a cell's rows. The new scores count, except for judged metrics that would lose scores.
 
-    Such a metric keeps every stored score whose sample this pass left without one (a stored `ok` answer never changes).
-    Where this pass had another judge than the stored one, it keeps all its stored scores, and samples without one are not
-    judged: two judges' scores are never averaged. The new judge's answers are in its cache, so asking it again for the
-    rest is all that is left to do.
+    Such a metric keeps every stored score whose sample has none in this pass (a stored `ok` answer never changes). If this
+    pass had another judge than the stored one, the metric keeps all its stored scores, and samples without a score stay
+    unjudged: scores of two judges are never averaged. The new judge's answers are in its cache, so a later pass only has to
+    ask for the rest.
 
-    fresh: `samples` rows of this pass; stored, metrics: the cell's rows of those tables; scores: what the pass gave.
+    fresh: `samples` rows of this pass.
+    stored, metrics: the cell's stored rows of the tables samples and metrics.
+    scores: the result of this pass.
     """
     rows = {(row["sample_id"], row["metric"]): row for row in fresh}
     kept = StoredScores([])

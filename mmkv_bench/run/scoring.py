@@ -1,4 +1,4 @@
-"""The score stage: stored answers through lmms-eval's own metric code; no model is loaded.
+"""The score stage: stored answers go through lmms-eval's own metric code, without loading a model.
 
 Every part of the store is read once for all cells of a dataset, and their scores are written together.
 """
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 EVIDENCE = ("answers_digest", "scorer_digest", "scorer_files")
-"""Columns of `metrics` that say what was scored, by what."""
-AT_ONCE = 1 << 21  # answers and scores that are compared at a time
+"""Columns of `metrics` that identify the scored answers and the scorer."""
+AT_ONCE = 1 << 21  # answers and scores compared at a time
 
 
 def unscored(
@@ -42,11 +42,12 @@ def unscored(
     specs: Mapping[str, TaskSpec] | None = None,
     undigested: bool = False,
 ) -> list[str]:
-    """Cells whose stored answers are not the ones that were scored, or not by this scorer: new samples, other answers, never
-    scored, metrics of other scores, a scorer whose code or files are others now, or for the judge to do.
+    """Return the cells that need scoring: never scored, other answers or samples than the scored ones, metrics that contradict
+    the scores, a scorer whose code or files changed, or work for the judge.
 
-    rows: those of the cells, where some were read already. specs: dataset -> its task, of those whose scorers are looked at.
-    undigested: cells whose scores are older than digests, too.
+    rows: the cells' rows, if some were read already.
+    specs: dataset to task, for datasets whose scorers are checked.
+    undigested: also return cells whose scores are older than digests.
     """
     names = [cell.cell for cell in cells]
     metrics = (store.metrics(names) if rows is None else rows.metrics).to_pylist()
@@ -72,7 +73,7 @@ def unscored(
 def _otherwise_scored(
     store: Store, metrics: Sequence[Mapping[str, Any]], specs: Mapping[str, TaskSpec], undigested: bool
 ) -> set[str]:
-    """Cells whose scores name other answers or another scorer than there are now."""
+    """Return the cells whose scores name other answers or another scorer than the present ones."""
     from mmkv_bench.evaluation.fingerprints import files_as_scored, scorer_digest
     from mmkv_bench.store.tally import tally
 
@@ -94,7 +95,7 @@ def _otherwise_scored(
 
 
 def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Cell, sample and status of answers and of scores, of some cells after the other where all are many."""
+    """Yield cell, sample and status of answers and of scores, some cells at a time if there are many."""
     from mmkv_bench.store.packing import blocks
 
     columns = ("cell", "sample_id", "status")
@@ -107,7 +108,7 @@ def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iter
 
 
 def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:
-    """Cells of which one table has a sample and status that the other has not."""
+    """Return the cells with a pair of sample and status that is in only one of the tables."""
     from mmkv_bench.store.parts import keys
 
     both = pa.concat_tables([answered, scored])
@@ -117,7 +118,7 @@ def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:
 
 
 def _to_judge(row: Mapping[str, Any], judge: JudgeAnswers) -> bool:
-    """Tell whether a stored metric lacks an answer of this judge: it was not judged, or by another one."""
+    """Tell whether a stored metric lacks an answer of this judge, because it was not judged or had another judge."""
     if judge.settings is None:
         return False
     if not_judged(row):
@@ -135,18 +136,21 @@ def score_dataset(
     judge: JudgeAnswers | None = None,
     stale: Collection[str] | None = None,
 ) -> int:
-    """Score what is not scored yet, then the metrics of all cells of the dataset (differences need `full`).
+    """Score what is not scored yet, then compute the metrics of all cells of the dataset (differences need `full`).
 
     Args:
-        spec: the task; cells: this run's cells of it; after: told about each scored cell; judge: where the questions of
-            scorers go, None = nowhere. What an earlier judge gave stands where this one gives nothing (kept_scores.py).
-        stale: the cells to score, where they are known; None: those that are `unscored`.
+        spec: the task.
+        cells: this run's cells of the task.
+        after: called with each scored cell.
+        judge: answers the scorers' questions; None asks nobody. An earlier judge's scores stay if this judge gives none
+            (score_rows.py).
+        stale: the cells to score, if known; None computes them by `unscored`.
 
     Returns:
-        How many cells were scored anew; 0 leaves the store untouched.
+        The number of newly scored cells; 0 leaves the store untouched.
 
     Raises:
-        ScoringError: lmms-eval's metric code failed; the answers stay as they are.
+        ScoringError: lmms-eval's metric code failed; the answers stay unchanged.
     """
     from mmkv_bench.evaluation.captions import release
     from mmkv_bench.evaluation.fingerprints import scorer_digest, scorer_files
@@ -160,7 +164,7 @@ def score_dataset(
         return 0
     described = store.cells([cell.cell for cell in cells])
     named = {cell.cell: cell for cell in cells}
-    cells = [named[name] for name in arranged(named, alike(described))]  # as they lie in files
+    cells = [named[name] for name in arranged(named, alike(described))]  # in the order of packed files
     answers = Answers(store, list(named))
     scored, measuring = _Scored(store, described, stale), Measuring(store, cells, answers.reach)
     del described
@@ -195,12 +199,13 @@ def score_dataset(
 
 
 class _Scored:
-    """The rows of a dataset's cells while they are scored, some cells at a time: those of cells that stay as they are, and new
-    ones.
+    """The rows of a dataset's cells during scoring, some cells at a time: unchanged rows and new ones.
 
-    rows: of the cells that are worked on. aggregates, judges: (cell, metric) -> lmms-eval's aggregate, the judge's columns;
-    reasons: cell, or cell and metric -> why there is no aggregate. answers: cell -> digest of what was scored; scorer: digest of
-    its code; files: what it has opened so far.
+    rows: of the current cells.
+    aggregates, judges: (cell, metric) to lmms-eval's aggregate, and to the judge's columns.
+    reasons: cell, or (cell, metric), to the reason why there is no aggregate.
+    answers: cell to the digest of the scored answers. scorer: digest of the scorer's code. files: returns the files opened so
+    far.
     """
 
     def __init__(self, store: Store, cells: pa.Table, stale: set[str]) -> None:
@@ -221,7 +226,7 @@ class _Scored:
                 self._keep(row)
 
     def begin(self, cells: Sequence[Cell]) -> None:
-        """`rows` are of these cells from now on."""
+        """Start the rows of these cells."""
         names = [cell.cell for cell in cells]
         self.rows = SampleRows()
         self._stored = ByCell(self._store.samples([name for name in names if name in self._stale]))
@@ -235,7 +240,7 @@ class _Scored:
         self._evidence[row["cell"]] = {name: row[name] for name in EVIDENCE}
 
     def add(self, cell: Cell, scores: CellScores) -> None:
-        """Take the scores of a pass; an earlier judge's stay where it gave none."""
+        """Add the scores of a pass. An earlier judge's scores stay if the pass has none."""
         name = cell.cell
         for metric, value in (scores.aggregate or {}).items():
             self.aggregates[name, metric] = value
@@ -256,7 +261,7 @@ class _Scored:
         self.reasons |= {(name, metric): why for metric, why in kept.reasons.items()}
 
     def metrics(self, samples: pa.Table) -> pa.Table:
-        """The rows of the table metrics that are made of these rows: all there are of some metrics."""
+        """Return the rows of the table metrics computed from these samples rows, which must be complete for their metrics."""
         own = self._described[self._described["cell"].isin(samples["cell"].unique().to_pylist())]
         found = metrics_rows(frame(samples), own, lmms_eval=self.aggregates, reasons=self.reasons, judges=self.judges)
         pa.default_memory_pool().release_unused()

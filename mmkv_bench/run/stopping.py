@@ -1,8 +1,8 @@
-"""Stop signals wait for the sample in flight: it is stored, what is in the journal published, then the run ends.
+"""Stop signals wait for the current sample: it is stored, the journal is published, then the run ends.
 
-Batch systems announce the end of a job by a signal (USR1 or USR2 before a time limit, TERM at preemption and `scancel`).
-Raised at once it could land anywhere, also where one sample's fault is caught and made a row; so it is only remembered
-here, and `check` raises it where nothing is half done.
+Batch systems announce the end of a job by a signal (USR1 or USR2 before a time limit, TERM at preemption and `scancel`). An
+exception raised at once could land anywhere, even in code that turns a sample's failure into a row. So the signal is only
+remembered, and `check` raises where no work is half done.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 
 _received: list[int] = []
-"""Signals since `deferred` began, the first one first."""
+"""Signals received since `deferred` began, in order."""
 
 
 class Stopped(BaseException):
-    """The run was asked to end, and did so between two samples. No `Exception`: what handles a sample's fault must not
-    take it for one.
+    """The run was asked to end, and ended between two samples. Not an `Exception`, so that code for a sample's failure does
+    not catch it.
 
     Attributes:
-        signal: the number of the first signal that came.
+        signal: the number of the first signal received.
     """
 
     def __init__(self, number: int) -> None:
@@ -34,8 +34,10 @@ class Stopped(BaseException):
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Remember stop signals that come inside, for `check`; one that came after the last check is raised at the end.
-    Handlers are as before then. In another thread than the main one, where Python allows no handlers, nothing changes.
+    """Remember stop signals inside the block for `check`. A signal after the last check is raised at the end of the block.
+
+    Afterwards the earlier handlers are restored. In other threads than the main thread, where Python allows no handlers,
+    nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -52,7 +54,7 @@ def deferred() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raises Stopped when a stop signal has come. Called where rows are stored and nothing is under way."""
+    """Raise Stopped if a stop signal has come. Called where rows are stored and no work is half done."""
     if _received:
         raise Stopped(_received[0])
 

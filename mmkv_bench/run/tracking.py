@@ -1,4 +1,4 @@
-"""Tracking of a run: its configuration, running means per sample, and at its end a summary of all rows of its folder."""
+"""Tracking of a run: its configuration, running means per sample, and a final summary of all rows of its folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def settings(logger: Logger, shard: str) -> dict[str, Any]:
-    """Arguments of `store.tracking.tracker`."""
+    """Return the arguments of `store.tracking.tracker`."""
     if logger.kind == "none":
         return {"name": "none"}
     return {
@@ -32,7 +32,7 @@ def settings(logger: Logger, shard: str) -> dict[str, Any]:
 
 
 def described(resolved: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
-    """A resolved configuration for a viewer: flat keys to filter and to draw by, several values joined by commas, and all of it
+    """Return a resolved configuration for display: flat keys to filter by, several values joined by commas, and the whole
     under `run`."""
     return {
         "model": str(resolved["model"]["name"]),
@@ -55,12 +55,14 @@ def _joined(values: Iterable[Any]) -> str:
 
 
 _SUMMARY = ("model", "dtype", "attention", "device", "dataset", "method", "budget", "protocol", "reading", "seed")
-"""Keys of a summary's configuration; of its rows and of no run, since several may have made them."""
+"""Keys of a summary's configuration. They come from rows and not from a run, because several runs may have made the rows."""
 
 
 def summarise(logger: Logger, shard: str, store: Store, worked: bool) -> None:
-    """Show what the rows of a run's folder came to, once for all runs, processes and attempts that made them; a run that found
-    nothing to do (not `worked`) writes nothing where nothing was shown before."""
+    """Show the results of all rows in the folder, once for all runs, processes and attempts.
+
+    worked: whether this run generated or scored something. If not, nothing is written unless a summary exists.
+    """
     if logger.kind == "none" or not (worked or (store.root / "wandb").is_dir()):
         return
     from mmkv_bench.tables.tracked_rows import tracked_rows
@@ -74,22 +76,26 @@ _GROUP = ("prefill_s", "decode_s", "n_tokens")
 _OWN = ("ttft_s", "tpot_s")
 _PEAKS = ("peak_device_bytes", "peak_resident_bytes")
 EVERY = 10.0
-"""Seconds between two reports of single cells: hundreds of numbers each."""
+"""Seconds between two reports of single cells, which have hundreds of numbers."""
 SCORING = 20.0
-"""A report waits for so many times as long as the running scores of the one before took: a twentieth of a run at most."""
+"""The next report waits this many times the duration of the last running scores, so that they take a twentieth of a run at
+most."""
 
 log = logging.getLogger(__name__)
 
 
 class DatasetTracker:
-    """One dataset's numbers. Means over all cells of each sample, and the group's largest peak, stand under the dataset's name;
-    `<dataset>/<cell>/` has what is a cell's own: `answers` and `failures` of the store, the dataset's metrics as means over the
-    answers of this process, and where a cell ran by itself (`measured` own) means of `ttft_s`, `tpot_s` and the largest peak.
-    Times of a shared run are nobody's own, and never under a cell.
+    """The numbers of one dataset.
+
+    Keys under the dataset's name: means over all cells of each sample, and the group's largest peak. Keys under
+    `<dataset>/<cell>/`: `answers` and `failures` in the store, the dataset's metrics as means over this process's answers, and
+    for a cell that ran by itself (`measured` own) means of `ttft_s` and `tpot_s` and the largest peak. Times of a shared run
+    belong to no single cell and are not shown under a cell.
 
     Args:
-        coverage: what the store held when the run began; todo: samples that this process will answer.
-        scores: of single answers; None: no scores are told.
+        coverage: the stored rows when the run began.
+        todo: number of samples that this process will answer.
+        scores: scores of single answers; None shows no scores.
     """
 
     def __init__(
@@ -110,7 +116,7 @@ class DatasetTracker:
         self._new = False
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """One sample's rows; single cells are told of now and then, and with the last sample."""
+        """Add one sample's rows. Numbers of single cells are sent from time to time, and with the last sample."""
         values: dict[str, float | None] = {f"{self._dataset}/{name}": _mean(rows, name) for name in _GROUP}
         values[f"{self._dataset}/failed"] = sum(row["status"] != "ok" for row in rows)
         for row in rows:
@@ -132,7 +138,7 @@ class DatasetTracker:
         self._track.log(told)
 
     def close(self) -> None:
-        """Tell what was answered since the last report: others may have had the last samples."""
+        """Send what was answered since the last report, because other processes may have had the last samples."""
         if self._new:
             self._report()
             self._track.log(self._cells)
@@ -142,14 +148,14 @@ class DatasetTracker:
         self._new = False
 
     def _score(self) -> None:
-        """Score what was answered since the last report; a scorer that fails ends these scores and nothing else."""
+        """Score the answers since the last report. If the scorer fails, running scores end and nothing else."""
         waiting, self._unscored = self._unscored, []
         if self._scores is None or not waiting:
             return
         distinct = list(dict.fromkeys((doc_id, text) for _, doc_id, text in waiting))
         try:
             found = self._scores.of(distinct)
-        except Exception as error:  # noqa: BLE001 - the score stage meets it again, and says it there
+        except Exception as error:  # noqa: BLE001 - the score stage will fail in the same way and report it
             log.warning("%s: no running scores: %s", self._dataset, error)
             found = None
         if found is None:

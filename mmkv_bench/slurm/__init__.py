@@ -1,1 +1,1 @@
-"""Sweeps on Slurm: what is missing split into jobs, their scripts, the queue, and what became of them, by rows."""
+"""Sweeps on Slurm: missing work split into jobs, their scripts, the queue, and their results as read from rows."""

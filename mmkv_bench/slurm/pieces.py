@@ -1,4 +1,4 @@
-"""Jobs that a sweep still has to do: of one run and shard each, of one dataset or of several that are soon done; a job
+"""The jobs that a sweep still has to do. A job belongs to one run and shard, and to one dataset or several short ones. It
 forks methods, budgets and seeds."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OURS = ("launcher", "shards", "dry", "json", "only", "shard", "stage")
 
 @dataclass(frozen=True)
 class SweepJob:
-    """One job: the overrides of its run, and what it is about."""
+    """One job: the overrides of its run, its model, its datasets and its shard."""
 
     overrides: tuple[str, ...]
     model: str
@@ -36,7 +36,7 @@ class SweepJob:
 
     @property
     def subjects(self) -> list[str]:
-        """Subjects that two jobs share if they may work on the same samples."""
+        """Return the subjects of the job. Two jobs that may work on the same samples share a subject."""
         return [f"{self.model} {dataset}" for dataset in self.datasets]
 
     def __str__(self) -> str:
@@ -44,36 +44,43 @@ class SweepJob:
 
 
 def check(scenario: str, stage: str, shard: str) -> None:
-    """Refuse what a sweep on Slurm cannot split.
+    """Refuse settings that a sweep on Slurm cannot split.
 
     Raises:
-        ConfigError: scores alone, times, a shard.
+        ConfigError: only scores, only times, or a shard.
     """
     if scenario == EFFICIENCY:
         raise ConfigError(
-            "scenario=efficiency times its cells one after the other in one process; allowed with launcher=slurm: "
-            "scenario=quality; start it inside a job of your own with mmkv-bench run"
+            "scenario=efficiency times its cells one after another in one process; allowed with launcher=slurm: "
+            "scenario=quality; run it with mmkv-bench run inside a job"
         )
     if stage == "score":
-        raise ConfigError("stage=score is one process's work; allowed here: both, generate; use mmkv-bench run")
+        raise ConfigError(
+            "stage=score needs only one process; allowed with launcher=slurm: both, generate; use "
+            "mmkv-bench run for stage=score"
+        )
     if shard != "0/1":
-        raise ConfigError(f"shard={shard}: a sweep makes the shards itself; write shards=<how many>")
+        raise ConfigError(f"shard={shard}: a sweep makes the shards itself; give shards=<number>")
 
 
 def pieces(job: Sequence[str], plan: Plan, store: Store, split: SplitConfig, opened: bool = True) -> list[SweepJob]:
-    """The jobs of one run of a sweep: those with a sample that some cell has no row for, and whole datasets that only wait
-    for their scores are none of them. Rows decide, so any number of shards at any time ends at the same rows.
+    """Return the missing jobs of one run of a sweep, which have a sample without a row in some cell.
+
+    Datasets that only lack scores get no job. Rows alone decide, so any number of shards at any time leads to the same rows.
 
     Args:
-        job: overrides of the run; plan: of it; store: of its rows; split: how its datasets are divided.
-        opened: data may be opened; else answers to prompts that changed count as done, and each shard has a job.
+        job: the run's overrides.
+        plan: the run's plan.
+        store: the store of the run's rows.
+        split: how the run's datasets are divided.
+        opened: whether data may be opened. If not, answers to changed prompts count as done, and every shard gets a job.
     """
     if opened:
         plan = plan.with_changed(changed_answers(plan, store)[0])
     count = split.shards
     coverage = plan.coverage(store)
     own = [text for text in job if not _is_ours(text)]
-    # Scores are of whole datasets: where a job has only a part of one, the sweep scores at its end.
+    # Scores are for whole datasets. If jobs have only parts of a dataset, the sweep itself scores at its end.
     stage = "generate" if count > 1 else plan.stage
     asked_for: list[tuple[DatasetShare, int]] = []
     for part in plan.parts:
@@ -89,7 +96,7 @@ def pieces(job: Sequence[str], plan: Plan, store: Store, split: SplitConfig, ope
 
 
 def _hours(plan: Plan, coverage: Coverage, store: Store, split: SplitConfig) -> dict[str, float]:
-    """Dataset -> hours of one shard by the rate of stored rows; none of a dataset without such a rate."""
+    """Map each dataset to the hours of one shard, at the rate of stored rows. Datasets without such a rate are left out."""
     if len(plan.parts) < 2 or not split.job_hours:
         return {}
     known = {rate.dataset: rate.hours for rate in rates(plan, coverage, store)}
@@ -99,8 +106,8 @@ def _hours(plan: Plan, coverage: Coverage, store: Store, split: SplitConfig) -> 
 def _together(
     asked_for: Sequence[tuple[DatasetShare, int]], hours: Mapping[str, float], most: float
 ) -> list[tuple[int, list[DatasetShare]]]:
-    """Datasets of the same shard in one job, in their order, until it has `most` hours; one whose hours are not known has a
-    job of its own."""
+    """Group datasets of the same shard into jobs of at most `most` hours, in order. A dataset with unknown hours gets a
+    separate job."""
     jobs: list[tuple[int, list[DatasetShare]]] = []
     filling: dict[int, tuple[list[DatasetShare], float]] = {}
     for part, index in asked_for:
@@ -117,7 +124,7 @@ def _together(
 
 
 def _shards(part: DatasetShare, wanting: set[str], plan: Plan, count: int, opened: bool) -> set[int]:
-    """The shards that have one of these samples; all, where only data would tell and were not opened."""
+    """Return the shards that contain one of these samples; all shards if only unopened data would tell."""
     opened = part.spec.is_pages or (opened and part.counted == "data")
     if not wanting or count == 1 or not opened:
         return set(range(count)) if wanting else set()

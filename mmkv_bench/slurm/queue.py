@@ -1,4 +1,4 @@
-"""The queue: which jobs of earlier and of this sweep are still in it, and waiting until they are not."""
+"""The queue: which jobs of this and earlier sweeps are still in it, and a wait until they have left it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _ATTEMPTS = 6
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of a sweep's folder, so that of two sweeps started together one sees the other's jobs; waits for it.
-    Where the folder's file system has no locks, that is said once and nobody waits."""
+    """Hold the lock of a sweep's folder, waiting for it, so that of two concurrent sweeps one sees the other's jobs. If the
+    folder's file system has no locks, that is printed once and nobody waits."""
     folder.mkdir(parents=True, exist_ok=True)
     file = os.open(folder / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -32,14 +32,14 @@ def alone(folder: Path) -> Iterator[None]:
         while (held := locked(file)) is False:
             if not waited:
                 print(
-                    f"mmkv_bench: another sweep is submitting jobs noted in {folder}; waiting for it", file=sys.stderr
+                    f"mmkv_bench: another sweep is submitting jobs listed in {folder}; waiting for it", file=sys.stderr
                 )
             waited = True
             time.sleep(_SHORTEST_S)
         if held is None:
             print(
-                f"mmkv_bench: the file system of {folder} has no locks (flock), so a sweep started there at the same time may "
-                "submit the same jobs; start one at a time",
+                f"mmkv_bench: the file system of {folder} has no locks (flock), so concurrent sweeps may submit "
+                "the same jobs; start only one sweep at a time",
                 file=sys.stderr,
             )
         yield
@@ -48,7 +48,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def remember(folder: Path, jobs: Mapping[str, Collection[str]]) -> None:
-    """Notes submitted jobs (id -> what it works on) in a sweep's folder, for the next sweep there."""
+    """Write submitted jobs (id to its subjects) to a list in a sweep's folder, for later sweeps."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _NAME).open("a") as file:
         for job, subjects in jobs.items():
@@ -56,8 +56,8 @@ def remember(folder: Path, jobs: Mapping[str, Collection[str]]) -> None:
 
 
 def remembered(folder: Path, subjects: Collection[str]) -> set[str]:
-    """Ids of jobs that sweeps submitted from this folder and that work on one of these. Lines that cannot be read, of a
-    submission that was killed, count for nothing."""
+    """Return the ids of jobs that sweeps submitted from this folder for one of these subjects. Unreadable lines, left by a
+    killed submission, are ignored."""
     found = set()
     for line in (folder / _NAME).read_text().splitlines() if (folder / _NAME).exists() else ():
         try:
@@ -70,13 +70,13 @@ def remembered(folder: Path, subjects: Collection[str]) -> set[str]:
 
 
 def queued(jobs: Collection[str]) -> set[str] | None:
-    """The jobs that are waiting, running or on their way back into the queue; None where Slurm does not answer."""
+    """Return the jobs that are waiting, running or being queued again; None if Slurm does not answer."""
     answer = ask(["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%i"])
     return None if answer is None or answer.returncode else {*jobs} & {*answer.stdout.split()}
 
 
 def of_script(script: Path) -> str | None:
-    """The id of the queued job or array whose script this is; None without one, or where Slurm does not answer."""
+    """Return the id of the queued job or array with this script; None if there is none, or if Slurm does not answer."""
     answer = ask(["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%F|%o"])
     lines = [] if answer is None or answer.returncode else answer.stdout.splitlines()
     ids = {name for name, _, command in (line.partition("|") for line in lines) if command.strip() == str(script)}
@@ -84,10 +84,10 @@ def of_script(script: Path) -> str | None:
 
 
 def surely_queued(jobs: Collection[str]) -> set[str]:
-    """`queued`, asked again for some 20 seconds and more where Slurm does not answer.
+    """Return `queued`. If Slurm does not answer, ask again for more than 20 seconds.
 
     Raises:
-        ConfigError: it never does. Taken for an empty queue, that would submit everything a second time.
+        ConfigError: Slurm never answers. Treating that as an empty queue would submit everything again.
     """
     if not jobs:
         return set()
@@ -98,18 +98,18 @@ def surely_queued(jobs: Collection[str]) -> set[str]:
         if found is not None:
             return found
     raise ConfigError(
-        f"squeue does not answer, and any of {len(jobs)} jobs that were submitted here before may still be at work; nothing "
-        "was submitted; run the same command again when it answers"
+        f"squeue does not answer, and {len(jobs)} jobs submitted earlier from this folder may still be running; "
+        "nothing was submitted; run the same command again when squeue answers"
     )
 
 
 def wait_for(jobs: Collection[str]) -> None:
-    """Returns when none of the jobs is queued any more; a controller that does not answer is asked again."""
+    """Wait until none of the jobs is queued. A controller that does not answer is asked again."""
     left, pause, said, silent = {*jobs}, _SHORTEST_S, None, False
     while left:
         found = queued(left)
         if found is None and not silent:
-            print("mmkv_bench: squeue does not answer; it is asked again until it does", file=sys.stderr)
+            print("mmkv_bench: squeue does not answer; asking again until it does", file=sys.stderr)
         silent = found is None
         left = left if found is None else found
         if left and len(left) != said:
@@ -121,15 +121,15 @@ def wait_for(jobs: Collection[str]) -> None:
 
 
 WAIT_S = 20.0
-"""Seconds that a question waits: a loaded controller answers within some, squeue itself gives up after about ten."""
+"""Seconds to wait for an answer. A loaded controller takes some seconds, and squeue gives up after about ten."""
 SUBMIT_S = 60.0
-"""Seconds that sbatch may take: it may wait for a controller that changes places."""
+"""Seconds to wait for sbatch, which may wait for a controller to be replaced."""
 
 
 def ask(words: Sequence[str], wait_s: float | None = None) -> subprocess.CompletedProcess[str] | None:
-    """Answer of a program, None where it does not within `wait_s` [s] (`WAIT_S`) or is not here.
+    """Return the answer of a program, or None if it takes longer than `wait_s` [s] (default `WAIT_S`) or does not exist.
 
-    It is ended then with all that it started, as a site's wrapper does.
+    A program that takes too long is killed with all processes that it started, as a site's wrapper does.
     """
     try:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Jobs as submitit submits them: parameters of `hydra.launcher` and `slurm`, the script, one array for many."""
+"""Submission by submitit: parameters from `hydra.launcher` and `slurm`, the script, and one array for many jobs."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from mmkv_bench.slurm import queue
 from mmkv_bench.slurm.queue import SUBMIT_S, ask
 
 REQUEUE = 75
-"""Exit code of a job in an image, where there is no scontrol, that wants to be queued again (EX_TEMPFAIL of sysexits.h)."""
+"""Exit code of a job in an image without scontrol that must be queued again (EX_TEMPFAIL of sysexits.h)."""
 ASK = 76
-"""Exit code of a job that got TERM and could not ask Slurm whether it was preempted or cancelled; its script asks."""
+"""Exit code of a job that got TERM and could not ask Slurm whether it was preempted or cancelled. Its script then asks."""
 
 _STRICT = (
     "set -e",
     """trap '[ "$SETUP_DONE" ] || echo "mmkv_bench: the job ends without work: its script failed at: $BASH_COMMAND" >&2' EXIT""",
     "SETUP_DONE=",
 )
-"""Lines of a script before its setup: a line that fails (no such module, no such file to source) ends the job."""
+"""Lines of a script before its setup. A failing line (no such module, no such file to source) then ends the job."""
 _LENIENT = ("SETUP_DONE=1", "set +e")
-"""And after it: the exit code of the job's command is read. A trap that the setup put in place of ours stays."""
+"""Lines of a script after its setup, so that the job's exit code can be read. A trap set by the user's setup is kept."""
 
 _OWN_NAMES = ("_target_", "submitit_folder", "max_num_timeout")
 _TAKEN = re.compile(r"^[ \t]*Submitted batch job (\d+)(?: on cluster \S+)?[ \t]*$", re.MULTILINE)
-_PARSABLE = re.compile(r"(\d+)(?:;\S+)?")  # what sbatch --parsable prints, where a wrapper asks for it
-_LARGEST_ARRAY = 1001  # MaxArraySize where Slurm is not asked; indices end one below
+_PARSABLE = re.compile(r"(\d+)(?:;\S+)?")  # output of sbatch --parsable, which a wrapper may use
+_LARGEST_ARRAY = 1001  # MaxArraySize if Slurm does not say; the largest index is one lower
 
 
 class Executor(SlurmExecutor):
-    """submitit's executor for Slurm, which also says what it would submit where there is no Slurm."""
+    """submitit's executor for Slurm, which can also print its scripts without Slurm."""
 
     @classmethod
     def affinity(cls) -> int:
         return 2
 
     def script(self, count: int) -> str:
-        """The script of an array of so many jobs, as sbatch gets it."""
+        """Return the script of an array of `count` jobs, as sbatch gets it."""
         if count > 1:
             self.parameters["map_count"] = count
         try:
@@ -54,10 +54,11 @@ class Executor(SlurmExecutor):
             self.parameters.pop("map_count", None)
 
     def array(self, jobs: Sequence[Callable[[], None]]) -> list[str]:
-        """Submit jobs as one array; their ids in order, `<array>_<place>`, of a single one its own.
+        """Submit jobs as one array. Return their ids in order, `<array>_<index>`, or the id of a single job.
 
         Raises:
-            ConfigError: sbatch refuses them, or does not say what became of them; OSError: they cannot be written.
+            ConfigError: sbatch refuses them, or their fate is unknown.
+            OSError: the jobs' files cannot be written.
         """
         folder = JobPaths.get_first_id_independent_folder(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,10 +84,10 @@ class Executor(SlurmExecutor):
 
 
 def _sent(script: Path) -> str:
-    """Hand a script to sbatch; the id of the job or array.
+    """Submit a script by sbatch. Return the id of the job or array.
 
     Raises:
-        ConfigError: sbatch refuses it, in its own words, or does not say its id and squeue knows no job of it.
+        ConfigError: sbatch refuses it (with its message), or prints no id and squeue has no job with this script.
     """
     answer = ask(["sbatch", str(script)], SUBMIT_S)
     if answer is not None and answer.returncode:
@@ -101,13 +102,13 @@ def _sent(script: Path) -> str:
         else f"sbatch prints {_words(answer.stdout)!r}"
     )
     raise ConfigError(
-        f"{problem}, no line 'Submitted batch job <id>', and squeue shows no job of {script}; look for one with squeue, and "
-        "cancel it before the same command is run again"
+        f"{problem} instead of 'Submitted batch job <id>', and squeue shows no job of {script}; search for it "
+        "with squeue, and cancel it before you run the same command again"
     )
 
 
 def submitted(text: str) -> str | None:
-    """The id in what sbatch prints, whatever a site's wrapper prints around it; None without one that is certain."""
+    """Return the id in sbatch's output, ignoring a wrapper's output; None if no id is certain."""
     ids = set(_TAKEN.findall(text))
     alone = _PARSABLE.fullmatch(text.strip())
     if alone is not None:
@@ -116,7 +117,7 @@ def submitted(text: str) -> str | None:
 
 
 def for_model(launcher: Mapping[str, Any], models: Mapping[str, Any] | None, model: str) -> dict[str, Any]:
-    """`hydra.launcher` with what `slurm.models` (models) says of a model.
+    """Return `hydra.launcher` with the changes for a model in `slurm.models` (argument `models`).
 
     Raises:
         ConfigError: keys that the launcher does not have.
@@ -125,19 +126,21 @@ def for_model(launcher: Mapping[str, Any], models: Mapping[str, Any] | None, mod
     known = [str(key) for key in launcher if key not in ("_target_", "submitit_folder")]
     for key in own:
         if key not in known:
-            raise ConfigError(f"slurm.models.{model}.{key} is no key of hydra.launcher; {nearest(str(key), known)}")
+            raise ConfigError(f"slurm.models.{model}.{key} is not a key of hydra.launcher; {nearest(str(key), known)}")
     return merged(launcher, own)
 
 
 def executor(launcher: Mapping[str, Any], slurm: Slurm, out: Path) -> Executor:
-    """Make what submits these jobs; nothing is asked of Slurm yet, and no folder is made that could not be there anyhow.
+    """Make the executor that submits these jobs. Slurm is not asked yet, and no folder is created.
 
     Args:
-        launcher: `hydra.launcher`, checked; slurm: the configuration's node; out: folder of the rows.
+        launcher: `hydra.launcher`, checked.
+        slurm: the configuration's node `slurm`.
+        out: folder of the rows.
     """
     given = {name: value for name, value in launcher.items() if name not in _OWN_NAMES and value is not None}
     given |= beside(given, slurm, out, int(launcher["max_num_timeout"]))
-    given["wckey"] = None  # submitit's own, which sites that check keys refuse; additional_parameters may name one
+    given["wckey"] = None  # submitit's default, which sites that check keys refuse; additional_parameters may set one
     made = Executor(
         Path(str(launcher["submitit_folder"])).absolute(),
         max_num_timeout=int(launcher["max_num_timeout"]),
@@ -148,8 +151,8 @@ def executor(launcher: Mapping[str, Any], slurm: Slurm, out: Path) -> Executor:
 
 
 def beside(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts: int) -> dict[str, Any]:
-    """Parameters of submitit that `slurm.<key>` comes to: modules before the user's own lines, flags of srun, and in an
-    image, which has neither squeue nor scontrol, the lines that queue a job again from outside of it."""
+    """Return submitit's parameters for `slurm.<key>`: modules before the user's setup, and flags of srun. For an image without
+    squeue and scontrol, add lines that queue a job again from outside the image."""
     modules = [shlex.quote(str(name)) for name in slurm.modules]
     lines = [*([f"module load {' '.join(modules)}"] if modules else []), *(given.get("setup") or ())]
     setup = [*_STRICT, *lines, *_LENIENT] if lines else []
@@ -158,7 +161,7 @@ def beside(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts: int) -> 
         srun += [f"--container-image={slurm.container}", f"--container-mounts={','.join(_mounts(slurm, out))}"]
     found: dict[str, Any] = {}
     if slurm.container is not None:
-        setup = ["trap : TERM", *setup]  # preemption may signal the script, too, and would end it before its last lines
+        setup = ["trap : TERM", *setup]  # preemption may also signal the script, and would end it before its last lines
         found["teardown"] = _again(attempts)
     if setup:
         found["setup"] = setup
@@ -168,8 +171,8 @@ def beside(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts: int) -> 
 
 
 def _again(attempts: int) -> list[str]:
-    """Lines of a script after its job: whether to queue it again. A task of an array has a name of its own: by the array's
-    id, which is one task's number, too, Slurm would take all of them."""
+    """Return lines of a script after its job that decide whether to queue it again. A task of an array is named by array and
+    index, because the array's id alone would queue all its tasks."""
     return [
         "code=$?",
         "job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}; job=${job:-$SLURM_JOB_ID}",
@@ -183,7 +186,7 @@ def _again(attempts: int) -> list[str]:
 
 
 def _python(slurm: Slurm, out: Path) -> str | None:
-    """The command that is Python in a job; None: this interpreter."""
+    """Return the command for Python in a job; None means this interpreter."""
     if slurm.container is None:
         return None if slurm.python is None else shlex.quote(str(slurm.python))
     python = shlex.quote(str(slurm.python or "python"))
@@ -194,7 +197,7 @@ def _python(slurm: Slurm, out: Path) -> str | None:
 
 
 def _mounts(slurm: Slurm, out: Path) -> list[str]:
-    """source:target of what an image sees; the rows lie at their own place."""
+    """List the mounts of an image as source:target. The rows' folder keeps its path."""
     named = [str(folder) for folder in slurm.mounts]
     return [text if ":" in text else f"{text}:{text}" for text in [str(out.absolute()), *named]]
 
@@ -204,13 +207,13 @@ Split = tuple[Executor, Sequence[Callable[[], None]]]
 
 
 def submit(arrays: Sequence[Split], parallelism: int) -> Iterator[list[str]]:
-    """The jobs' ids of each array as soon as Slurm took it, so that they can be noted whatever becomes of the next one.
+    """Yield the jobs' ids of each array as soon as Slurm accepted it, so that they can be recorded before the next array.
 
     Args:
-        parallelism: how many jobs of all arrays may run at a time; an executor's own limit holds for its array.
+        parallelism: maximum number of running jobs over all arrays. An executor's own limit applies to its array.
 
     Raises:
-        ConfigError: Slurm refuses them, in its own words. What it took before stays queued.
+        ConfigError: Slurm refuses an array (with its message). Arrays accepted before stay queued.
     """
     taken: list[str] = []
     count = 0
@@ -226,7 +229,7 @@ def submit(arrays: Sequence[Split], parallelism: int) -> Iterator[list[str]]:
         try:
             names = made.array(jobs)
         except ConfigError as error:
-            stays = f"{count} jobs were taken before and stay queued" if count else "nothing was submitted"
+            stays = f"{count} jobs were accepted before and stay queued" if count else "nothing was submitted"
             raise ConfigError(f"{error}; {stays}") from error
         except OSError as error:
             raise MMKVError(f"the jobs cannot be written below {made.folder}: {error.strerror or error}") from error
@@ -238,13 +241,14 @@ def submit(arrays: Sequence[Split], parallelism: int) -> Iterator[list[str]]:
 
 
 def lanes(sizes: Sequence[int], most: int) -> list[tuple[int, int | None]]:
-    """Divide a limit of running jobs over arrays: of each its share, and the place of the array that it waits for.
+    """Divide a limit of running jobs over arrays. Return each array's share, and the index of the array that it waits for.
 
-    Arrays that run side by side share the limit, no more than each can use; where there are more arrays than the limit, each
-    further one begins when an earlier one has ended.
+    Arrays that run concurrently share the limit, each with no more than it can use. If there are more arrays than the limit,
+    each further array starts when an earlier one has ended.
 
     Args:
-        sizes: jobs of each array; most: jobs that may run at a time, at least 1.
+        sizes: number of jobs of each array.
+        most: maximum number of running jobs, at least 1.
     """
     count = min(len(sizes), most)
     largest = [max(sizes[lane::count]) for lane in range(count)]
@@ -258,18 +262,18 @@ def lanes(sizes: Sequence[int], most: int) -> list[tuple[int, int | None]]:
 
 
 def largest_array() -> int:
-    """Largest number of jobs in an array here."""
+    """Return the largest number of jobs in an array on this cluster."""
     answer = ask(["scontrol", "show", "config"])
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout if answer else "", re.MULTILINE)
     return max(1, int(found[1]) if found else _LARGEST_ARRAY)
 
 
 def log_of(folder: Path, job: str) -> Path:
-    """File of a job's stderr; a task of an array has a folder of its own."""
+    """Return the file of a job's stderr. A task of an array has a separate folder."""
     return JobPaths(folder, job, 0).stderr
 
 
 def _words(text: str) -> str:
-    """The words of sbatch in one line."""
+    """Return sbatch's message as one line."""
     lines = [re.sub(r"^sbatch: (error: )?", "", line.strip()) for line in text.splitlines()]
-    return "; ".join(dict.fromkeys(line for line in lines if line)) or "it says nothing"
+    return "; ".join(dict.fromkeys(line for line in lines if line)) or "it printed nothing"

@@ -1,7 +1,7 @@
-"""A sweep on Slurm from its runs to their tables: what is missing is submitted, waited for, and told from rows.
+"""A sweep on Slurm: missing work is submitted and waited for, then rows are scored and tables printed.
 
-What Slurm says of a job decides nothing: a cell is done when its rows are there. So a sweep that was killed, or whose nodes
-failed, is continued by the same command, also with another number of shards.
+Only rows decide, never Slurm's state of a job: a cell is done when it has its rows. So the same command continues a sweep that
+was killed or whose nodes failed, even with another number of shards.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from mmkv_bench.store import study
 from mmkv_bench.store.store import Store
 
 Job = Callable[[tuple[str, ...], int], Callable[[], None]]
-"""Makes of a run's overrides, and the number of GPUs for a process each, what a job calls: picklable, named by a module that jobs
-can import."""
+"""A function from a run's overrides and its number of GPUs (one process each) to the function that a job calls. The result
+must be picklable and belong to a module that jobs can import."""
 
 
 _ENDED = re.compile(r"srun: error: .*: tasks? .*: Exited with exit code \d+$|srun: Terminating StepId=")
-"""Lines of srun behind the last words of a program that failed."""
+"""Lines of srun after the last output of a failed program."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a sweep: its overrides, and the plan that they come to."""
+    """One run of a sweep, with its overrides, plan and store."""
 
     overrides: Sequence[str]
     plan: Plan
@@ -44,13 +44,15 @@ class Run:
 
 
 def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any], job: Job) -> int:
-    """Submit what is missing, wait, score and print. Returns 0, or 1 when something is missing or failed.
+    """Submit what is missing, wait, score and print. Return 0, or 1 if something is missing or failed.
 
     Args:
-        jobs: the runs (overrides, configuration), checked; launcher: `hydra.launcher`; job: see `Job`.
+        jobs: the runs (overrides, configuration), checked.
+        launcher: `hydra.launcher`.
+        job: see `Job`.
 
     Raises:
-        ConfigError: what cannot be submitted, and why; nothing is lost then.
+        ConfigError: something cannot be submitted. Nothing is lost then.
     """
     _check(jobs, launcher)
     checks.check_here()
@@ -70,7 +72,10 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
             ids = {} if earlier else _submit(runs, launcher, config.slurm, folder, job)
         if not earlier:
             break
-        print(f"mmkv_bench: waiting for jobs of an earlier sweep here: {' '.join(sorted(earlier))}", file=sys.stderr)
+        print(
+            f"mmkv_bench: waiting for jobs of an earlier sweep in this folder: {' '.join(sorted(earlier))}",
+            file=sys.stderr,
+        )
         queue.wait_for(earlier)
     if ids:
         print(f"mmkv_bench: {len(ids)} jobs submitted ({_named([*ids])}); their logs are in {folder}", file=sys.stderr)
@@ -86,7 +91,7 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
 def _submit(
     runs: Sequence[Run], launcher: Mapping[str, Any], slurm: Slurm, folder: Path, job: Job
 ) -> dict[str, SweepJob]:
-    """Submit what is missing and note it, array by array; job -> what it is about.
+    """Submit what is missing and record it, array by array. Return job id to job.
 
     Raises:
         ConfigError: as `submission.submit`.
@@ -105,18 +110,18 @@ def _submit(
     for (_, pieces_of), names in zip(arrays, taken, strict=True):
         new = dict(zip(names, pieces_of, strict=True))
         queue.remember(folder, {name: piece.subjects for name, piece in new.items()})
-        for run in runs if not ids else ():  # not before: what Slurm refuses is not planned
+        for run in runs if not ids else ():  # after the submission, because refused jobs are not planned
             study.note_planned(run.store, _cells(run))
         ids |= new
     return ids
 
 
 def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> list[Plan]:
-    """Print the script of what is missing and what each of its jobs runs; nothing is asked of Slurm, loaded or made.
-    Returns the plans, as far as they are known without data, for a caller who prints them, too.
+    """Print the scripts for what is missing, and the run of each job. Slurm is not asked, and nothing is loaded or created.
+    Return the plans, as far as they are known without data, so that the caller can print them.
 
     Raises:
-        ConfigError: as `sweep`, as far as it can be told without Slurm.
+        ConfigError: as `sweep`, as far as it is known without Slurm.
     """
     _check(jobs, launcher)
     plans = [outline(config) for _, config in jobs]
@@ -140,7 +145,7 @@ def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]
 def _by_resources(
     todo: Sequence[SweepJob], launcher: Mapping[str, Any], slurm: Slurm
 ) -> list[tuple[Mapping[str, Any], list[SweepJob]]]:
-    """The jobs that ask Slurm for the same, one array each."""
+    """Group jobs by their requests to Slurm. Each group becomes one array."""
     found: dict[str, tuple[Mapping[str, Any], list[SweepJob]]] = {}
     for piece in todo:
         own = submission.for_model(launcher, slurm.models, piece.model)
@@ -156,7 +161,7 @@ def _check(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, A
 
 
 def _devices(models: Sequence[Model], slurm: Slurm, launcher: Mapping[str, Any]) -> dict[str, int]:
-    """Model -> how many processes its jobs have."""
+    """Map each model to the number of processes of its jobs."""
     named = {model.name: model for model in models}
     return {
         name: checks.devices_of(submission.for_model(launcher, slurm.models, name), model)
@@ -165,12 +170,12 @@ def _devices(models: Sequence[Model], slurm: Slurm, launcher: Mapping[str, Any])
 
 
 def _cells(run: Run) -> dict[str, tuple[str, int]]:
-    """Cell -> its dataset and how many samples it is to answer."""
+    """Map each cell to its dataset and its number of samples."""
     return {cell.cell: (part.dataset, len(part.samples)) for part in run.plan.parts for cell in part.cells}
 
 
 def _notes(launcher: Mapping[str, Any]) -> Path:
-    """The folder of a sweep's jobs: the one that holds theirs."""
+    """Return the folder for a sweep's list of jobs, the parent of the jobs' folders."""
     path = Path(str(launcher["submitit_folder"])).absolute()
     while "%" in path.name:
         path = path.parent
@@ -178,15 +183,15 @@ def _notes(launcher: Mapping[str, Any]) -> Path:
 
 
 def _named(ids: Sequence[str]) -> str:
-    """Arrays by their own id."""
+    """Return the ids of the arrays as text."""
     return " ".join(dict.fromkeys(name.partition("_")[0] for name in ids))
 
 
 def _finish(runs: Sequence[Run], ids: dict[str, SweepJob], folder: Path) -> int:
-    """Score and print what is there; say what is not, also where scoring is refused.
+    """Score and print the stored answers, and report what is missing, even if scoring fails.
 
     Raises:
-        MMKVError: by `carry_out`.
+        MMKVError: raised by `carry_out`.
     """
     from mmkv_bench.run.run import carry_out
 
@@ -204,26 +209,28 @@ def _finish(runs: Sequence[Run], ids: dict[str, SweepJob], folder: Path) -> int:
 
 
 def _tell(missing: set[str], ids: Mapping[str, SweepJob], folder: Path, retry: Sequence[str]) -> None:
-    """Print the subjects that lack samples, and the last words of their jobs; retry: what does not count as answered."""
+    """Print the subjects with missing samples, and the last output of their jobs. retry: statuses that do not count as
+    answered."""
     for name, piece in ids.items():
         if missing.intersection(piece.subjects):
             print(f"mmkv_bench: job {name} ({piece}): {_last_words(submission.log_of(folder, name))}", file=sys.stderr)
     if missing:
-        again = f", or still have what retry=[{','.join(retry)}] is to make again" if retry else ""
+        again = f", or still have rows to repeat by retry=[{','.join(retry)}]" if retry else ""
         print(
-            f"mmkv_bench: samples are missing of {', '.join(sorted(missing))}{again}; run the same command again to continue",
+            f"mmkv_bench: samples of {', '.join(sorted(missing))} are missing{again}; run the same command again "
+            "to continue",
             file=sys.stderr,
         )
 
 
 def _last_words(log: Path) -> str:
-    """Last words of a job, or that it could not even begin a log."""
+    """Return the last message of a job, or a sentence if it has no log."""
     try:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
         return (
-            f"it left no log at {log}: its node does not see this folder, or Slurm never started it; give an out that all "
-            "nodes mount, and see `scontrol show job`"
+            f"it left no log at {log}: its node does not see this folder, or Slurm never started it; give an out "
+            "that all nodes mount, and see `scontrol show job`"
         )
     lines = [line for line in lines if not _ENDED.match(line)]
     own = [line for line in lines if line.startswith(("mmkv_bench: ", "slurmstepd: ", "srun: "))]

@@ -1,10 +1,10 @@
-"""The scores of a column's methods, and the sums over clusters of the differences of its pairs, block by block.
+"""Score arrays of a table column, and the sums over clusters from which pairs of methods are compared.
 
-Sums over clusters are such that a method's aggregate is (sum of its sums) / (sum of the sizes). A mean has them as it is: a
-cluster's scores summed, over its number of samples. Perplexity has them on the log scale: negative log-likelihoods summed, over
-tokens. Any other aggregate (corpus BLEU, F1 of means, METEOR) is linearised: a cluster's sum is its share of the aggregate plus
-what the aggregate loses when the cluster is left out (the jackknife's influence; Efron and Stein, Annals of Statistics 9, 1981),
-which for a mean is the same as its sum of scores.
+The sums over clusters are built so that a method's aggregate is (total of its sums) / (total of the sizes). For a mean, a
+cluster's sum is the sum of its scores and its size is the number of its samples. Perplexity is summed on the log scale: negative
+log-likelihoods over tokens. Any other aggregate (corpus BLEU, F1 of means, METEOR) is linearised: a cluster's sum is its share of
+the aggregate plus what the aggregate loses without this cluster (the jackknife's influence; Efron and Stein, Annals of
+Statistics 9, 1981). For a mean, this linearised sum equals the sum of scores.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 
 from mmkv_bench.statistics.metric_kinds import Pooled
 
-_BLOCK = 1 << 20  # entries of pairs x clusters at a time
-_ROUNDING = 1e-12  # of the largest sum: what is smaller is a difference of the order of addition
+_BLOCK = 1 << 20  # largest pairs x clusters of a block
+_ROUNDING = 1e-12  # relative to the largest sum: a smaller difference is only rounding by the order of addition
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Samples:
 
     scores    float64 [m, n], seeds averaged within samples, NaN = not ok; for a `Pooled` aggregator the parts [m, n, k]
     clusters  any sortable labels [n]
-    share     scores are shares of 1 (`known.is_share`), so that zeros and ones are failures and successes
+    share     the scores are shares of 1 (`metric_kinds.is_share`): scores of 0 and 1 are failures and successes
     """
 
     scores: np.ndarray
@@ -37,12 +37,12 @@ class Samples:
 
     @cached_property
     def index(self) -> np.ndarray:
-        """The cluster of each sample, int [n] from 0."""
+        """Cluster number of each sample, int [n] from 0."""
         return np.unique(np.asarray(self.clusters), return_inverse=True)[1].reshape(-1)
 
     @cached_property
     def by_cluster(self) -> np.ndarray:
-        """The samples, those of a cluster together, int [n]: of every pair's common samples none are sorted again."""
+        """Positions of the samples, sorted by cluster, int [n]; sorted once for all pairs."""
         return np.argsort(self.index, kind="stable")
 
     @cached_property
@@ -52,13 +52,13 @@ class Samples:
 
     @cached_property
     def ok(self) -> np.ndarray:
-        """Mask of the samples that each method has, bool [m, n]."""
+        """Mask of the samples with a score, per method, bool [m, n]."""
         finite = ~np.isnan(self.scores)
         return finite.all(axis=2) if finite.ndim == 3 else finite
 
     @cached_property
     def patterns(self) -> tuple[np.ndarray, np.ndarray]:
-        """(the distinct lines of `ok`, which of them is each method's, int [m])."""
+        """(distinct lines of `ok`, and for each method the number of its line among these, int [m])."""
         if self.ok.all():
             return self.ok[:1], np.zeros(len(self.ok), dtype=int)
         distinct, of = np.unique(self.ok, axis=0, return_inverse=True)
@@ -66,19 +66,19 @@ class Samples:
 
     @property
     def rate(self) -> float | None:
-        """The largest difference of a sample: 1 for means of shares, None where the scale has no end."""
+        """Largest possible difference of a sample: 1 for means of shares, None for a scale without an end."""
         return 1.0 if self.share and self.aggregator is None else None
 
     @cached_property
     def bounded(self) -> np.ndarray:
-        """Mask of methods whose scores are from 0 to 1 on a scale of shares, bool [m]."""
+        """Mask of the methods whose scores are all from 0 to 1, bool [m]; all False unless `rate` is given."""
         if self.rate is None:
             return np.zeros(len(self.scores), dtype=bool)
         return (np.isnan(self.scores) | ((self.scores >= 0) & (self.scores <= 1))).all(axis=1)
 
     @cached_property
     def binary(self) -> np.ndarray:
-        """Mask of methods whose scores are failures and successes of independent samples, bool [m]."""
+        """Mask of the methods whose scores are all 0 or 1, from independent samples, bool [m]."""
         if not self.share or self.aggregator is not None or self.count < len(self.index):
             return np.zeros(len(self.scores), dtype=bool)
         return (np.isnan(self.scores) | (self.scores == 0) | (self.scores == 1)).all(axis=1)
@@ -86,8 +86,10 @@ class Samples:
 
 @dataclass(frozen=True)
 class Block:
-    """Some of the pairs: which (`at` int [p]), their differences' sums and sizes over clusters [p, G] (sizes: or [1, G]),
-    common samples, aggregates of a and of b over these [p]; log: the sums are of logarithms."""
+    """Pairs that are compared together.
+
+    at: int [p], positions of the pairs. sums, sizes: [p, G] differences summed within clusters, and cluster sizes (or [1, G]).
+    n: [p] common samples. of_a, of_b: [p] aggregates of both methods over these samples. log: the sums are of logarithms."""
 
     at: np.ndarray
     sums: np.ndarray
@@ -99,7 +101,7 @@ class Block:
 
 
 def blocks(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -> Iterator[Block]:
-    """The pairs in blocks of bounded size; those without a common sample are left out."""
+    """Yield the pairs in blocks of bounded size. Pairs without a common sample are left out."""
     waiting: list[Block] = []
     rows = 0
     for block in _pieces(samples, a, b, pairs):
@@ -123,7 +125,7 @@ def _joined(parts: Sequence[Block]) -> Block:
 
 
 def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -> Iterator[Block]:
-    """Blocks of pairs that have the same samples in common: all of them, where nothing failed."""
+    """Yield blocks of pairs with the same common samples. If no sample failed, all pairs have the same ones."""
     patterns, pattern = samples.patterns
     lower, upper = np.minimum(pattern[a], pattern[b]), np.maximum(pattern[a], pattern[b])
     keys = (lower * len(patterns) + upper)[pairs]
@@ -149,7 +151,7 @@ def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -
 
 
 def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> ClusterSums:
-    """Sums over all clusters of the column, 0 in those that hold none of the common samples."""
+    """Sum the members' scores over all clusters of the column; clusters without a common sample get 0."""
     order = samples.by_cluster[common[samples.by_cluster]]
     index = samples.index[order]
     present = np.bincount(index, minlength=samples.count) > 0
@@ -165,7 +167,9 @@ def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> 
 
 @dataclass(frozen=True)
 class ClusterSums:
-    """values float64 [m]: the methods' aggregates; sums [m, G], sizes [G]: see above (log: of the aggregates' logarithms)."""
+    """Sums of m methods over G clusters, as the module's docstring defines these sums.
+
+    values: float64 [m], the methods' aggregates. sums: [m, G]. sizes: [G]. log: the sums are of logarithms of the aggregates."""
 
     values: np.ndarray
     sums: np.ndarray
@@ -174,10 +178,10 @@ class ClusterSums:
 
 
 def cluster_sums(scores: np.ndarray, index: np.ndarray, count: int, aggregator: Pooled | None = None) -> ClusterSums:
-    """The sums of m methods over `count` clusters.
+    """Sum each method's scores within each cluster.
 
-    scores: float64 [m, n], all finite; for a `Pooled` aggregator its parts [m, n, k]. index: int [n], the cluster of each
-    sample, from 0 to count - 1, each with a sample. aggregator: None = the mean.
+    scores: float64 [m, n], all finite; for a `Pooled` aggregator the parts [m, n, k]. index: int [n], cluster number of each
+    sample, 0 to count - 1. No cluster is empty. aggregator: None = the mean.
     """
     numbers = np.bincount(index, minlength=count).astype(np.float64)
     if aggregator is None:
@@ -191,7 +195,7 @@ def cluster_sums(scores: np.ndarray, index: np.ndarray, count: int, aggregator: 
         influence = (total - numbers) * (values[:, None] - aggregator.function(totals[:, None] - parts))
         influence -= influence.sum(axis=1, keepdims=True) * numbers / total
         return ClusterSums(values, values[:, None] * numbers + influence, numbers)
-    # Methods are scored on the same references, so that their tokens are the same; if not, each counts by its own.
+    # All methods are scored on the same references and so have the same tokens; otherwise each method counts by its own tokens.
     tokens = parts[..., 1].mean(axis=0)
     level = totals[:, :1] / totals[:, 1:2]
     scale = tokens.sum() / totals[:, 1:2]
@@ -200,7 +204,7 @@ def cluster_sums(scores: np.ndarray, index: np.ndarray, count: int, aggregator: 
 
 
 def _by_cluster(scores: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
-    """Sums of [m, n, ...] over the samples of each cluster, [m, count, ...]."""
+    """Sum [m, n, ...] over the samples of each cluster, [m, count, ...]."""
     if (index[1:] < index[:-1]).any():
         order = np.argsort(index, kind="stable")
         index, scores = index[order], scores[:, order]

@@ -1,13 +1,13 @@
-"""One column of a table: methods at one budget by one metric, every two of them tested, and what may be said of them.
+"""Tests of all pairs in one column of a table: methods at one budget, compared by one metric.
 
-separated  two methods differ, by Holm's step-down correction (1979) over all pairs of the column
-best       the methods of which no other is proven better; the truly best one is among them. A method is out when another
-           beats it at p <= alpha / (m - 1): each against its m - 1 competitors and without steps, as in Hsu's multiple
-           comparisons with the best (Annals of Statistics 9, 1981); or in a separated pair
-ranks      1 + the number of methods that beat it so, to m - the number that it beats so
+separated  two methods differ by Holm's step-down correction (1979) over all pairs of the column
+best       no other method is proven better; the truly best method is among these. A method is out if another beats it at
+           p <= alpha / (m - 1), or in a separated pair. The first test is single-step, against each of m - 1 competitors, as
+           in Hsu's multiple comparisons with the best (Annals of Statistics 9, 1981)
+ranks      from 1 + the number of methods that beat this method so, to m - the number of methods that it beats so
 
-docs/statistics.md says how often each holds; `make simulate` counts. A column is not decidable where a single cluster holds
-too large a part of the samples of all its pairs (see `paired_test`).
+docs/statistics.md says how often these statements hold; `make simulate` counts it. A column is not decidable if in all its pairs
+a single cluster holds too large a part of the samples (see `paired_test`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from mmkv_bench.statistics.paired_test import McNemar, PairedTest
 
 @dataclass(frozen=True)
 class Column:
-    """Every two methods of a column and their difference, score of `a` minus score of `b`, over their common samples.
+    """Tested pairs of a column. The difference is the score of `a` minus the score of `b`, over their common samples.
 
-    names     the methods' [m]
-    a, b      their positions [P], and of each pair: n common samples, clusters these come from, difference, p-value
-    decidable whether a pair is tested (see `paired_test`), bool [P]
-    falling   the smaller value is the better one
+    names     method names [m]
+    a, b      positions in `names` [P]; per pair: n common samples, clusters of these samples, difference, p-value
+    decidable mask of the pairs that are tested (see `paired_test`), bool [P]
+    falling   smaller values are better
     """
 
     names: tuple[str, ...]
@@ -55,7 +55,7 @@ class Column:
 
     @property
     def level(self) -> np.ndarray:
-        """The level [P] at which Holm's procedure holds each p-value: separated where p <= level."""
+        """Significance level of each p-value by Holm's procedure [P]: a pair is separated if p <= level."""
         return self._holm[1]
 
     @property
@@ -70,11 +70,11 @@ class Column:
 
     @cached_property
     def beats(self) -> np.ndarray:
-        """Proven wins, bool [m, m]: the method of the row is better than that of the column."""
+        """Proven wins, bool [m, m]: the method of the row is better than the method of the column."""
         return self._beats(np.arange(len(self.p)), ALPHA, len(self.names))
 
     def _beats(self, pairs: np.ndarray, alpha: float, m: int) -> np.ndarray:
-        """Proven wins among m methods, of which these are all pairs; bool [names, names]."""
+        """Return the proven wins among m methods, bool [names, names]. pairs: positions of all pairs of these methods."""
         a, b, p, a_better = self.a[pairs], self.b[pairs], self.p[pairs], self.a_better[pairs]
         proven = (p <= holm(p, alpha)[1]) | (p <= alpha / max(m - 1, 1))
         wins = np.zeros((len(self.names), len(self.names)), dtype=bool)
@@ -84,30 +84,31 @@ class Column:
 
     @cached_property
     def best(self) -> np.ndarray:
-        """Methods of which no other is proven better, bool [m]."""
+        """Mask of the methods that no other method is proven better than, bool [m]."""
         return np.logical_not(self.beats.any(axis=0))
 
     @cached_property
     def winners(self) -> tuple[str, ...]:
-        """The names of `best`."""
+        """Names of the methods in `best`."""
         return tuple(name for name, best in zip(self.names, self.best.tolist(), strict=True) if best)
 
     @cached_property
     def ranks(self) -> np.ndarray:
-        """From and to, int [m, 2]."""
+        """Lowest and highest possible rank of each method, int [m, 2]."""
         return _ranks(self.beats)
 
     def ranks_among(self, names: Sequence[str], alpha: float) -> np.ndarray:
-        """Ranks among some of the methods, in their order, int [len(names), 2]; all true ones are within at 1 - alpha."""
+        """Rank the methods `names` among themselves, int [len(names), 2]. All true ranks are within these at 1 - alpha."""
         places = [self.names.index(name) for name in names]
         pairs = np.flatnonzero(np.isin(self.a, places) & np.isin(self.b, places))
         return _ranks(self._beats(pairs, alpha, len(places))[np.ix_(places, places)])
 
     def intervals(self, pairs: np.ndarray | None = None, alpha: np.ndarray | float | None = None) -> np.ndarray:
-        """Ends of the differences' intervals float64 [len(pairs), 2]; of all pairs unless positions are given.
+        """Return the ends of the differences' confidence intervals, float64 [len(pairs), 2]; NaN for a pair that is not
+        decidable.
 
-        alpha: one number or one for each of the pairs; None = Holm's level, at which an interval excludes 0 exactly where
-        the pair is separated. NaN where a pair is not decidable.
+        pairs: positions of the pairs; None = all. alpha: one number, or one per pair; None = Holm's level, at which an interval
+        excludes 0 exactly if the pair is separated.
         """
         pairs = np.arange(len(self.p)) if pairs is None else np.asarray(pairs)
         alpha = self.level[pairs] if alpha is None else np.broadcast_to(alpha, len(pairs))
@@ -125,8 +126,8 @@ class Column:
 
     @cached_property
     def resolution(self) -> float | None:
-        """The smallest difference that some pair of the column would have been separated at, were it alone above Holm's first
-        level (on the log scale for perplexity); None where no pair is decidable, infinite where no difference is."""
+        """Smallest difference at which some pair of the column would be separated if it alone passed Holm's first level (on the
+        log scale for perplexity). None if no pair is decidable; infinite if no difference would be enough."""
         pairs = np.flatnonzero(self.decidable)
         if not len(pairs):
             return None
@@ -134,7 +135,7 @@ class Column:
         for block in blocks(self.samples, self.a, self.b, pairs):
             test = _test(self.samples, block)
             gaps = test.critical(ALPHA / len(self.p))
-            gaps[test.error == 0] = np.inf  # the same answers throughout
+            gaps[test.error == 0] = np.inf  # both methods gave the same answers to all samples
             binary = _binary(self.samples, self.a, self.b, block)
             gaps[binary] = _mcnemar(block, binary).critical(ALPHA / len(self.p))
             smallest = min(smallest, float(gaps.min()))
@@ -146,14 +147,14 @@ def _ranks(beats: np.ndarray) -> np.ndarray:
 
 
 def compare_column(names: Sequence[str], samples: Samples, *, falling: bool = False) -> Column:
-    """Test every two methods over the samples that are ok in both."""
+    """Test all pairs of methods. A pair is compared over the samples that are ok in both."""
     return compare_pairs(names, samples, *np.triu_indices(len(names), 1), falling=falling)
 
 
 def compare_pairs(
     names: Sequence[str], samples: Samples, a: np.ndarray, b: np.ndarray, *, falling: bool = False
 ) -> Column:
-    """Test some pairs; the numbers of a pair depend on no other one. a, b: positions in `names`, int [P]."""
+    """Test the given pairs; a pair's numbers do not depend on other pairs. a, b: positions in `names`, int [P]."""
     count = len(a)
     n, clusters = np.zeros(count, dtype=int), np.zeros(count, dtype=int)
     difference, p, decidable = np.full(count, np.nan), np.ones(count), np.zeros(count, dtype=bool)
@@ -171,7 +172,7 @@ def _test(samples: Samples, block: Block) -> PairedTest:
 
 
 def _binary(samples: Samples, a: np.ndarray, b: np.ndarray, block: Block) -> np.ndarray:
-    """Positions in a block of the pairs that are tested by exact McNemar."""
+    """Return the positions within the block of the pairs that exact McNemar tests."""
     return np.flatnonzero(samples.binary[a[block.at]] & samples.binary[b[block.at]])
 
 
@@ -180,8 +181,8 @@ def _mcnemar(block: Block, which: np.ndarray) -> McNemar:
 
 
 def _ends(samples: Samples, column: Column, block: Block, alpha: np.ndarray) -> np.ndarray:
-    """Ends [p, 2] of a block's intervals. Those of zeros and ones are the wider of both tests' at either side, for given
-    their number discordant samples vary less than they do; 0 is in or out by exact McNemar alone."""
+    """Return the ends [p, 2] of a block's intervals. For zeros and ones, each end is the wider of both tests' ends: McNemar
+    takes the number of discordant samples as given, although it varies. McNemar alone decides whether 0 is inside."""
     test = _test(samples, block)
     low, high = test.ends(alpha)
     binary = _binary(samples, column.a, column.b, block)
@@ -193,10 +194,10 @@ def _ends(samples: Samples, column: Column, block: Block, alpha: np.ndarray) -> 
 
 
 def holm(p: np.ndarray, alpha: float = ALPHA) -> tuple[np.ndarray, np.ndarray]:
-    """Holm's step-down correction of p-values [P]: (adjusted p-values, the level that each is held against).
+    """Return Holm's step-down correction of p-values [P]: (adjusted p-values, level that each p-value is compared with).
 
-    The k-th smallest of m is held against alpha / (m - k + 1); the first that fails ends the procedure, and the remaining
-    hypotheses keep that step's level, so that an interval at `level` never contradicts the decision.
+    The k-th smallest of m p-values is compared with alpha / (m - k + 1). The first that fails ends the procedure, and the
+    remaining hypotheses keep that step's level, so an interval at `level` never contradicts the decision.
     """
     m = len(p)
     order = np.argsort(p, kind="stable")

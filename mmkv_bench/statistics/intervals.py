@@ -1,14 +1,14 @@
-"""Confidence intervals of cells' scores: Wilson for means of zeros and ones, else a bootstrap over clusters.
+"""Confidence intervals of cells' scores: Wilson for means of zeros and ones, otherwise a bootstrap over clusters.
 
 Samples of one cluster (an image, a document, a video, a page) are not independent, so both intervals work on clusters:
-the bootstrap draws whole clusters, Wilson's interval uses the effective number of samples (`clustered_n`) and Student's
+the bootstrap draws whole clusters; Wilson's interval uses the effective number of samples (`clustered_n`) and Student's
 quantile by the number of clusters.
-All cells of a dataset have the same draws, so one product of matrices serves many cells. A product always has `WIDTH`
-columns, so that a cell's numbers do not depend on how many others are given.
+All cells of a dataset have the same draws, so one matrix product serves many cells. A product always has `WIDTH`
+columns, so that a cell's numbers do not depend on the number of cells.
 
-Intervals of medians ask nothing of how values are distributed. Where no two values share a cluster their ends are order
-statistics, whose level is that of the binomial distribution (Conover, Practical Nonparametric Statistics, 3.2). Where they do,
-the ends are the quantiles at 1/2 plus and minus the error of the share of values below the median, clusters being what varies
+Intervals of medians assume nothing about the distribution of values. If no two values share a cluster, the ends are order
+statistics, whose level follows from the binomial distribution (Conover, Practical Nonparametric Statistics, 3.2). Otherwise
+the ends are the quantiles at 1/2 plus and minus the error of the share of values below the median, computed over clusters
 (Woodruff, JASA 47, 1952).
 """
 
@@ -28,16 +28,16 @@ DRAWS = 10_000
 ALPHA = 0.05
 LEVEL = 1 - ALPHA
 WIDTH = 32
-AT_ONCE = 16  # products of a draw; the sums of all draws take 2.5 MB each
+AT_ONCE = 16  # products per draw; the sums of all draws take 2.5 MB per product
 
-_MOST = 0.9  # of the samples in one cluster, for the jackknife
-_BLOCK_ENTRIES = 1 << 22  # counts made at a time
-_CACHE_ENTRIES = 1 << 26  # 128 MiB of uint16: above it the counts are made anew at each use
+_MOST = 0.9  # cap on a cluster's share of the samples, in the jackknife
+_BLOCK_ENTRIES = 1 << 22  # counts computed at a time
+_CACHE_ENTRIES = 1 << 26  # 128 MiB of uint16; more counts than these are computed anew at each use
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A two-sided interval; `kind` is `wilson`, `bootstrap` or `none` (then both ends are None)."""
+    """A two-sided interval; `kind` is `wilson`, `bootstrap` or `none` (`none`: both ends are None)."""
 
     low: float | None
     high: float | None
@@ -48,15 +48,15 @@ NO_INTERVAL = Interval(None, None, "none")
 
 
 def is_binary(values: np.ndarray) -> bool:
-    """True if every score is exactly 0 or 1."""
+    """Tell whether every score is exactly 0 or 1."""
     return bool(((values == 0) | (values == 1)).all())
 
 
 def wilson(mean: float, n: float, level: float = LEVEL, clusters: float | None = None) -> tuple[float, float]:
-    """Wilson's score interval (1927) of a proportion `mean` of `n` > 0 trials.
+    """Return Wilson's score interval (1927) of a proportion `mean` of `n` > 0 trials.
 
-    clusters: where `n` is an effective number that was estimated from clusters, how many equal ones (`equal_clusters`); the
-    quantile is then Student's, for the variance of few clusters is estimated badly.
+    clusters: the number of equal clusters (`equal_clusters`), if `n` is an effective number that was estimated from clusters.
+    The quantile is then Student's, because few clusters estimate the variance badly.
     """
     from scipy.special import stdtrit
 
@@ -64,12 +64,12 @@ def wilson(mean: float, n: float, level: float = LEVEL, clusters: float | None =
     z2 = (NormalDist().inv_cdf(upper) if clusters is None else float(stdtrit(max(clusters - 1, 1.0), upper))) ** 2
     centre = (mean + z2 / (2 * n)) / (1 + z2 / n)
     half = np.sqrt(z2 * (mean * (1 - mean) / n + z2 / (4 * n * n))) / (1 + z2 / n)
-    # The interval holds its estimate; the clipping only removes rounding at 0 and 1.
+    # The interval contains its estimate; the clipping only removes rounding at 0 and 1.
     return float(min(max(centre - half, 0.0), mean)), float(max(min(centre + half, 1.0), mean))
 
 
 def cluster_index(clusters: np.ndarray) -> tuple[np.ndarray, int]:
-    """(index [n] into the sorted distinct clusters, how many there are)."""
+    """Return (index [n] into the sorted distinct clusters, number of distinct clusters)."""
     clusters = np.asarray(clusters)
     if clusters.dtype.kind == "i":  # positions of labels, the same for most cells of a dataset
         return _index_of(clusters.tobytes(), clusters.dtype.str)
@@ -85,14 +85,16 @@ def _index_of(positions: bytes, kind: str) -> tuple[np.ndarray, int]:
 
 
 def clustered_n(sizes: np.ndarray, residuals: np.ndarray, means: Sequence[float]) -> list[float]:
-    """Numbers of independent zeros and ones that would vary as much as those of m cells, in clusters, do.
+    """Return, per cell, the number of independent zeros and ones that would vary as much as the cell's clustered ones.
 
-    n divided by the design effect: the variance of the mean over clusters, by the jackknife, against p(1-p)/n. It is exactly n
-    when every cluster holds one sample, never above n, and the number of equal clusters when all values are equal (their
-    likeness within clusters cannot be seen then, so the worst is taken).
+    This is n divided by the design effect: the jackknife variance of the mean over clusters, relative to p(1-p)/n. It is exactly
+    n if every cluster holds one sample, and never above n. If all values are equal, their likeness within clusters cannot be
+    seen; then the worst case is taken, the number of equal clusters.
 
     Args:
-        sizes: int [G], samples of each cluster; residuals: float64 [m, G], values less the mean summed within clusters.
+        sizes: int [G], samples of each cluster.
+        residuals: float64 [m, G], values less the mean, summed within clusters.
+        means: the cells' mean scores [m].
     """
     n = int(sizes.sum())
     if len(sizes) == n:
@@ -108,12 +110,12 @@ def clustered_n(sizes: np.ndarray, residuals: np.ndarray, means: Sequence[float]
 
 
 def equal_clusters(sizes: np.ndarray) -> float:
-    """Number of clusters of one size that say as much about a mean as these do: (sum of sizes)^2 / sum of their squares."""
+    """Return how many clusters of equal size tell as much about a mean: (sum of sizes)^2 / sum of squared sizes."""
     return float(sizes.sum() ** 2 / np.sum(sizes.astype(np.float64) ** 2))
 
 
 def _count_blocks(dataset: str, n_clusters: int, draws: int) -> Iterator[np.ndarray]:
-    """Blocks [rows, n_clusters] uint16: how often each draw holds each cluster. `draws` rows in all."""
+    """Yield blocks [rows, n_clusters] uint16 of how often a draw contains each cluster; the blocks have `draws` rows together."""
     rng = np.random.default_rng(int.from_bytes(hashlib.sha256(dataset.encode()).digest()[:8], "big"))
     step = max(1, _BLOCK_ENTRIES // n_clusters)
     for start in range(0, draws, step):
@@ -129,19 +131,18 @@ def _cached_blocks(dataset: str, n_clusters: int, draws: int) -> tuple[np.ndarra
 
 
 def cluster_draws(dataset: str, n_clusters: int, draws: int = DRAWS) -> Iterator[np.ndarray]:
-    """Bootstrap draws as cluster counts, in blocks [rows, n_clusters] uint16.
+    """Yield bootstrap draws as counts of clusters, in blocks [rows, n_clusters] uint16.
 
-    They depend on the dataset's name and the number of clusters alone, so all cells of a dataset see the same draws.
+    The draws depend only on the dataset's name and the number of clusters, so all cells of a dataset get the same draws.
     """
     make = _cached_blocks if draws * n_clusters <= _CACHE_ENTRIES else _count_blocks
     yield from make(dataset, n_clusters, draws)
 
 
 def percentile_ends(statistics: np.ndarray, alpha: float) -> tuple[float, float]:
-    """Percentile interval at level 1 - alpha, by order statistics of the draws.
+    """Return the percentile interval at level 1 - alpha, by order statistics of the draws.
 
-    A level finer than the draws can tell (alpha < 2 / (draws + 1)) gives an unbounded interval rather than one that claims
-    too much.
+    If the draws are too few for this level (alpha < 2 / (draws + 1)), the interval is unbounded rather than too narrow.
     """
     draws = len(statistics)
     skip = int(np.floor(alpha * (draws + 1) / 2 + 1e-9)) - 1
@@ -158,10 +159,11 @@ Cell = tuple[np.ndarray, np.ndarray]
 def intervals(
     cells: Sequence[Cell], dataset: str, aggregator: Pooled | None = None, share: bool = True
 ) -> list[Interval]:
-    """The interval of each cell's score: Wilson for a mean of zeros and ones, else the percentile bootstrap over clusters.
+    """Return the interval of each cell's score: Wilson for a mean of zeros and ones, otherwise the percentile bootstrap over
+    clusters.
 
-    No interval is given for no sample, nor by a bootstrap of a single cluster, which cannot vary. `share` False: the score
-    is an amount, and zeros and ones among its values are a coincidence.
+    A cell without samples has no interval. A single cluster has no bootstrap interval, because its draws cannot vary. `share`
+    False: the score is an amount, and zeros and ones among its values are a coincidence.
     """
     intervals = [NO_INTERVAL] * len(cells)
     alike: dict[tuple[bool, int, bytes], list[int]] = {}
@@ -185,7 +187,7 @@ def intervals(
 
 
 def _wilson(values: np.ndarray, index: np.ndarray, count: int) -> Iterator[Interval]:
-    """Wilson's intervals of cells with the same clusters, values [m, n] of zeros and ones, by their `clustered_n`."""
+    """Yield Wilson's intervals, by `clustered_n`, of cells with the same clusters. values: [m, n] of zeros and ones."""
     m, n = values.shape
     means = values.mean(axis=1)
     places = (index + np.arange(m)[:, None] * count).ravel()
@@ -204,11 +206,12 @@ def bootstrap_statistics(
     aggregator: Pooled | None = None,
     draws: int = DRAWS,
 ) -> Iterator[np.ndarray]:
-    """The statistic of every draw, float64 [draws], of each of the cells, which have the same clusters: the mean of the drawn
-    samples, or the aggregate of their sums.
+    """Yield the statistic of every bootstrap draw, float64 [draws], for each cell. All cells have the same clusters. The
+    statistic is the mean of the drawn samples, or the aggregate of their sums.
 
     Args:
-        values: float64 [n] of each cell, or parts [n, k]; index: int [n], the cluster of each sample among `count`.
+        values: per cell float64 [n], or parts [n, k].
+        index: int [n], cluster number of each sample, below `count`.
     """
     size = 1 if aggregator is None else values[0].shape[1]
     step = max(1, (WIDTH - (aggregator is None)) // size)
@@ -217,7 +220,7 @@ def bootstrap_statistics(
         some = products[start : start + AT_ONCE]
         columns = [_columns(cells, index, count, max(WIDTH, step * size)) for cells in some]
         sums: list[list[np.ndarray]] = [[] for _ in some]
-        for block in cluster_draws(dataset, count, draws):  # those of many clusters are made anew at each use
+        for block in cluster_draws(dataset, count, draws):  # with many clusters, draws are computed anew at each use
             counts = block.astype(np.float64)
             for blocks, each in zip(sums, columns, strict=True):
                 blocks.append(counts @ each)
@@ -228,7 +231,7 @@ def bootstrap_statistics(
 
 
 def _columns(values: Sequence[np.ndarray], index: np.ndarray, count: int, width: int) -> np.ndarray:
-    """The clusters' sums of each cell, float64 [clusters, width]; of means the last column is how many samples a cluster has."""
+    """Return each cell's sums by cluster, float64 [clusters, width]. For means the last column counts a cluster's samples."""
     columns = np.zeros((count, width))
     for i, each in enumerate(values):
         size = each.size // len(each)
@@ -240,10 +243,10 @@ def _columns(values: Sequence[np.ndarray], index: np.ndarray, count: int, width:
 
 @dataclass(frozen=True)
 class Medians:
-    """Medians of groups with their intervals, float64 [groups]; NaN where there is none.
+    """Medians of groups with their intervals, float64 [groups]; NaN for a group without one.
 
-    level: that of the interval from `low` to `high`: 0.95 at least, or, of fewer than six values, what the least and the largest
-    have: 1 - 2^(1 - n). n: values, int [groups].
+    level: confidence level of the interval from `low` to `high`: at least 0.95. Of fewer than six values, the interval is the
+    least and the largest, with level 1 - 2^(1 - n). n: number of values, int [groups].
     """
 
     median: np.ndarray
@@ -254,11 +257,13 @@ class Medians:
 
 
 def medians(values: np.ndarray, groups: np.ndarray, clusters: np.ndarray, count: int) -> Medians:
-    """Medians of `count` groups.
+    """Return the medians of `count` groups.
 
     Args:
-        values: float64 [n], NaN is left out; groups: int [n] in 0..count - 1; clusters: int [n], not negative, what is not
-            independent within a group.
+        values: float64 [n]; NaN is left out.
+        groups: int [n] in 0..count - 1.
+        clusters: int [n], not negative; values of one cluster are not independent.
+        count: number of groups.
     """
     finite = ~np.isnan(values)
     values, groups, clusters = values[finite], groups[finite], clusters[finite]
@@ -289,12 +294,12 @@ def medians(values: np.ndarray, groups: np.ndarray, clusters: np.ndarray, count:
 
 
 def _order_statistics(n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(how many of n independent values lie beyond each end, -1 where there is no interval; its level)."""
+    """Return (how many of n independent values are beyond each end, -1 without an interval; the interval's level)."""
     from scipy.special import bdtr
 
     skip, level = np.full(len(n), -1), np.full(len(n), np.nan)
     for size in np.unique(n[n > 1]):
-        beyond = bdtr(np.arange(size // 2, dtype=float), int(size), 0.5)  # P(at most so many values below the median)
+        beyond = bdtr(np.arange(size // 2, dtype=float), int(size), 0.5)  # P(at most this many values below the median)
         most = int(np.searchsorted(beyond, ALPHA / 2, side="right")) - 1
         skip[n == size] = max(most, 0)
         level[n == size] = LEVEL if most >= 0 else 1 - 2 * beyond[0]
@@ -302,7 +307,9 @@ def _order_statistics(n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _clustered(n: np.ndarray, clusters: np.ndarray, between: np.ndarray, within: np.ndarray) -> np.ndarray:
-    """Values beyond each end, where values share clusters. between, within: sums of squares of half the signs over these."""
+    """Return the number of values beyond each end if values share clusters.
+
+    between, within: sums of squares of half the signs, over clusters and over values."""
     from scipy.special import stdtrit
 
     skip = np.full(len(n), -1)

@@ -1,9 +1,9 @@
-"""Properties of a metric by its name: its aggregate where it is no mean, the better direction, and the scale of lmms-eval's own
+"""Properties of a metric by its name: its aggregate if this is no mean, the better direction, and the scale of lmms-eval's
 aggregate.
 
-Our headlines: scores of a sample are from 0 to 1 wherever the metric allows it, and the headline is their mean. Where it is
-not the mean (corpus BLEU), each sample has the parts that the aggregate is computed from (column `parts` of `samples`),
-and the aggregate is a function of their sums: of the whole dataset for the headline, of drawn clusters for intervals.
+A headline is the mean of the samples' scores, and scores are from 0 to 1 wherever the metric allows it. If the headline is
+not a mean (corpus BLEU), each sample has parts (column `parts` of `samples`), and the aggregate is a function of the parts'
+sums: over the whole dataset for the headline, over drawn clusters for intervals.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import numpy as np
 class Pooled:
     """An aggregate that is a function of sums over samples.
 
-    function: totals float64 [..., k] -> aggregate [...]. Called with the parts of samples [n, k] it gives the number.
-    ratio: it is exp of the first part's total over the second's; two of them are compared by their logarithms.
+    function: totals float64 [..., k] -> aggregate [...]. Calling the object with the parts of samples [n, k] returns the
+    aggregate.
+    ratio: the aggregate is exp(first part's total / second part's total); two such aggregates are compared by their logarithms.
     """
 
     function: Callable[[np.ndarray], np.ndarray]
@@ -32,9 +33,9 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Upstream:
-    """The scale of lmms-eval's own aggregate: `factor` times it is ours, divided by n where it is a sum over samples.
+    """The scale of lmms-eval's aggregate. Times `factor` it is on our scale; a sum over samples is also divided by n.
 
-    unit: what it is, in words.
+    unit: the scale's name in tables.
     """
 
     unit: str
@@ -42,7 +43,7 @@ class Upstream:
     summed: bool = False
 
     def as_ours(self, value: float, n: int) -> float:
-        """lmms-eval's aggregate of `n` samples on our scale."""
+        """Convert lmms-eval's aggregate of `n` samples to our scale."""
         return value * self.factor / (n if self.summed else 1)
 
 
@@ -58,18 +59,18 @@ UPSTREAM = {
 PERCENT_NAMES = re.compile(r"vstar_\w+_acc|videomme_\w*score")  # one metric per category, or per variant of the task
 
 # Measures of every run, beside the tasks' metrics (evaluation/extra_metrics.py says what each is).
-POSITIONS = (32, 64, 128, 256, 512)  # last tokens of the stretches of a continuation, each from the one before on
+POSITIONS = (32, 64, 128, 256, 512)  # last token of each stretch of a continuation
 KL_TO, TOP1_TO = (tuple(f"{name}_to_{end}" for end in POSITIONS) for name in ("fidelity_kl", "fidelity_top1"))
 _KL = ("fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", *KL_TO)
 FIDELITY = (*_KL[:3], "fidelity_top1", "divergence", "same_answer", *KL_TO, *TOP1_TO)
 MEASURES = {*FIDELITY, "ppl", "ppl_without_first", "rouge_l_sampled", "rouge_l_greedy"}
-# Nats and tokens: amounts without an upper end, no shares, also where every sample happens to have 0 or 1.
+# Nats and tokens: amounts without an upper end. They are no shares, even if every sample happens to be 0 or 1.
 AMOUNTS = {*_KL, "divergence"}
-# What a sample counts for at most, by metric: KL has no end, and one answer of 20 nats would outweigh hundreds.
+# Largest value that a sample counts for, by metric: KL has no end, and one answer of 20 nats would outweigh hundreds.
 CAPS = dict.fromkeys(_KL, 5.0)
 # Video-ChatGPT's marks from 0 to 5, CIDEr from 0 to 10.
 AMOUNT_NAMES = re.compile(r"gpt_eval_score_[a-z_]+|(?:[a-z]+_)?CIDEr")
-PARSE_FAILED = "parse_failed"  # 1 where no choice could be read out of an answer
+PARSE_FAILED = "parse_failed"  # 1 if no choice could be parsed from an answer
 LOWER_IS_BETTER = {
     PARSE_FAILED,
     "autodq_no_events",
@@ -80,23 +81,23 @@ LOWER_IS_BETTER = {
 
 
 def upstream(metric: str) -> Upstream:
-    """The scale on which lmms-eval prints its aggregate of the metric."""
+    """Return the scale on which lmms-eval prints its aggregate of the metric."""
     return UPSTREAM.get(metric, PERCENT if PERCENT_NAMES.fullmatch(metric) else SAME)
 
 
 def lower_is_better(metric: str) -> bool:
-    """True if a smaller value is the better one."""
+    """Tell whether smaller values of the metric are better."""
     return metric in LOWER_IS_BETTER
 
 
 def is_share(metric: str) -> bool:
-    """True if a sample's score is a share of 1, so that zeros and ones are failures and successes; else it is an amount, and
-    zeros and ones among its values are a coincidence."""
+    """Tell whether a sample's score is a share of 1, so that 0 and 1 are failure and success. Otherwise the score is an amount,
+    and values of 0 and 1 are a coincidence."""
     return metric not in AMOUNTS and not AMOUNT_NAMES.fullmatch(metric.partition(",")[0])
 
 
 def aggregate_of(metric: str) -> Pooled | None:
-    """The metric's aggregate where it is not the mean over samples; None where it is."""
+    """Return the metric's aggregate if it is not the mean over samples; otherwise None."""
     if metric == "METEOR" or metric.endswith("_METEOR"):
         return METEOR
     if metric in ("ppl", "ppl_without_first"):
@@ -108,14 +109,14 @@ def aggregate_of(metric: str) -> Pooled | None:
 
 
 BLEU_NAMES = re.compile(r"(?:[a-z]+_)?Bleu_([1-4])")  # textcaps_Bleu_4, vatex_Bleu_4, ...
-# pycocoevalcap's, so that an order without a match gives almost 0 instead of a division by 0
+# The constants of pycocoevalcap, so that an order without a match gives almost 0 instead of a division by 0
 BLEU_TINY, BLEU_SMALL = 1e-15, 1e-9
 
 
 def bleu(order: int) -> Pooled:
-    """Corpus BLEU up to n-grams of `order` (Papineni et al. 2002) over parts [2 + 2 x order]:
+    """Return corpus BLEU up to n-grams of `order` (Papineni et al. 2002), over parts [2 + 2 x order].
 
-    words of the answers, words of the closest references, then right n-grams for n = 1..order, then n-grams.
+    Parts: words of the answers, words of the closest references, right n-grams for n = 1..order, all n-grams for n = 1..order.
     """
 
     def of_totals(totals: np.ndarray) -> np.ndarray:
@@ -134,11 +135,11 @@ METEOR_WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])  # exact, stem, synonym, paraphr
 
 
 def _meteor(totals: np.ndarray) -> np.ndarray:
-    """Corpus METEOR (Denkowski and Lavie 2014, section 2) over parts [23] as the program prints them for a sample:
+    """Return corpus METEOR (Denkowski and Lavie 2014, section 2) over parts [23], as the METEOR program prints them for a sample.
 
-    words of answer and reference, function words of both; for each of four matchers the matched content words of answer
-    and reference and the matched function words of both; chunks (0 where one chunk is all of answer and reference: not
-    fragmented); matched words of answer and of reference.
+    Parts: words of answer and reference; function words of both; for each of four matchers, the matched content words of answer
+    and reference, then the matched function words of both; chunks (0 if one chunk is the whole answer and reference, which is
+    not fragmented); matched words of answer and of reference.
     """
     words, function = totals[..., 0:2], totals[..., 2:4]
     matched = totals[..., 4:20].reshape(
@@ -157,12 +158,12 @@ def _meteor(totals: np.ndarray) -> np.ndarray:
 METEOR = Pooled(_meteor)
 
 
-# Over parts [2]: the negative log-likelihoods of a reference's tokens summed, and how many tokens they are.
+# Over parts [2]: the summed negative log-likelihoods of a reference's tokens, and the number of these tokens.
 PERPLEXITY = Pooled(lambda totals: np.exp(totals[..., 0] / np.maximum(totals[..., 1], 1.0)), ratio=True)
 
 
-# DREAM-1K's F1 is of mean precision and mean recall. Over parts [3]: precision, recall and 1.
-AUTODQ_F1_NAMES = re.compile(r"autodq_f1(?:_[a-z_]+)?")  # over all, and per category
+# DREAM-1K's F1 is the F1 of mean precision and mean recall. Over parts [3]: precision, recall and 1.
+AUTODQ_F1_NAMES = re.compile(r"autodq_f1(?:_[a-z_]+)?")  # over all categories, and per category
 
 
 def _f1_of_means(totals: np.ndarray) -> np.ndarray:

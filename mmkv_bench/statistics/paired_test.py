@@ -1,21 +1,21 @@
-"""One paired test for every table: is the difference of two methods 0, given its sums over clusters of samples?
+"""The paired test of every table: is the difference of two methods 0, given its sums over clusters of samples?
 
 Arrays: `sums` float64 [P, G], the difference summed within each of G clusters for each of P pairs; `sizes` [P, G] or [1, G],
-the number of samples that a cluster adds (tokens for perplexity), 0 where a pair has nothing in it. The estimate is
+the number of samples that a cluster adds (tokens for perplexity), 0 if a pair has no sample in the cluster. The estimate is
 sum sums / sum sizes. Clusters (an image, a document, a video, a page) are the independent units.
 
 The test is Student's t with the cluster-robust variance, with unseen clusters added to that variance. A method that loses a
-little often and wins much rarely shows no win in a small data set; its differences then look certain, and a plain t test
+little often and wins much rarely may show no win in a small data set; its differences then look certain, and a plain t test
 separates equal methods in up to 83 % of families. `UNSEEN` clusters of a usual size, whose every sample differs by
 `rate`, half of them for each method, widen the variance by what such an event would have added. `rate` is the largest
-difference of one sample that there can be: 1 where scores are shares. Where the scale has no end it is the largest
-difference per sample that the pair shows in any cluster, and `UNSEEN_OPEN` clusters are added, since the largest seen
-is smaller than the largest there is. Nothing hangs on the other methods of a column.
+possible difference of one sample: 1 for shares. On a scale without an end, `rate` is the largest difference per sample that
+the pair shows in any cluster, and `UNSEEN_OPEN` clusters are added, because larger differences than the largest seen are
+possible. The result of a pair does not depend on the other methods of a column.
 
-A pair is tested where no cluster holds more than `LARGEST_SHARE` of its samples (so there are 10 clusters at least); a single
-page decides the others, and nothing is claimed of them.
+A pair is tested only if no cluster holds more than `LARGEST_SHARE` of its samples (so it has at least 10 clusters). A single
+page decides the other pairs, and nothing is claimed about them.
 
-Zeros and ones of samples that are clusters of their own are tested by exact McNemar instead, which needs no variance.
+Scores of 0 and 1, with every sample a cluster by itself, are tested by exact McNemar instead, which needs no variance.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from functools import cached_property
 
 import numpy as np
 
-LARGEST_SHARE = 0.1  # of a pair's samples in one cluster, above which nothing is claimed
-UNSEEN, UNSEEN_OPEN = 2.0, 4.0  # clusters that are added to the variance: of a bounded scale, of one without an end
+LARGEST_SHARE = 0.1  # largest part of a pair's samples in one cluster; above it nothing is claimed
+UNSEEN, UNSEEN_OPEN = 2.0, 4.0  # clusters added to the variance: on a bounded scale, on a scale without an end
 
 
 @dataclass(frozen=True)
 class PairedTest:
-    """The t test of P pairs. rate: the largest difference of a sample (a pair that shows a larger one has that); None = the
-    scale has no end.
+    """The t test of P pairs.
 
-    Arrays: sums float64 [P, G]; sizes [P, G] or [1, G].
+    sums: float64 [P, G]; sizes: [P, G] or [1, G]. rate: largest possible difference of a sample; None = the scale has no end. A
+    pair that shows a larger difference is tested with that one.
     """
 
     sums: np.ndarray
@@ -47,25 +47,25 @@ class PairedTest:
 
     @cached_property
     def clusters(self) -> np.ndarray:
-        """Clusters in which a pair has samples, int [P]."""
+        """Number of clusters in which a pair has samples, int [P]."""
         return np.count_nonzero(self.sizes, axis=1) * np.ones(len(self.sums), dtype=int)
 
     @cached_property
     def decidable(self) -> np.ndarray:
-        """Mask of pairs of which no cluster holds more than `LARGEST_SHARE` of the samples, bool [P]."""
+        """Mask of the pairs in which no cluster holds more than `LARGEST_SHARE` of the samples, bool [P]."""
         largest = self.sizes.max(axis=1, initial=0.0) * np.ones(len(self.sums))
         return (self._size > 0) & (largest <= LARGEST_SHARE * self._size * (1 + 1e-9))
 
     @cached_property
     def difference(self) -> np.ndarray:
-        """The estimate, float64 [P]."""
+        """Estimated difference, float64 [P]."""
         return self.sums.sum(axis=1) / np.maximum(self._size, np.finfo(float).tiny)
 
     @cached_property
     def error(self) -> np.ndarray:
-        """Standard error of the estimate with the unseen clusters, float64 [P]."""
+        """Standard error of the estimated difference with the unseen clusters, float64 [P]."""
         squares = (self.sizes**2).sum(axis=1)
-        # Summed line by line, so that a pair's numbers do not depend on how many are tested at once.
+        # Summed line by line, so that a pair's numbers do not depend on the number of pairs tested together.
         residuals = ((self.sums - self.difference[:, None] * self.sizes) ** 2).sum(axis=1)
         count = np.maximum(self.clusters, 2)
         unseen = self._largest**2 * squares / count * (UNSEEN_OPEN if self.rate is None else UNSEEN)
@@ -79,7 +79,7 @@ class PairedTest:
 
     @cached_property
     def p(self) -> np.ndarray:
-        """Two-sided p-values of no difference, float64 [P]; 1 where a pair is not decidable."""
+        """Two-sided p-values of no difference, float64 [P]; 1 for a pair that is not decidable."""
         from scipy.special import stdtr
 
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -87,25 +87,26 @@ class PairedTest:
         return np.where(self.decidable, 2 * stdtr(np.maximum(self.clusters - 1, 1), -statistic), 1.0)
 
     def critical(self, alpha: np.ndarray | float) -> np.ndarray:
-        """The difference [P] whose p-value is alpha: half the width of the interval at level 1 - alpha. NaN where a pair is
-        not decidable; 0 where two methods are the same on a scale without an end, of which nothing is known."""
+        """Return the difference [P] whose p-value is alpha: half the width of the interval at level 1 - alpha. NaN for a pair
+        that is not decidable. 0 if two methods are the same on a scale without an end: such a pair proves nothing."""
         from scipy.special import stdtrit
 
         quantile = -stdtrit(np.maximum(self.clusters - 1, 1), np.asarray(alpha) / 2)
         return np.where(self.decidable, quantile * self.error, np.nan)
 
     def ends(self, alpha: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
-        """Ends [P] of the intervals at level 1 - alpha, which exclude 0 exactly where p < alpha; NaN where a pair is not
-        decidable."""
+        """Return the ends [P] of the intervals at level 1 - alpha, which exclude 0 exactly if p < alpha; NaN for a pair that is
+        not decidable."""
         half = self.critical(alpha)
         return self.difference - half, self.difference + half
 
 
 @dataclass(frozen=True)
 class McNemar:
-    """The exact test of P pairs of zeros and ones: samples right in one method only fall to either side like fair coins.
+    """The exact test of P pairs of zeros and ones. If the methods are equal, a sample that only one of them answers right is
+    equally likely right in either.
 
-    only_a, only_b: int [P], such samples. n: int [P], samples of the pair.
+    only_a, only_b: int [P], samples right in one method only. n: int [P], common samples of the pair.
     """
 
     only_a: np.ndarray
@@ -114,14 +115,14 @@ class McNemar:
 
     @property
     def p(self) -> np.ndarray:
-        """Two-sided p-values float64 [P], twice the smaller tail; 1 without a discordant sample."""
+        """Two-sided p-values float64 [P], twice the smaller tail; 1 if no sample is discordant."""
         from scipy.special import bdtr
 
         return np.minimum(1.0, 2 * bdtr(np.minimum(self.only_a, self.only_b), self.only_a + self.only_b, 0.5))
 
     def ends(self, alpha: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
-        """Ends [P] of the difference given the number of discordant samples (Clopper and Pearson, 1934), at level
-        1 - alpha; they exclude 0 exactly where p < alpha."""
+        """Return the ends [P] of the difference's interval at level 1 - alpha, given the number of discordant samples (Clopper
+        and Pearson, 1934). The interval excludes 0 exactly if p < alpha."""
         from scipy.special import betaincinv
 
         half = np.asarray(alpha) / 2 * np.ones(len(self.n))
@@ -132,7 +133,7 @@ class McNemar:
         return share * (2 * low - 1), share * (2 * high - 1)
 
     def critical(self, alpha: np.ndarray | float) -> np.ndarray:
-        """The smallest difference [P] with a p-value of at most alpha, as many samples being discordant as are; infinite where
+        """Return the smallest difference [P] with a p-value of at most alpha, given the number of discordant samples; infinite if
         these are too few."""
         from scipy.special import bdtrik
 

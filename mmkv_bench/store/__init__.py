@@ -1,5 +1,5 @@
 """Result rows: documented columns, an fsynced journal, parquet parts, provenance and an optional tracker.
 
-This room knows rows and nothing of models. Entry points: `store.Store`, `provenance.collect`, `tracking.tracker`;
-every column is declared and documented in `schema`.
+This package deals with rows only, never with models. Entry points: `store.Store`, `provenance.collect`, `tracking.tracker`.
+Every column is declared and documented in `schema`.
 """

@@ -1,4 +1,4 @@
-"""Compaction of a store: few large files per table, as publishing needs them, in the place of the many that runs write."""
+"""Compaction of a store: rewrite the many files that runs write as a few large files per table, ready to publish."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _REST = [column.name for column in CELL_COLUMNS if column.identity and column.na
 
 
 def superseded(store: Store, cells: pa.Table) -> set[str]:
-    """Cells of which `store` holds the same cell in a newer `method_version`, scored, with all samples of the older.
+    """Return the cells that `store` also holds in a newer `method_version`, scored, and with all samples of the older cell.
 
-    cells: the table of that name, whole. Cells that hide a secret are left alone: two of them may look the same and differ
-    in it.
+    cells: the whole table `cells`. Cells whose columns hide a secret are left alone, because two of them may look equal and
+    differ in the secret.
     """
     groups: dict[tuple[Any, ...], list[tuple[int, str]]] = {}
     for row in cells.select([*_REST, "method_version", "cell"]).to_pylist():
@@ -55,25 +55,25 @@ def superseded(store: Store, cells: pa.Table) -> set[str]:
 
 
 AT_ONCE = 1 << 17
-"""Rows up to which a table is read whole."""
+"""Tables with at most this number of rows are read whole."""
 IN_MEMORY = 160 << 20
-"""Bytes of rows in memory where it is not."""
+"""Target for the bytes of rows in memory if a table is not read whole."""
 
 
 def pack(store: Store, slim: bool = False) -> int:
-    """Write the tables of `store` as few files, each below 10 MB, in the place of what was there.
+    """Rewrite the tables of `store` as few files, each below 10 MB, and remove the files they replace.
 
-    They are small enough to publish. Reading is the same, and what is written later stands beside them.
+    The new files are small enough to publish. Reading gives the same rows, and later writes add files beside them.
 
     Args:
-        slim: response rows lose for good what `schema.SLIM` lists, as rows in git do.
+        slim: drop the response columns of `schema.SLIM` for good, as rows in git do.
 
     Returns:
-        How many cells it dropped because the store holds newer numbers of their method.
+        The number of cells dropped because the store holds newer numbers of their method.
 
     Raises:
-        StoreError: samples are still in journals. Where the file system has no locks, those that nobody wrote to for
-            `journal.SILENT_S` are published first.
+        StoreError: samples are still in journals. On a file system without locks, journals without a commit for
+            `journal.SILENT_S` seconds are published first.
     """
     store.check_version()
     store.remove_stale_files()
@@ -87,9 +87,9 @@ def _pack(store: Store, slim: bool) -> int:
             store.publish_journal(taken)
     if store.journals():
         raise StoreError(
-            f"{store.root} has samples in journals: a run is writing, or was interrupted; let it finish (the same "
-            "command continues it) and pack then; where the file system has no locks, "
-            f"{journal.SILENT_S / 60:.0f} minutes after the last answer of an interrupted one"
+            f"{store.root} has samples in journals, because a run is writing or was interrupted; let the run "
+            "finish (the same command continues it), then pack; on a file system without locks, pack "
+            f"{journal.SILENT_S / 60:.0f} minutes after an interrupted run's last answer"
         )
     # Listed before the rows are read: a file that a run adds in between stays.
     described = store.files("cells")
@@ -108,7 +108,7 @@ def _pack(store: Store, slim: bool) -> int:
 
 
 def _pack_diagnostics(store: Store) -> None:
-    """Pack `diagnostics`, whose rows are of no cell: measurements stand side by side instead."""
+    """Pack `diagnostics`. Its rows belong to no cell, so rows of one measurement are put side by side."""
     before = store.files("diagnostics")
     rows = store.diagnostics()
     if rows.num_rows:
@@ -117,10 +117,12 @@ def _pack_diagnostics(store: Store) -> None:
 
 
 class _Packing:
-    """The packed files of a table, one behind the other.
+    """The packed files of one table, made one after the other.
 
-    cells: the table of that name; order: its cells, as packed files have them; dropped: cells that are left out; slim: whether
-    rows lose what `schema.SLIM` lists.
+    cells: the table `cells`.
+    order: the cells in the order of packed files.
+    dropped: cells that are left out.
+    slim: whether rows lose the columns of `schema.SLIM`.
     """
 
     def __init__(
@@ -132,11 +134,11 @@ class _Packing:
         self._counts = partial(store.counts, table)
 
     def large(self, files: list[Path]) -> bool:
-        """True where the rows are read and written some cells at a time."""
+        """Tell whether the table is too large to read whole, so that its rows are read and written some cells at a time."""
         return self._table in ("responses", "samples") and sum(map(number_of_rows, files)) > AT_ONCE
 
     def rows(self, names: list[str] | None) -> pa.Table:
-        """The rows of these cells, of all cells for None."""
+        """Return the rows of these cells, or of all cells for None."""
         rows = self._read(names)
         if self._dropped:
             rows = rows.filter(pc.invert(pc.is_in(rows["cell"], value_set=pa.array(sorted(self._dropped)))))
@@ -146,7 +148,10 @@ class _Packing:
         return packed(ordered(slimmed(rows) if self._slim else rows, self._order), level=level)
 
     def by_cells(self, before: Sequence[Path]) -> Generator[bytes]:
-        """Cells that answer alike side by side, as many at a time as should make one file, by what those before them took."""
+        """Yield the packed files. Cells with similar answers stand side by side.
+
+        Each step reads as many cells as should fill one file, judged by the size of the files before.
+        """
         counts = self._counts()
         waiting = [name for name in arranged(counts, self._order) if name not in self._dropped]
         step = float(AT_ONCE)
@@ -163,8 +168,8 @@ class _Packing:
 
     @contextmanager
     def _by_some(self, cells: list[str], before: Sequence[Path]) -> Iterator[Callable[[list[str]], pa.Table]]:
-        """A reader of the rows of neighbours among these cells. A part has all cells of a job, so answers in parts are
-        regrouped; packed rows, and most scores, already lie cell by cell."""
+        """Yield a function that reads the rows of some neighbouring cells. A part holds all cells of a job, so answers in
+        parts are regrouped by cell. Packed rows, and most scores, are already stored cell by cell."""
         if self._table != "responses":
             yield self.rows
             return
@@ -184,19 +189,19 @@ class _Packing:
             yield from self._store.read_by_group(self._table, path)
         except FileNotFoundError:
             raise StoreError(
-                f"{path} vanished while it was packed: is another program packing or removing files? No row of it is packed; "
-                "pack again when the other has ended."
+                f"{path} vanished while it was packed: is another program packing or removing files? No row of "
+                "that file was packed; pack again when the other program has ended."
             ) from None
 
 
 LOT = 256 << 20
-"""Bytes of rows that are sorted together; sorting takes as much again, and so may the last table that came."""
+"""Bytes of rows that are sorted together. Sorting takes as much again, and the last table that came may do so too."""
 BATCH = 1 << 10
-"""Rows after which a batch ends, with the cell that it is at."""
+"""Number of rows after which a batch ends, at the end of the current cell."""
 
 
 class _Batch(NamedTuple):
-    """Rows in a temporary file: the places of their first and last cell, where and how long they are, their checksum."""
+    """A batch of rows in a temporary file: ranks of its first and last cell, start and length in bytes, and checksum."""
 
     first: int
     last: int
@@ -206,16 +211,18 @@ class _Batch(NamedTuple):
 
 
 class RegroupedBlocks:
-    """The rows of `cells`, to be asked for in their order, some neighbours at a time: the rows of all of them fit into no memory.
+    """The rows of `cells`, read in the order of `cells`, some neighbouring cells at a time, because all rows do not fit into
+    memory.
 
-    Reading all files for every few cells would be more than linear in rows, so each is read once: rows wait in memory, and some
-    hundred megabytes at a time they are sorted by cell and go to a file without a name, which is gone with the process however
-    that ends. A block of cells is then a few batches of each such lot.
+    Reading all files again for every few cells would be more than linear in rows, so each file is read once. Rows wait in
+    memory. Some hundred megabytes at a time are sorted by cell and written to a file without a name, which vanishes with the
+    process. A
+    block of cells is then a few batches from each sorted lot.
 
     Args:
-        file: without a name, where there is room for all rows, some two and a half times what they take as parts and many times
-            what packed ones do.
-        rows: as they come, of any cells and in any number of tables of this schema.
+        file: a file without a name. It needs space for all rows: about 2.5 times their size in parts, and many times their
+            size in packed files.
+        rows: tables of this schema, with rows of any cells in any order.
 
     Raises:
         OSError: the disk is full or refuses.
@@ -234,9 +241,10 @@ class RegroupedBlocks:
         file.flush()
 
     def of(self, cells: Sequence[str]) -> pa.Table:
-        """The rows of these cells, neighbours in the order; those of a cell in the order in which they came.
+        """Return the rows of `cells`, which must be neighbours in the order. The rows of one cell keep the order in which they
+        came.
 
-        Raises StoreError where the disk gives back other bytes than it was given.
+        Raises StoreError if the disk returns other bytes than were written.
         """
         first, last = self._place[cells[0]], self._place[cells[-1]]
         assert last - first == len(cells) - 1, "cells that stand together"
@@ -245,13 +253,13 @@ class RegroupedBlocks:
         return rows.filter(is_in(rows["cell"], texts_of(list(cells))))
 
     def _write(self, waiting: list[pa.Table]) -> None:
-        """Write a lot, and leave nothing waiting."""
-        # In one piece: whoever takes rows of many copies all of them every time.
+        """Write the waiting tables as one sorted lot, and empty `waiting`."""
+        # In one piece: taking rows from many chunks copies all chunks every time.
         lot = pa.concat_tables([no_rows(self._schema), *waiting]).combine_chunks()
         waiting.clear()
         place = places(lot["cell"], self._cells)
         order = np.argsort(place, kind="stable")
-        order = order[np.count_nonzero(place < 0) :]  # others' rows
+        order = order[np.count_nonzero(place < 0) :]  # without the rows of other cells
         for start, end in runs(place[order], BATCH) if len(order) else ():
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, self._schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
@@ -270,8 +278,8 @@ class RegroupedBlocks:
 
 
 def _replace(folder: Path, before: list[Path], files: Iterable[bytes]) -> None:
-    """Packed files in the place of all that was there, in an order that a kill at any moment leaves readable: what counts
-    before other files is removed after them."""
+    """Put packed files in the place of the files `before`. A kill at any moment leaves the folder readable, because a file
+    that takes precedence over others is removed after them."""
     placed = set()
     for data in files:
         path = folder / f"packed-{checksum(data)}.parquet"

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, short checksums, and the error a user gets when the disk refuses."""
+"""Files that appear whole or not at all, short checksums, and the user's message when the disk refuses."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from mmkv_bench.errors import ConfigError, StoreError
 MARK = "store.json"
 """The file that makes a folder a store."""
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
-"""What flock says on a file system without it: nobody can tell a dead writer from a live one there."""
+"""Error numbers of flock on a file system without locks, where a dead writer cannot be told from a living one."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys, no spaces and no NaN: equal values give equal text.
+    """Return JSON with sorted keys, no spaces and no NaN. Equal values give equal text.
 
-    Raises ValueError for NaN and infinities, TypeError for what JSON cannot hold.
+    Raises ValueError for NaN and infinities, TypeError for values that JSON cannot express.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def checksum(data: bytes) -> str:
-    """First 16 hex digits of the sha256."""
+    """Return the first 16 hex digits of the sha256."""
     return hashlib.sha256(data).hexdigest()[:16]
 
 
@@ -48,7 +48,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def locked(file: int, kind: int = fcntl.LOCK_EX) -> bool | None:
-    """Try to take the flock of an open file: True where this process holds it now, None where there are no locks."""
+    """Try to take the flock of an open file. Return True if this process holds the lock, None if the file system has no locks."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -62,7 +62,7 @@ def locked(file: int, kind: int = fcntl.LOCK_EX) -> bool | None:
 
 @contextmanager
 def lock_held(path: Path) -> Iterator[None]:
-    """Wait for the exclusive flock of a file and hold it; where the file system has no locks, nobody waits."""
+    """Wait for the exclusive flock of a file and hold it. On a file system without locks nobody waits."""
     file = os.open(path, (os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY) | os.O_CLOEXEC)
     try:
         try:
@@ -72,17 +72,17 @@ def lock_held(path: Path) -> Iterator[None]:
                 raise
         yield
     finally:
-        # Not by closing alone: a process that was forked meanwhile has the file open too.
+        # Closing is not enough: a process that was forked meanwhile has the file open too.
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
         os.close(file)
 
 
 def new_locked(hidden: Path) -> int:
-    """A new, empty, locked file: its descriptor, open for reading and appending. Raises OSError.
+    """Create an empty, locked file. Return its descriptor, open for reading and appending. Raises OSError.
 
-    The lock tells `remove_stale` that somebody lives who will name the file. It can look between creation and lock and
-    remove the file: then another is made.
+    The lock tells `remove_stale` that a living process will name the file. If `remove_stale` removes the file between its
+    creation and the lock, another file is created.
     """
     for _ in range(100):
         file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -95,14 +95,14 @@ def new_locked(hidden: Path) -> int:
         os.close(file)
         with suppress(FileNotFoundError):
             os.unlink(hidden)
-    raise OSError(errno.EAGAIN, f"{hidden} is taken away whenever it is made")
+    raise OSError(errno.EAGAIN, f"{hidden} is removed whenever it is created")
 
 
 class Staged:
-    """A file written and synced under a hidden name; `place` gives it its name in one step, `drop` forgets it.
+    """A file written and synced under a hidden name. `place` renames the file in one step; `drop` removes it.
 
-    The hidden name starts with a dot and ends in .tmp, so dataset readers never take it for a part. `final` may become another
-    name in the same folder before it is placed.
+    The hidden name starts with a dot and ends in .tmp, so dataset readers never take the file for a part. Before `place`,
+    `final` may be set to another name in the same folder.
     """
 
     def __init__(self, final: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -152,20 +152,20 @@ class Staged:
 
 
 def write_whole(final: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write `final` so that readers see the old content or the new one, also after a crash. Raises OSError."""
+    """Write `final` so that readers see either the old or the new content, even after a crash. Raises OSError."""
     with Staged(final, write) as staged:
         staged.place()
 
 
 def write_bytes(final: Path, data: bytes) -> None:
-    """`write_whole` of these bytes."""
+    """Write these bytes with `write_whole`."""
     write_whole(final, lambda stream: stream.write(data))
 
 
 def remove_stale(folder: Path, older_than_s: float = 86_400.0) -> None:
-    """Remove hidden leftovers of killed writers: files that nobody holds locked.
+    """Remove hidden files that no process holds locked, the leftovers of killed writers.
 
-    Where there are no locks only those older than `older_than_s`: no writer keeps one for longer than seconds.
+    On a file system without locks only files older than `older_than_s` are removed: no writer keeps one longer than seconds.
     """
     for path in folder.glob(".*.tmp"):
         try:
@@ -185,7 +185,7 @@ def remove_stale(folder: Path, older_than_s: float = 86_400.0) -> None:
 
 @contextmanager
 def disk_errors(doing: str, root: Path, gone: type[OSError] | tuple[()] = ()) -> Iterator[None]:
-    """Turn an OSError inside the block into a StoreError that says what to do; `gone`: one that passes as it is."""
+    """Turn an OSError inside the block into a StoreError with a remedy. Exceptions of type `gone` pass unchanged."""
     try:
         yield
     except gone:
@@ -205,9 +205,9 @@ def disk_errors(doing: str, root: Path, gone: type[OSError] | tuple[()] = ()) ->
 
 
 def check_folder(folder: Path, need_bytes: int) -> None:
-    """Raise ConfigError unless files can be made in `folder`, which may not exist yet, with `need_bytes` to spare.
+    """Raise ConfigError unless files can be created in `folder` and `need_bytes` are free. `folder` may not exist yet.
 
-    Nothing that is created stays.
+    No file or folder is left behind.
     """
     ancestor = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     remedy = "Choose another result folder"
@@ -229,6 +229,6 @@ def check_folder(folder: Path, need_bytes: int) -> None:
         ) from problem
     if free < need_bytes:
         raise ConfigError(
-            f"result folder {folder}: {free / 2**20:.0f} MiB free, at least {need_bytes / 2**20:.0f} MiB are needed. "
-            f"{remedy}, or free some space."
+            f"result folder {folder}: {free / 2**20:.0f} MiB are free, but at least {need_bytes / 2**20:.0f} MiB "
+            f"are needed. {remedy}, or free some space."
         )

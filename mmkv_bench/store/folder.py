@@ -1,4 +1,4 @@
-"""A store's folder as its files see it: the version mark, journals, locks, and the rows of files with their checksums."""
+"""The folder of a store: version mark, journals, locks, and rows of files with their checksums."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ from mmkv_bench.store.sealed import number_of_rows
 log = logging.getLogger(__name__)
 
 RETRIES = 20
-EMPTY = "%s is empty: its writer was killed before its first answer, or the file was emptied, and what it held is made again"
+EMPTY = (
+    "%s is empty: its writer was killed before the first answer, or the file was emptied; the lost answers "
+    "are generated again"
+)
 
 
 class StoreFolder:
@@ -44,20 +47,20 @@ class StoreFolder:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
         self._latest: datetime | None = None
-        """Newest commit time seen; later commits of this process are stamped after it."""
+        """Newest commit time seen. Later commits of this process get later times."""
         self._warned: set[Path] = set()
         self.unchecked: set[Path] = set()
-        """Files read so far that carry no checksum, written by older versions: damage to their values is not noticed. A store
-        that was begun with checksums has none."""
+        """Files without a checksum that were read so far. Older versions wrote such files, and damage to their values is not
+        noticed. A store that was begun with checksums has none."""
         self._checksums = False
 
     def check_writable(self, need_bytes: int = 64 << 20) -> None:
-        """Raise ConfigError unless rows can be written here, StoreError if the store is of another schema version."""
+        """Raise ConfigError unless rows can be written to this folder, StoreError if the store has another schema version."""
         check_folder(self.root, need_bytes)
         self.check_version()
 
     def prepare(self) -> None:
-        """Make the folders and the version mark before the first write; refuses a store of another version."""
+        """Create the folders and the version mark before the first write. Raise StoreError if the store has another version."""
         with disk_errors("preparing the result folder", self.root):
             for folder in ("journal", *SCHEMAS):
                 (self.root / folder).mkdir(parents=True, exist_ok=True)
@@ -67,17 +70,17 @@ class StoreFolder:
         self.check_version()
 
     def locked(self) -> AbstractContextManager[None]:
-        """Wait until nobody else replaces files of this store: for what reads files and removes them by what it read."""
+        """Wait until no other process replaces files of this store. For code that reads files and then removes them."""
         return lock_held(self.root / MARK)
 
     def publish_journal(self, path: Path) -> int:
-        """Turn a journal that this process holds into a part and removes it; return its number of samples."""
+        """Turn a journal that this process holds into a part, and remove the journal. Return its number of samples."""
         content = journal.read(path)
         records = _of_this_version(path, content.records)
         if records:
             rows = [row for record in records for row in record["rows"]]
             prompts = [record["prompt"] for record in records if record.get("prompt")]
-            if prompts:  # before the answers: none is ever published without its question
+            if prompts:  # written before the answers, so that no answer is ever published without its question
                 target = self.root / "prompts" / f"{path.stem}.parquet"
                 write_whole(target, parts.parquet(to_table("prompts", prompts)))
             write_whole(self.root / "responses" / f"{path.stem}.parquet", parts.part(to_table("responses", rows)))
@@ -90,7 +93,8 @@ class StoreFolder:
         return len(records)
 
     def next_time(self) -> datetime:
-        """Now, but after every commit this process has seen: the newest row wins also where clocks disagree."""
+        """Return the current time, but later than every commit this process has seen, so that the newest row wins even if
+        clocks differ."""
         now = datetime.now(UTC)
         if self._latest is not None:
             now = max(now, self._latest + timedelta(microseconds=1))
@@ -98,11 +102,11 @@ class StoreFolder:
         return now
 
     def rows_in_files(self, table: str) -> int:
-        """Number of rows in the files of a table, by their footers alone; those in journals are few."""
+        """Count the rows in a table's files, from their footers alone. The few rows in journals are not counted."""
         return sum(map(number_of_rows, self.files(table)))
 
     def check_version(self) -> None:
-        """Raise StoreError where the folder was written under another schema version, or has rows and no mark."""
+        """Raise StoreError if the folder was written under another schema version, or has rows but no mark."""
         path = self.root / MARK
         try:
             mark = json.loads(path.read_bytes())
@@ -110,23 +114,21 @@ class StoreFolder:
         except FileNotFoundError:
             if any(next((self.root / table).glob("*.parquet"), None) for table in SCHEMAS):
                 raise StoreError(
-                    f"{self.root} has rows and no {MARK}, which comes last: it was fetched or copied in part. Run the same "
-                    "fetch again, which gets what is missing, or copy the folder again"
+                    f"{self.root} has rows but no {MARK}, which is written last, so the store was fetched or "
+                    "copied in part. Run the same fetch again to get the missing files, or copy the folder again"
                 ) from None
             return
         except (ValueError, TypeError, KeyError, AttributeError, OSError) as problem:
-            raise StoreError(
-                f"{path} is not the mark of a result store ({problem}). Use another result folder."
-            ) from None
+            raise StoreError(f"{path} is not a result store's mark ({problem}). Use another result folder.") from None
         if version != SCHEMA_VERSION:
             parts.refuse_version(self.root, version)
 
     def file(self, table: str, cell: str) -> Path:
-        """The file of a cell's own rows."""
+        """Return the path of the file with one cell's rows."""
         return score_files.own_file(self.root, table, cell)
 
     def files(self, table: str) -> list[Path]:
-        """The parquet files of a table."""
+        """List the parquet files of a table."""
         return score_files.table_files(self.root, table)
 
     def read(
@@ -138,17 +140,18 @@ class StoreFolder:
         coded: bool = False,
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
-        """Read some columns of all files that `list_files` gives, in the order of their names; warn about files that carry no
-        checksums.
+        """Read some columns of all files that `list_files` returns, sorted by name. Warn about files without checksums.
 
-        File by file: as quick as a pyarrow dataset, whose import alone (it brings pandas) costs more than most reads.
+        Files are read one by one. That is as quick as a pyarrow dataset, whose import alone (with pandas) costs more than most
+        reads.
 
         Args:
-            cells, metrics: only rows of these, where given.
-            coded: texts as dictionaries, as they stand in the files: each once, and not once per row.
+            cells, metrics: if given, only rows of these cells and metrics.
+            coded: return texts as dictionaries, as in the files: one copy per distinct text instead of one per row.
 
         Raises:
-            StoreError: another schema version, a damaged file, or one without a checksum in a store that began with them.
+            StoreError: another schema version, a damaged file, or a file without a checksum in a store that began with
+                checksums.
         """
         self.check_version()
         schema = parts.of_columns(table, columns, coded)
@@ -160,16 +163,19 @@ class StoreFolder:
                 except FileNotFoundError:
                     continue  # a cell's scores were being replaced between the listing and the reading
                 return pa.concat_tables([parts.no_rows(schema), *tables])
-        raise StoreError(f"{table}: files keep vanishing while they are read; is another program removing them?")
+        raise StoreError(
+            f"{table}: files keep vanishing while they are read: is another program removing them? "
+            "Stop that program, then read again"
+        )
 
     def read_file(self, table: str, path: Path, columns: Sequence[str], coded: bool = False) -> pa.Table:
-        """The rows of one file. Raises FileNotFoundError where it is gone, StoreError where it is damaged."""
+        """Return the rows of one file. Raises FileNotFoundError if the file is gone, StoreError if it is damaged."""
         self.check_version()
         with self._telling_unchecked():
             return parts.read_file(path, parts.of_columns(table, columns, coded), None, self.unchecked)
 
     def read_by_group(self, table: str, path: Path) -> Iterator[pa.Table]:
-        """The same in all columns, one row group after the other: of a large file all rows fit into no memory."""
+        """Yield all columns of one file, one row group at a time, because all rows of a large file do not fit into memory."""
         self.check_version()
         with self._telling_unchecked():
             yield from parts.read_by_group(path, SCHEMAS[table], self.unchecked)
@@ -180,13 +186,14 @@ class StoreFolder:
         yield
         if self.unchecked and self._checksums:
             raise StoreError(
-                f"{min(self.unchecked)} carries no checksum, and every file that this store was begun with does: another program "
-                "wrote it. Restore it from a copy, or move it away: what only it holds is then made again"
+                f"{min(self.unchecked)} has no checksum, but every file of this store should have one: another "
+                "program wrote this file. Restore the file from a copy, or move it away; rows that only this "
+                "file holds are then made again"
             )
         if self.unchecked and not warned:
             log.warning(
-                "%s holds files without checksums, written by an older version: damage to them would not be noticed. "
-                "`python -m mmkv_bench pack %s` writes them with checksums.",
+                "%s has files without checksums, written by an older version, so damage to these files would not "
+                "be noticed. `python -m mmkv_bench pack %s` writes them with checksums.",
                 self.root,
                 self.root,
             )
@@ -199,8 +206,11 @@ class StoreFolder:
         coded: bool = False,
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
-        """Rows of `cells`, `samples` or `metrics` that count (see `score_files.py`), of all cells and all columns unless given.
-        coded: texts as dictionaries."""
+        """Return the rows of `cells`, `samples` or `metrics` that count (see `score_files.py`). Default: all cells and all
+        columns.
+
+        coded: return texts as dictionaries.
+        """
         selected = SCHEMAS[table].names if columns is None else known_columns(table, columns)
         names = list(dict.fromkeys([*selected, "cell"]))
         wanted = None if cells is None else set(cells)
@@ -209,25 +219,25 @@ class StoreFolder:
         ).select(selected)
 
     def remove_stale_files(self) -> None:
-        """Remove what killed writers left behind."""
+        """Remove files that killed writers left behind."""
         for folder in (".", "journal", *SCHEMAS):
             remove_stale(self.root / folder)
 
     def journals(self) -> list[Path]:
-        """Files of samples that are in no part yet."""
+        """List the journals, which hold the samples that are in no part yet."""
         return sorted((self.root / "journal").glob("*.jsonl"))
 
     def pending_rows(self) -> Iterator[dict[str, Any]]:
-        """Every response row that is still in a journal."""
+        """Yield every response row that is still in a journal."""
         for path in self.journals():
             yield from self.journal_rows(path)
 
     def journal_rows(self, path: Path) -> list[dict[str, Any]]:
-        """The response rows of one journal; none where it has been published meanwhile."""
+        """Return the response rows of one journal, or none if the journal has been published meanwhile."""
         return [row for record in self.records(path) for row in record["rows"]]
 
     def records(self, path: Path) -> Sequence[Mapping[str, Any]]:
-        """The records of a journal; none where it has been published meanwhile."""
+        """Return the records of a journal, or none if the journal has been published meanwhile."""
         try:
             content = journal.read(path)
         except FileNotFoundError:
@@ -257,23 +267,24 @@ def _of_this_version(path: Path, records: Sequence[Mapping[str, Any]]) -> Sequen
 
 
 class Writer:
-    """Made by `Store.writer`; a context manager, for one thread of one process."""
+    """A writer of samples to a store, made by `Store.writer`. A context manager for one thread of one process."""
 
     def __init__(self, store: StoreFolder, worker: str, publish_every: int) -> None:
         self._store, self._worker, self._every = store, worker, publish_every
         self._journal: Journal | None = None
         self._samples = 0  # in the open journal
         self._process = os.getpid()
-        self._folder: os.stat_result | None = None  # the store's, as it was at the first commit
+        self._folder: os.stat_result | None = None  # the store's folder at the first commit
 
     def commit(self, rows: Sequence[Mapping[str, Any]], prompt: Mapping[str, Any] | None = None) -> None:
-        """Store ONE sample with all its cells, or nothing; when this returns, it survives kill -9 and power failure.
+        """Store ONE sample with all its cells, or nothing. When this returns, the sample survives kill -9 and power failure.
 
-        prompt: the sample's row of the table `prompts`, stored with them. Columns that may be null can be left out;
-        schema_version, worker and committed_at are filled in here.
-        Raises StoreError: a row against the schema, rows of several samples, two rows of one cell, a disk that refuses.
-        The rows are then not stored, unless the message says that publishing failed: those stay in the journal, which
-        readers and later runs see.
+        rows: nullable columns may be left out. schema_version, worker and committed_at are filled in.
+        prompt: the sample's row of the table `prompts`, stored together with `rows`.
+
+        Raises StoreError: a row breaks the schema, rows of several samples, two rows of one cell, a disk that refuses. The
+        rows are then not stored. Only if the message says that publishing failed, they stay in the journal, where readers and
+        later runs see them.
         """
         if os.getpid() != self._process:
             raise StoreError("a Writer belongs to the process that made it; open one in the forked process")
@@ -283,12 +294,14 @@ class Writer:
         samples = {(row["dataset"], row["sample_id"]) for row in checked}
         if len(samples) != 1:
             raise StoreError(
-                f"one commit is one sample with all its cells; got {len(samples)} samples: {sorted(samples)[:5]}"
+                f"one commit takes one sample with all its cells; got {len(samples)} samples: "
+                f"{sorted(samples)[:5]}; commit each sample by itself"
             )
         cells = [safe_name("cell", row["cell"]) for row in checked]
         if len(set(cells)) != len(cells):
             raise StoreError(
-                f"sample {checked[0]['sample_id']!r}: two rows of one cell in one commit: {sorted(cells)[:5]}"
+                f"sample {checked[0]['sample_id']!r}: one commit takes one row per cell; got two rows of one cell "
+                f"among {sorted(cells)[:5]}"
             )
         for row in checked:
             if row["error"]:
@@ -306,7 +319,7 @@ class Writer:
             self.publish()
 
     def _add(self, rows: list[dict[str, Any]], prompt: dict[str, Any] | None) -> None:
-        """Raises FileNotFoundError where the folder that was written to is there no more, StoreError for other faults."""
+        """Append one record to the journal. Raises FileNotFoundError if the result folder is gone, else StoreError."""
         root = self._store.root
         if self._folder is not None and not os.path.samestat(self._folder, os.stat(root)):
             raise FileNotFoundError(root)
@@ -324,8 +337,8 @@ class Writer:
     def publish(self) -> None:
         """Turn the journal into a parquet part. Without unpublished samples it does nothing.
 
-        Raises StoreError when the disk refuses; the samples then stay in the journal. Its message says so when the journal
-        itself is gone.
+        Raises StoreError if the disk refuses; the samples then stay in the journal. If the journal itself is gone, the message
+        says so.
         """
         if self._journal is None or os.getpid() != self._process:
             return
@@ -339,17 +352,17 @@ class Writer:
         self._journal = None
 
     def _vanished(self, more: int) -> StoreError:
-        """The error for a result folder that somebody took away; `more`: samples lost besides those in the journal."""
+        """Return the error for a result folder that vanished. `more`: samples lost besides those in the journal."""
         lost = more
         if self._journal is not None:
             lost += self._samples
             self._journal.close()
             self._journal = None
         return StoreError(
-            f"{self._store.root} was removed, moved or replaced while this run wrote to it. Lost: {lost} samples that were "
-            "in no part yet (fewer where `pack` took them over after a long silence, as it does where there are no locks), and "
-            "what the folder held if it was removed. Find out what took it away and run the same command "
-            "again: it makes what is missing."
+            f"{self._store.root} was removed, moved or replaced while this run wrote to it. Lost: {lost} samples "
+            "that were in no part yet (fewer if `pack` took them over after a long silence, which happens on "
+            "file systems without locks), and the folder's content if it was removed. Find the cause, then run "
+            "the same command again: it makes what is missing."
         )
 
     def __enter__(self) -> Self:

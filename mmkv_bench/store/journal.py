@@ -1,9 +1,9 @@
-"""The journal: one file per writer, one checksummed line per sample, on the disk before a commit returns.
+"""The journal: one file per writer, one checksummed line per sample, on disk before a commit returns.
 
-A line is `<first 16 hex digits of the text's sha256> <JSON text>\\n`. Only its writer appends to a journal, and only at
-its end, so a crash can damage the last line and no other: readers drop a damaged last line and refuse any other damage.
-The writer holds an exclusive flock for as long as it lives; the kernel releases it however the process ends. So a lock
-that can be taken means an abandoned journal, which another process may publish (see `claim`).
+A line is `<first 16 hex digits of the text's sha256> <JSON text>\\n`. Only its writer appends to a journal, and only at its
+end, so a crash can damage the last line only. Readers drop a damaged last line and refuse any other damage.
+The writer holds an exclusive flock as long as it lives, and the kernel releases the lock when the process ends. A lock that
+can be taken therefore means an abandoned journal, which another process may publish (see `claim`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.store.files import canonical_json, checksum, locked, new_locked, sync_folder
 
 SILENT_S = 900.0
-"""Where there are no locks, seconds without a commit after which `pack` takes a journal over."""
+"""On a file system without locks: seconds without a commit after which `pack` takes a journal over."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """Content of a journal: its records, the bytes of its good lines, and the length of a torn last line behind them."""
+    """The content of a journal: its records, the bytes of its intact lines, and the length of a torn last line."""
 
     records: list[dict[str, Any]]
     data: bytes
@@ -36,25 +36,25 @@ class Content:
 
 
 def read(path: Path) -> Content:
-    """All records of a journal, whoever writes it. A damaged last line is dropped and counted in `torn`.
+    """Return all records of a journal, whoever writes it. A damaged last line is dropped and counted in `torn`.
 
-    Raises FileNotFoundError when the journal has been published meanwhile, StoreError (file and line) for other damage.
+    Raises FileNotFoundError if the journal has been published meanwhile, StoreError (file and line) for other damage.
     """
     bad: int | None = None
     for attempt in range(3):
         content, bad = _parse(path.read_bytes())
         if bad is None:
             return content
-        # A writer that ran out of disk cuts its torn line off; a read across that moment can look damaged. Look again.
+        # A writer that ran out of disk cuts off its torn line. A read at that moment can look damaged, so read again.
         time.sleep(0.05 * attempt)
     raise StoreError(
-        f"{path}, line {bad}: checksum does not match, and good lines follow, so this is no torn end but damage to the file. "
-        "Restore it, or move it away: the samples that only it holds are then generated again."
+        f"{path}, line {bad}: the checksum does not match but intact lines follow, so the file is damaged, not "
+        "just cut short. Restore the file, or move it away: samples that only it holds are then generated again."
     )
 
 
 def _parse(raw: bytes) -> tuple[Content, int | None]:
-    """The content, and the number of the first bad line if it is not the last one."""
+    """Return the content, and the number of the first bad line unless that is the last line."""
     records: list[dict[str, Any]] = []
     start = 0
     while start < len(raw):
@@ -71,7 +71,7 @@ def _parse(raw: bytes) -> tuple[Content, int | None]:
 
 
 class Journal:
-    """A journal this process writes. Not for several threads at once."""
+    """A journal that this process writes. Not for several threads at once."""
 
     def __init__(self, folder: Path, name: str) -> None:
         """Create `<folder>/<name>-<random>.jsonl`, locked before it is visible under that name. Raises OSError."""
@@ -89,9 +89,9 @@ class Journal:
         self.size = 0
 
     def append(self, record: dict[str, Any]) -> None:
-        """Append one record; it is on the disk when this returns, under the journal's name.
+        """Append one record. When this returns, the record is on disk in the journal's file.
 
-        On any exception the journal is as it was before. FileNotFoundError: it has no name any more, somebody removed it.
+        After any exception the journal is unchanged. FileNotFoundError: somebody removed or renamed the journal's file.
         """
         text = canonical_json(record).encode()
         line = memoryview(checksum(text).encode() + b" " + text + b"\n")
@@ -107,28 +107,29 @@ class Journal:
         self.size += len(line)
 
     def check(self) -> None:
-        """Raise FileNotFoundError when the journal, or a folder above it, was removed, renamed or replaced."""
+        """Raise FileNotFoundError if the journal, or a folder above it, was removed, renamed or replaced."""
         if not os.path.samestat(os.fstat(self._file), os.stat(self.path)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
 
     def close(self) -> None:
-        """Release the lock; the file stays and counts as abandoned. Safe to call twice."""
+        """Release the lock. The file stays and counts as abandoned. Safe to call twice."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def claim(path: Path) -> int | None:
-    """Take over an abandoned journal: an open, locked file descriptor, which the caller closes.
+    """Take over an abandoned journal. Return an open, locked file descriptor, which the caller closes.
 
-    None when its writer lives, another process has claimed it, it is gone, or the file system has no locks.
+    Return None if the writer lives, another process has claimed the journal, the file is gone, or the file system has no
+    locks.
     """
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
-        # Whoever held it before may have published and removed it: then this file has no name any more.
+        # The previous holder may have published and removed the journal: then this file has no name any more.
         if locked(file) and os.path.samestat(os.fstat(file), os.stat(path)):
             return file
     except FileNotFoundError:
@@ -141,10 +142,10 @@ def claim(path: Path) -> int | None:
 
 
 def take_over(path: Path) -> Path | None:
-    """Rename a journal that a file system without locks holds, so that its writer cannot add to it: the new path.
+    """Rename a journal on a file system without locks, so that its writer cannot add to it. Return the new path.
 
-    None where there are locks (see `claim`), where it was written to within `SILENT_S`, or is gone. A writer that lives after
-    all meets a journal without its name at its next commit, and stops; what it had committed is in the renamed one.
+    Return None if there are locks (see `claim`), if the journal was written to within `SILENT_S`, or if it is gone. A writer
+    that still lives misses its journal at the next commit and stops. Its committed samples are in the renamed file.
     """
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -162,7 +163,7 @@ def take_over(path: Path) -> Path | None:
 
 
 def in_use(path: Path) -> bool:
-    """True where a living process holds the journal, so that a torn last line is being written right now."""
+    """Tell whether a living process holds the journal, so that a torn last line is still being written."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

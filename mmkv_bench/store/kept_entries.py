@@ -1,8 +1,7 @@
-"""The entries that stay, as a text of a row: `<layers>x<KV heads>x<tokens>:`, then base64 of zlib of a bit per layer, head,
-token.
+"""The kept entries as a text of a row: `<layers>x<KV heads>x<tokens>:`, then base64 of zlib of a bit per layer, head, token.
 
-The bits of a head are those of the prompt's tokens in order, filled to whole bytes, the first in the highest bit. A merging
-method's are the entries that others were merged into. `digest` is what `kept_digest` of the same row must be.
+A head's bits follow the prompt's tokens in order, padded to whole bytes, the first token in the highest bit. For a merging
+method they mark the entries that others were merged into. `digest` must equal `kept_digest` of the same row.
 """
 
 from __future__ import annotations
@@ -18,7 +17,11 @@ from mmkv_bench.errors import StoreError
 
 
 def packed(kept: Sequence[Sequence[np.ndarray]], tokens: int) -> str:
-    """The text of what stays. kept: per layer and KV head the places in the prompt, int [m]; tokens: that could stay."""
+    """Return the kept entries as a text.
+
+    kept: per layer and KV head the kept positions in the prompt, int [m].
+    tokens: number of prompt tokens.
+    """
     bits = np.zeros((len(kept), len(kept[0]), tokens), dtype=bool)
     for layer, heads in enumerate(kept):
         for head, places in enumerate(heads):
@@ -28,7 +31,7 @@ def packed(kept: Sequence[Sequence[np.ndarray]], tokens: int) -> str:
 
 
 def unpacked(text: str) -> np.ndarray:
-    """bool [layers, KV heads, tokens]. Raises StoreError for a text that `packed` did not write."""
+    """Return the text as bool [layers, KV heads, tokens]. Raises StoreError for a text that `packed` did not write."""
     try:
         shape, _, data = text.partition(":")
         layers, heads, tokens = map(int, shape.split("x"))
@@ -36,13 +39,13 @@ def unpacked(text: str) -> np.ndarray:
         bits = np.unpackbits(packed_bits.reshape(layers, heads, -(-tokens // 8)), axis=-1, count=tokens)
     except (ValueError, zlib.error) as problem:
         raise StoreError(
-            f"kept_indices {text[:40]!r} is no packed choice of entries ({problem}); see store/kept_entries.py"
+            f"kept_indices {text[:40]!r} does not decode to kept entries ({problem}); see store/kept_entries.py"
         ) from None
     return bits.astype(bool)
 
 
 def digest(bits: np.ndarray) -> str:
-    """16 hex digits over the kept places of all layers and heads, as `generation/result.py` makes them."""
+    """Return 16 hex digits over the kept positions of all layers and heads, computed as in `generation/result.py`."""
     running = hashlib.sha256()
     for head in bits.reshape(-1, bits.shape[-1]):
         running.update(np.flatnonzero(head).astype("<i4").tobytes() + b"|")

@@ -1,7 +1,7 @@
-"""Rows of `timings`, `diagnostics` and `prompts`: where those of one pass or sample lie, and which of them are the newest.
+"""Rows of `timings`, `diagnostics` and `prompts`: the files of one pass or sample, and which rows are the newest.
 
-A pass has one small file, which a later pass of the same cell, length, batch (built in the same way) and repeat replaces. An
-analysis has one per sample, of what was measured of it together. Packed rows may stand beside newer ones.
+A pass has one small file. A later pass with the same cell, length, batch (built in the same way) and repeat replaces it. An
+analysis has one file per sample, with the values measured together. Packed rows may stand beside newer ones.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from mmkv_bench.store.schema import SCHEMAS
 
 _PASS = ("cell", "prompt_tokens", "batch", "batch_prefill", "repeat")
 MEASUREMENT = ("measurement", "sample_id")
-"""Rows that agree in these are written together, and newer ones replace them."""
+"""Rows that agree in these columns are written together, and newer ones replace them."""
 PROMPT = ("prompt_hash", "sample_id", "dataset", "model_fingerprint")
 
 
 def file_of_pass(root: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """The file of one pass's rows.
+    """Return the path of the file of one pass's rows.
 
     Raises:
         StoreError: no rows, or rows of several passes.
@@ -44,16 +44,17 @@ def file_of_pass(root: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def newest_passes(rows: pa.Table) -> pa.Table:
-    """The rows of each pass that were committed last, sorted by pass."""
+    """Return the last committed rows of each pass, sorted by pass."""
     rows = committed_last(rows, _PASS)
     return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in _PASS])) if rows.num_rows else rows
 
 
 def load_warning(loads: Iterable[float], threads: Iterable[float]) -> str | None:
-    """One sentence where the machine did more than the timed passes; None where it did not, or nobody knows.
+    """Return one sentence if the machine did other work beside the timed passes; None if it did not, or if that is unknown.
 
     Args:
-        loads: load average of the last minute at the end of each pass; threads: of each pass. NaN where they are not known.
+        loads: load average over the last minute at the end of each pass, NaN if unknown.
+        threads: number of threads of each pass, NaN if unknown.
     """
     measured = [load for load in loads if not isnan(load)]
     most = max((count for count in threads if not isnan(count)), default=None)
@@ -66,17 +67,19 @@ def load_warning(loads: Iterable[float], threads: Iterable[float]) -> str | None
 
 
 def stamped_diagnostics(rows: pa.Table, stamps: Mapping[str, Any]) -> pa.Table:
-    """Rows of `diagnostics` with the store's own columns, in the schema's order and types.
+    """Add the store's own columns to rows of `diagnostics`, and return them in the schema's order and types.
 
     Raises:
-        StoreError: a column too many or too few, another type, a null or a number that is not finite where none may be.
+        StoreError: a column too many or too few, another type, a null that is not allowed, or a number that is not finite.
     """
     schema = SCHEMAS["diagnostics"]
     for name, value in stamps.items():
         rows = rows.append_column(name, pa.array([value] * rows.num_rows, schema.field(name).type))
     if set(rows.column_names) != set(schema.names):
         odd = sorted(set(rows.column_names) ^ set(schema.names))
-        raise StoreError(f"diagnostics: columns {', '.join(odd)} are not those of the table; see docs/rows.md")
+        raise StoreError(
+            f"diagnostics: columns {', '.join(odd)} are missing or unknown; see docs/rows.md for the columns"
+        )
     try:
         rows = rows.select(schema.names).cast(schema)
     except (pa.ArrowException, ValueError) as problem:
@@ -87,7 +90,8 @@ def stamped_diagnostics(rows: pa.Table, stamps: Mapping[str, Any]) -> pa.Table:
 
 
 def file_of_sample(root: Path, rows: pa.Table) -> Path:
-    """The file of one sample's rows of `diagnostics`: the same measurements of it, made again, replace them.
+    """Return the path of the file for one sample's rows of `diagnostics`. Repeating the same measurements of a sample replaces
+    them.
 
     Raises:
         StoreError: no rows, or rows of several samples or analyses.
@@ -102,7 +106,7 @@ def file_of_sample(root: Path, rows: pa.Table) -> Path:
 
 
 def samples_of(rows: pa.Table, measurements: Collection[str]) -> dict[str, set[str]]:
-    """Measurement -> the samples that have rows of it. rows: the columns measurement and sample_id."""
+    """Map each measurement to the samples that have rows of it. rows: the columns measurement and sample_id."""
     samples: dict[str, set[str]] = {name: set() for name in measurements}
     rows = rows.filter(pc.is_in(rows["measurement"], value_set=pa.array(sorted(samples), pa.string())))
     for pair in rows.group_by(list(MEASUREMENT)).aggregate([]).to_pylist():
@@ -111,7 +115,7 @@ def samples_of(rows: pa.Table, measurements: Collection[str]) -> dict[str, set[s
 
 
 def committed_last(rows: pa.Table, unit: Sequence[str]) -> pa.Table:
-    """All rows of each unit that have its newest commit time."""
+    """Return all rows of each unit that have the unit's newest commit time."""
     _, places = np.unique(keys(rows, unit), return_inverse=True)
     when = numbers_of(rows["committed_at"].cast(pa.int64()))
     last = np.full(places.max(initial=-1) + 1, np.iinfo(np.int64).min)

@@ -1,6 +1,5 @@
-"""Packed tables: cells side by side that answer alike, as few files below a size as that takes, and slim rows, which lose
-what `schema.SLIM` lists.
-"""
+"""Packed tables: few files below a size limit, cells with similar answers side by side; and slim rows, which lose the columns
+of `schema.SLIM`."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from mmkv_bench.store.sealed import opened, sealed
 
 
 def counted(path: Path) -> dict[str, int]:
-    """Cell -> how many rows of it a file holds. Raises FileNotFoundError, StoreError."""
+    """Count the rows of each cell in a file. Raises FileNotFoundError, StoreError."""
     counts: dict[str, int] = {}
     with readable(path), opened(path, ["cell"]) as (file, _):
         for group in range(file.num_row_groups):
@@ -34,8 +33,8 @@ Name = TypeVar("Name", str, int)
 
 
 def blocks(names: Iterable[Name], counts: Mapping[Name, int], at_once: int) -> Iterator[list[Name]]:
-    """The cells, or what else is named, in their order: as many at a time as have `at_once` rows together by `counts`, or one
-    that has more."""
+    """Yield `names` in order, in lists of as many as have at most `at_once` rows together by `counts`, or one name with more
+    rows."""
     block: list[Name] = []
     waiting = 0
     for name in names:
@@ -56,7 +55,10 @@ ALWAYS = ("forced_kl", "forced_agree", "reference_nll", "fork_group")
 
 
 def slim(rows: pa.Table) -> pa.Table:
-    """`rows` of the table responses, one per cell and sample, all columns, without what `schema.SLIM` lists."""
+    """Return `rows` without the columns of `schema.SLIM`.
+
+    rows: table `responses` with all columns, one row per cell and sample.
+    """
     everywhere = pa.array(np.ones(rows.num_rows, bool))
     cells, samples = (rows[name].combine_chunks().dictionary_encode() for name in ("cell", "sample_id"))
     dropped = dict.fromkeys(OF_GROUPS, pc.equal(rows["measured"], "group")) | dict.fromkeys(ALWAYS, everywhere)
@@ -70,7 +72,7 @@ def slim(rows: pa.Table) -> pa.Table:
 
 
 def chosen(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> np.ndarray:
-    """bool [n]: the rows that keep their digest. It depends on the names of cell and sample alone."""
+    """Return the rows that keep their digest, bool [n]. The choice depends on the names of cell and sample alone."""
     of_cell = cells.indices.to_numpy()
     with np.errstate(over="ignore"):
         mixed = _hashes(cells)[of_cell] * np.uint64(0x9E3779B97F4A7C15) + _hashes(samples)[samples.indices.to_numpy()]
@@ -86,7 +88,7 @@ def chosen(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> np.ndarray
 
 
 def _hashes(names: pa.DictionaryArray) -> np.ndarray:
-    """uint64 of each name in the dictionary."""
+    """Return one uint64 for each name in the dictionary."""
     first = [hashlib.sha256(name.encode()).digest()[:8] for name in names.dictionary.to_pylist()]
     return np.frombuffer(b"".join(first), dtype="<u8")
 
@@ -97,17 +99,18 @@ def _with(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.T
 
 
 LARGEST = 9_500_000
-"""Bytes of a packed file: below the 10 MB that a repository of results takes (`store/weight.py`)."""
+"""Bytes of a packed file, below the limit of 10 MB of a repository of results (`store/weight.py`)."""
 ROW_GROUP = 1 << 19
 DENSEST = 19
-"""zstd's level for rows that go into git; those above it need half a gigabyte more for a two-thousandth. Of a million answers it
-takes minutes to save a sixteenth of what `QUICK` leaves."""
+"""Level of zstd for rows that go into git. Higher levels need half a gigabyte more to save one two-thousandth. For a million
+answers
+this level takes minutes to save a sixteenth of the size that `QUICK` gives."""
 QUICK = 9
-ALIKE = (  # columns of `cells`, by whose order packed files have their rows
+ALIKE = (  # columns of `cells` that define the order of rows in packed files
     *("model", "dataset", "dataset_fingerprint", "base", "method", "reading", "protocol", "budget_kind"),
     *("budget_entries", "budget_fraction", "seed", "parameters", "cell"),
 )
-_UNLIKE = ("answer", "config", *TIMES)  # rarely the same twice: shorter without a dictionary
+_UNLIKE = ("answer", "config", *TIMES)  # values rarely repeat, so a dictionary would make the file longer
 
 
 def is_packed(path: Path) -> bool:
@@ -115,31 +118,32 @@ def is_packed(path: Path) -> bool:
 
 
 def alike(cells: pa.Table) -> list[str]:
-    """The cells of the table `cells`, neighbours in dataset, method and budget side by side."""
+    """Return the names of the cells in the table `cells`, sorted so that neighbours agree in dataset, method and budget."""
     described = cells.select(ALIKE).combine_chunks()
     return described.sort_by([(name, "ascending") for name in ALIKE])["cell"].to_pylist()
 
 
 def arranged(names: Iterable[str], order: Iterable[str]) -> list[str]:
-    """Cells in that order, and those that are not in it last."""
+    """Return the cells in the order of `order`. Cells that are missing from `order` come last."""
     wanted = set(names)
     ordered_names = [name for name in order if name in wanted]
     return ordered_names + sorted(wanted.difference(ordered_names))
 
 
 def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
-    """Rows of any table with those of a cell together, in the order of the cells.
+    """Sort rows of any table by cell, in the order `order`.
 
-    Rows of one cell stay in the order they have; those of cells that are not in it come last.
+    Rows of one cell keep their order. Rows of cells that are missing from `order` come last.
     """
     place = pc.index_in(rows["cell"], value_set=pa.array(order, pa.string())).fill_null(len(order)).to_numpy()
     return rows.take(np.argsort(place, kind="stable"))
 
 
 def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell", level: int = DENSEST) -> list[bytes]:
-    """`rows`, those of a cell together, as parquet files of at most `largest` bytes; no cell is in two of them.
+    """Return `rows` as parquet files of at most `largest` bytes. No cell is split between files.
 
-    A single cell that is larger stays whole. together: the column in a cell's place. level: zstd's.
+    A single cell that is larger stays whole.
+    rows: sorted so that the rows of one cell stand together. together: the column kept together. level: the level of zstd.
     """
     data = sealed(
         rows,
@@ -155,7 +159,7 @@ def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell", level
     ends = np.flatnonzero(np.diff(names)) + 1
     if len(data) <= largest or not len(ends):
         return [data]
-    pieces = -(-len(data) * 21 // (largest * 20))  # a twentieth to spare
+    pieces = -(-len(data) * 21 // (largest * 20))  # 5 % to spare
     wanted = np.arange(1, pieces) * rows.num_rows // pieces
     cuts = np.unique(ends[np.minimum(np.searchsorted(ends, wanted), len(ends) - 1)])
     return [
@@ -166,7 +170,7 @@ def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell", level
 
 
 def _encodings(schema: pa.Schema) -> dict[str, list[str]]:
-    """Repeated values through dictionaries; whole numbers and times byte by byte, as their upper bytes hardly differ."""
+    """Choose encodings: dictionaries for repeated values; bytes split for integers and times, whose upper bytes hardly differ."""
     repeated, by_byte = [], []
     for field in schema:
         path, kind = field.name, field.type

@@ -18,23 +18,26 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.store.schema import SCHEMA_VERSION, SCHEMAS
 from mmkv_bench.store.sealed import KEY, Damaged, opened, sealed, write_sealed
 
-ROW_GROUP = 1 << 13  # rows of a part above which it has several row groups, each of about so many
+ROW_GROUP = 1 << 13  # a part with more rows gets several row groups of about this number of rows
 CODED = pa.dictionary(pa.int32(), pa.string())
-GROUPS_HELD = 1 << 18  # cells of a file's row groups that are remembered
-_cells_of_groups: dict[bytes, dict[int, frozenset[str]]] = {}  # digest of a file -> of its row groups
+GROUPS_HELD = 1 << 18  # limit for the remembered cells of a file's row groups
+_cells_of_groups: dict[bytes, dict[int, frozenset[str]]] = {}  # digest of a file -> row group -> cells
 
 
 def parquet(table: pa.Table) -> Callable[[BinaryIO], object]:
-    """A writer of `table` for `files.Staged`."""
+    """Return a function for `files.Staged` that writes `table`."""
     return lambda stream: stream.write(sealed(table, compression="zstd"))
 
 
 def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
-    """A writer of response rows as they were committed, sample after sample. Many rows are written cell after cell, in the order
-    in which the cells came, in row groups of whole cells: a reader of neighbouring cells then decodes little more than theirs."""
+    """Return a function for `files.Staged` that writes committed response rows.
+
+    Few rows are written sample after sample, as they come. Many rows are written cell after cell, in the order in which the
+    cells came, in row groups of whole cells, so that reading neighbouring cells decodes few other rows.
+    """
     if rows.num_rows <= ROW_GROUP:
         return parquet(rows)
-    codes = codes_of(coded(rows["cell"]))  # numbered as they come
+    codes = codes_of(coded(rows["cell"]))  # numbered in order of appearance
     order = np.argsort(codes, kind="stable")
     by_cell = rows.take(column_of(order))
     groups = [by_cell.slice(start, end - start) for start, end in runs(codes[order], ROW_GROUP)]
@@ -42,31 +45,31 @@ def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
 
 
 def runs(codes: np.ndarray, rows: int) -> list[tuple[int, int]]:
-    """Start and end of pieces of about `rows` rows that hold whole cells. codes: sorted, a number per cell."""
+    """Return start and end of slices of about `rows` rows that do not split a cell. codes: sorted, one number per cell."""
     ends = np.append(np.flatnonzero(np.diff(codes)) + 1, len(codes))
     cuts = ends[np.searchsorted(ends, np.arange(rows, len(codes), rows))]
     return list(pairwise(np.unique([0, *cuts.tolist(), len(codes)]).tolist()))
 
 
 def of_columns(table: str, columns: Sequence[str], coded: bool = False) -> pa.Schema:
-    """The schema of some columns; coded: texts are dictionaries."""
+    """Return the schema of some columns. coded: texts as dictionaries."""
     fields = (SCHEMAS[table].field(name) for name in columns)
     return pa.schema([field.with_type(CODED) if coded and field.type == pa.string() else field for field in fields])
 
 
 def no_rows(schema: pa.Schema) -> pa.Table:
-    """An empty table; `Schema.empty_table` imports pandas (see `column_of`)."""
+    """Return an empty table. (`Schema.empty_table` imports pandas, see `column_of`.)"""
     return pa.Table.from_batches([], schema)
 
 
 def column_of(values: np.ndarray) -> pa.Array:
-    """Numbers as they lie in memory: `pyarrow.array` imports pandas, which takes longer than reading most stores."""
+    """Wrap numbers in memory without a copy. `pyarrow.array` imports pandas, which takes longer than reading most stores."""
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
 
 def numbers_of(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
-    """The whole numbers of a column without nulls; `to_numpy` imports pandas (see `column_of`)."""
+    """Return a column of integers or floats without nulls. (`to_numpy` imports pandas, see `column_of`.)"""
     if not len(column):
         return np.zeros(0, str(column.type))
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -76,29 +79,29 @@ def numbers_of(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
 
 
 _NOWHERE = column_of(np.array([-1], np.int32))[0]
-"""In the place of null; `pyarrow.scalar` imports pandas (see `column_of`)."""
+"""The value that replaces null. (`pyarrow.scalar` imports pandas, see `column_of`.)"""
 
 
 def coded(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
-    """A column in one piece with each of its texts once."""
+    """Return a column in one chunk as a dictionary, which holds each text once."""
     codes = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return codes if pa.types.is_dictionary(codes.type) else codes.dictionary_encode()
 
 
 def codes_of(codes: pa.DictionaryArray) -> np.ndarray:
-    """int64 [rows]: the place of each row's text in the dictionary, -1 for null."""
+    """Return the index of each row's text in the dictionary, int64 [rows]; -1 for null."""
     return numbers_of(pc.fill_null(codes.indices, _NOWHERE)).astype(np.int64)
 
 
 def texts_of(values: list[str]) -> pa.Array:
-    """Texts, likewise: int32 offsets, so at most 2 GiB of them."""
+    """Return an array of texts without importing pandas. Offsets are int32, so the texts may take at most 2 GiB."""
     encoded = [value.encode() for value in values]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
     return pa.StringArray.from_buffers(len(values), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
 
 
 def is_in(column: pa.ChunkedArray, texts: pa.Array) -> pa.ChunkedArray:
-    """bool [rows]: rows of a column of texts, coded or not, that hold one of `texts`."""
+    """Tell which rows of a text column, coded or not, hold one of `texts`: bool [rows]."""
     if not pa.types.is_dictionary(column.type):
         return pc.is_in(column, value_set=texts)
     chunks = [pc.is_in(chunk.dictionary, value_set=texts).take(chunk.indices) for chunk in column.chunks]
@@ -106,12 +109,12 @@ def is_in(column: pa.ChunkedArray, texts: pa.Array) -> pa.ChunkedArray:
 
 
 def texts_in(column: pa.ChunkedArray, wanted: Callable[[str], bool]) -> pa.ChunkedArray:
-    """bool [rows]: rows of a coded column whose text is `wanted`; each different text is asked about once."""
+    """Tell for which rows of a coded column `wanted` is true: bool [rows]. `wanted` is called once per distinct text."""
     return is_in(column, texts_of([text for text in coded(column).dictionary.to_pylist() if wanted(text)]))
 
 
 def places(column: pa.ChunkedArray, texts: pa.Array) -> np.ndarray:
-    """int64 [rows]: the place of each text of a column, coded or not, in `texts`, all different; -1 for others."""
+    """Return the index in `texts` of each row's text, int64 [rows]; -1 for other texts. `texts` must be distinct."""
     codes = coded(column)
     place = numbers_of(pc.fill_null(pc.index_in(codes.dictionary, value_set=texts), _NOWHERE))
     return np.append(place, -1).astype(np.int64)[codes_of(codes)]
@@ -124,10 +127,11 @@ def read_file(
     unchecked: set[Path] | None,
     metrics: Collection[str] | None = None,
 ) -> pa.Table:
-    """The rows of one file; FileNotFoundError where it is gone. Row groups without a row of `cells` and `metrics` are not
-    decoded. A file without a digest, which is older, is added to `unchecked`.
+    """Return the rows of one file. Row groups without a row of `cells` and `metrics` are not decoded. A file without a digest,
+    written by an older version, is added to `unchecked`.
 
-    Raises StoreError: a damaged or unreadable file, or one of another schema version; names it.
+    Raises FileNotFoundError if the file is gone, StoreError with its name if it is damaged, unreadable or of another schema
+    version.
     """
     wanted = {name: texts for name, texts in (("cell", cells), ("metric", metrics)) if texts is not None}
     codes = sorted({*wanted, *(field.name for field in schema if field.type == CODED)})
@@ -140,7 +144,7 @@ def read_file(
 
 
 def read_by_group(path: Path, schema: pa.Schema, unchecked: set[Path] | None) -> Iterator[pa.Table]:
-    """The rows of one file, one row group after the other; FileNotFoundError where it is gone."""
+    """Yield the rows of one file, one row group at a time. Raises FileNotFoundError if the file is gone."""
     with readable(path), opened(path) as (file, checked):
         if not checked and unchecked is not None:
             unchecked.add(path)
@@ -150,13 +154,13 @@ def read_by_group(path: Path, schema: pa.Schema, unchecked: set[Path] | None) ->
 
 
 def _columns_in(file: pq.ParquetFile, columns: Iterable[str]) -> list[str]:
-    """The version and those of some columns that a file has."""
+    """Return the names among `schema_version` and `columns` that a file has."""
     names = set(file.schema_arrow.names)
     return [name for name in dict.fromkeys(["schema_version", *columns]) if name in names]
 
 
 def _as(path: Path, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows as this version has them; columns that may be null can be newer than the file."""
+    """Return rows with this version's columns. Nullable columns that an older file lacks are filled with nulls."""
     _check_version(path, rows)
     names = set(rows.column_names)
     for field in schema:
@@ -166,11 +170,11 @@ def _as(path: Path, rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _chosen_rows(path: Path, file: pq.ParquetFile, names: list[str], wanted: Mapping[str, Collection[str]]) -> pa.Table:
-    """The rows that have a wanted text in each of some columns, one row group after the other: cells that were scored together
-    may lie in all groups of a file that fits into no memory.
+    """Return the rows with a wanted text in each of some columns, read one row group at a time: cells that were scored
+    together may be spread over all groups of a file that does not fit into memory.
 
-    The cells of groups are remembered in this process: cells that are scored or packed some at a time look into every part again
-    and again, and most parts of a large store have none of them. Those of a file without a digest are not.
+    The cells of each group are remembered in this process. Scoring or packing some cells at a time reads every part again and
+    again, and most parts of a large store have none of the wanted cells. Files without a digest are not remembered.
     """
     texts = {column: texts_of(list(values)) for column, values in wanted.items()}
     digest = (file.metadata.metadata or {}).get(KEY.encode())
@@ -202,28 +206,28 @@ def _check_version(path: Path, rows: pa.Table) -> None:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn what reading a damaged file raises into a StoreError that names it; FileNotFoundError passes."""
+    """Turn exceptions from reading a damaged file into a StoreError that names the file. FileNotFoundError passes."""
     try:
         yield
     except FileNotFoundError:
         raise
     except (Damaged, pa.ArrowException, OSError, KeyError, ValueError) as problem:
         raise StoreError(
-            f"{path} is not a readable part of a result store ({problem}). Restore it from a copy, or move it away: what "
-            "only it holds is then made again."
+            f"{path} is not a readable part of a result store ({problem}). Restore it from a copy, or move it "
+            "away: rows that only this file holds are then made again."
         ) from problem
 
 
 def refuse_version(where: Path, version: object) -> None:
-    """Raise StoreError for rows of another schema version."""
+    """Raise StoreError because rows have another schema version."""
     raise StoreError(
-        f"{where} was written under row schema version {version}; this program uses version {SCHEMA_VERSION}. "
+        f"{where} was written under row schema version {version}, but this program uses version {SCHEMA_VERSION}. "
         "Use another result folder, or the version of mmkv_bench that wrote this one."
     )
 
 
 def newest(rows: pa.Table, unit: Sequence[str] = ("cell", "sample_id")) -> pa.Table:
-    """One row per unit, the one committed last, sorted by the unit's columns. A tie goes to the later row."""
+    """Return the last committed row of each unit, sorted by the unit's columns. If commit times are equal, the later row wins."""
     key = keys(rows, unit)
     if np.all(key[1:] > key[:-1]):  # the parts of one cell
         return rows
@@ -237,7 +241,7 @@ def newest(rows: pa.Table, unit: Sequence[str] = ("cell", "sample_id")) -> pa.Ta
 
 
 def keys(rows: pa.Table, names: Sequence[str]) -> np.ndarray:
-    """A number for each row, int64 [rows], that orders and tells rows apart as these columns do; null comes last."""
+    """Return a number for each row, int64 [rows], that sorts and distinguishes rows as these columns do. Null comes last."""
     key = np.zeros(rows.num_rows, dtype=np.int64)
     for name in names if rows.num_rows else ():
         column = rows[name].combine_chunks()

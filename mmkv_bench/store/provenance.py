@@ -1,4 +1,4 @@
-"""Code, versions and device under which a row was made. Never host names, user names, paths or environment values."""
+"""The code, versions and device that made a row. Never host names, user names, paths or environment values."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from mmkv_bench.checksums import file_sha256
 from mmkv_bench.store.files import canonical_json
 
 PACKAGES = ("torch", "transformers", "lmms_eval", "datasets", "numpy", "pyarrow", "wandb", "hydra-core")
-_CODE = ("mmkv_bench", "conf")  # what in a checkout can change a number
+_CODE = ("mmkv_bench", "conf")  # folders of a checkout whose content can change a number
 _ANSWERS = ("calibrate", "compression", "datasets", "evaluation", "families", "generation", "methods", "models", "tiny")
 
 
 def collect(device: str = "cpu") -> dict[str, Any]:
-    """Columns of the cells table: git_commit, git_dirty, torch, transformers, versions, device, driver, cpu.
+    """Return columns of the cells table: git_commit, git_dirty, torch, transformers, versions, device, driver, cpu.
 
-    `device` is where the model runs ("cpu", "cuda", "cuda:1"). What cannot be known is None; torch and transformers,
-    which a cell needs, are then "none". No heavy package is imported for cpu.
+    device: where the model runs ("cpu", "cuda", "cuda:1").
+
+    Unknown values are None. torch and transformers must not be null in a cell, so they are then "none". For cpu no heavy
+    package is imported.
     """
     versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
     versions["mmkv_bench"] = source_version()
@@ -45,21 +47,21 @@ def collect(device: str = "cpu") -> dict[str, Any]:
 
 @cache
 def source_files() -> Mapping[str, str]:
-    """The package's code that makes answers: files by their path in the package, sorted -> sha256 (hex). Configuration, data
-    and weights are not among them, since a cell's hash covers these."""
+    """Map each file of the package's code that makes answers (sorted paths inside the package) to its sha256 (hex).
+    Configuration, data and weights are left out, because a cell's hash covers them."""
     package = Path(__file__).resolve().parents[1]
     files = (path for room in _ANSWERS for path in sorted((package / room).rglob("*.py")))
     return {path.relative_to(package).as_posix(): file_sha256(path) for path in (*files, package / "protocols.py")}
 
 
 def source_version() -> str:
-    """The package's version with 12 digits of a digest of `source_files`: `0.2.0+1a2b3c4d5e6f`."""
+    """Return the package's version with 12 digits of a digest of `source_files`: `0.2.0+1a2b3c4d5e6f`."""
     text = "".join(f"{name} {digest}\n" for name, digest in source_files().items())
     return f"{version('mmkv-bench') or 'not installed'}+{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def version(package: str) -> str | None:
-    """Version of an installed package; None where it is not installed."""
+    """Return the version of a package, or None if the package is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -67,8 +69,12 @@ def version(package: str) -> str | None:
 
 
 def committed(file: str, commit: str) -> str | None:
-    """Text of a file of the package's checkout (its path from there) as a commit has it, empty where the commit has no such
-    file; None where that is not known: no checkout, no git, or a commit that is not there."""
+    """Return the text of a file in a commit of the package's checkout, or "" if the commit has no such file.
+
+    file: path inside the checkout.
+
+    Return None if that is unknown: no checkout, no git, or an unknown commit.
+    """
     checkout = Path(__file__).resolve().parents[2]
     try:
         if not _is_checkout(checkout) or not re.fullmatch("[0-9a-f]{7,64}", commit):
@@ -83,7 +89,7 @@ def committed(file: str, commit: str) -> str | None:
 
 
 def _git(checkout: Path) -> tuple[str | None, bool | None]:
-    """Commit of `checkout`, whether its code differs from it (new files count); None, None if it is no checkout."""
+    """Return the commit of `checkout`, and whether its code has changes (new files count). (None, None) if it is no checkout."""
     try:
         if not _is_checkout(checkout):
             return None, None
@@ -94,12 +100,12 @@ def _git(checkout: Path) -> tuple[str | None, bool | None]:
 
 
 def _is_checkout(folder: Path) -> bool:
-    # Installed into an environment inside somebody else's repository, that repository's commit would be wrong.
+    # If the package is installed inside somebody else's repository, that repository's commit would be wrong.
     return Path(_run_git(folder, "rev-parse", "--show-toplevel")).resolve() == folder.resolve()
 
 
 def _run_git(checkout: Path, *arguments: str) -> str:
-    # Inside a git hook these variables would point git at another repository.
+    # Inside a git hook the GIT_ variables would point git at another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "--no-optional-locks", "-C", str(checkout), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=environment)
@@ -107,12 +113,12 @@ def _run_git(checkout: Path, *arguments: str) -> str:
 
 
 def device_name(device: str) -> str:
-    """Name of the GPU, or of the processor."""
+    """Return the name of the GPU, or of the processor for cpu."""
     return _cpu() or device if device == "cpu" else devices.at(device).name()
 
 
 def _driver(report: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """Version of the NVIDIA kernel driver, as the kernel reports it."""
+    """Return the version of the NVIDIA kernel driver, as the kernel reports it, or None."""
     try:
         match = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", report.read_text(), re.MULTILINE)
     except OSError:

@@ -1,9 +1,10 @@
-"""Published stores: a flat folder of files with a manifest of their names, sizes and checksums, and the way back.
+"""Published stores: a flat folder of files with a manifest of their names, sizes and checksums; and `fetch`, which gets them
+back.
 
-Flat, so that the files can be assets of a release as well as a dataset's repository or a folder of any web server: the file
-`responses/packed-12ab.parquet` of a store is published as `responses-packed-12ab.parquet`, beside `manifest.json`. `fetch`
-takes them from a folder, a web server or a dataset's repository on the Hugging Face hub, and checks every file before it
-gets its name.
+The folder is flat so that its files can be assets of a release, files of a dataset's repository, or a folder of any web
+server. The file `responses/packed-12ab.parquet` of a store is published as `responses-packed-12ab.parquet`, beside
+`manifest.json`. `fetch` takes files from a folder, a web server or a dataset's repository on the Hugging Face hub, and checks
+every file before it gets its final name.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from mmkv_bench.store.folder import StoreFolder
 from mmkv_bench.store.schema import SCHEMAS
 
 PUBLISHED = tuple(table for table in SCHEMAS if table != "prompts")
-"""Tables that are published; questions are their datasets', which have licences."""
+"""Tables that are published. Prompts are left out, because their datasets have licences."""
 MANIFEST = "manifest.json"
 FORMAT = "mmkv_bench rows 1"
 RECEIPT, TABLES, ENVIRONMENT = BESIDE = ("receipt.json", "tables.md", "environment.json")
@@ -35,25 +36,25 @@ RECEIPT, TABLES, ENVIRONMENT = BESIDE = ("receipt.json", "tables.md", "environme
 _PATH = re.compile(
     rf"{'|'.join(map(re.escape, (MARK, *BESIDE)))}|({'|'.join(PUBLISHED)})/[A-Za-z0-9_][A-Za-z0-9_.-]*\.parquet"
 )
-"""All names that a manifest may hold: no absolute one, none that leads out of its folder, none that is hidden."""
+"""All paths that a manifest may list: no absolute path, no path that leaves the folder, no hidden file."""
 CHUNK = 1 << 20
-"""Bytes of a file that are in memory at a time."""
+"""Bytes read at a time."""
 TIMEOUTS = (20.0, 60.0)
-"""Seconds to reach a server, and seconds without a byte."""
+"""Seconds to reach a server, and seconds to wait for the next byte."""
 SLOWEST, PATIENCE_S = 1024, 60.0
-"""Bytes per second, over all that has come, below which a file is given up after so many seconds."""
+"""A download is given up if its mean rate stays below this number of bytes per second for longer than this number of seconds."""
 LARGEST_MANIFEST = 16 << 20
 _HUB = re.compile(r"hf://datasets/(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^/@]+))?(/(?P<folder>.+))?")
-_AGAIN = "run the same command again: files that are there stay"
+_AGAIN = "run the same command again: files that were fetched stay"
 _DAMAGED = (
-    "it was damaged on its way or replaced; nothing of it was kept, files that are right stay. Run the same command again, and "
-    "ask who published it if that does not help"
+    "it was damaged in transfer or replaced; it was discarded, and intact files were kept. Run the same command "
+    "again; if that fails too, ask the publisher"
 )
 
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """One file: its path in the store, its size in bytes, its sha256 in hexadecimal digits."""
+    """One published file: its path in the store, its size in bytes, and its sha256 in hexadecimal digits."""
 
     path: str
     bytes: int
@@ -61,30 +62,30 @@ class PublishedFile:
 
     @property
     def name(self) -> str:
-        """The name of the published file."""
+        """Return the name of the published file."""
         return self.path.replace("/", "-")
 
 
 def check_empty(folder: Path) -> None:
-    """Raise ConfigError where the folder holds something: checked before packing, which cannot be taken back."""
+    """Raise ConfigError if the folder is not empty. Call this before packing, which cannot be undone."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         unfinished = folder.is_dir() and not (folder / MANIFEST).exists() and (folder / MARK).exists()
-        why = f" and has no {MANIFEST}: a --publish that was ended early left it; remove it, or" if unfinished else ";"
-        raise ConfigError(f"--publish {folder} is not empty{why} name a folder that is not there yet")
+        why = f" but has no {MANIFEST}, so an interrupted --publish left it: remove it, or" if unfinished else ";"
+        raise ConfigError(f"--publish {folder} is not empty{why} name a new folder")
 
 
 def publish(store: StoreFolder, folder: Path, beside: Mapping[str, bytes] | None = None) -> str:
-    """Copy a packed store into a new folder, flat, with its manifest.
+    """Copy a packed store into a new flat folder with a manifest.
 
     Args:
-        folder: made here. It must be empty, as files of others in it would be published as well.
-        beside: contents of `BESIDE` by name, of a bundle.
+        folder: created by this function. It must be empty, because other files in it would be published too.
+        beside: a bundle's further files, name in `BESIDE` to content.
 
     Returns:
-        The manifest's sha256: whoever has it from a trusted place can check all rows by it.
+        The manifest's sha256. A reader who has this from a trusted source can check all rows with it.
 
     Raises:
-        ConfigError: the folder holds something.
+        ConfigError: the folder is not empty.
         StoreError: the disk refuses.
     """
     check_empty(folder)
@@ -97,17 +98,17 @@ def publish(store: StoreFolder, folder: Path, beside: Mapping[str, bytes] | None
             write_bytes(folder / entry.name, data)
             entries.append(entry)
         text = json.dumps({"format": FORMAT, "files": [asdict(entry) for entry in entries]}, indent=1).encode() + b"\n"
-        write_bytes(folder / MANIFEST, text)  # last: what has one is whole
+        write_bytes(folder / MANIFEST, text)  # last, so that a folder with a manifest is complete
     return hashlib.sha256(text).hexdigest()
 
 
 @dataclass(frozen=True)
 class PublishLocation:
-    """Published files by name.
+    """A location of published files.
 
     Attributes:
-        shown: the address for people, without what may be secret in it.
-        chunks: gives the bytes of a file. Raises StoreError where it is not there, or cannot be read to its end.
+        shown: the address for messages, without secrets.
+        chunks: returns the bytes of a file by name. Raises StoreError if the file is missing or cannot be read to its end.
     """
 
     shown: str
@@ -118,7 +119,7 @@ def place(address: str) -> PublishLocation:
     """Open an address: a folder, its manifest, file://, http://, https:// or hf://datasets/owner/name[@revision][/folder].
 
     Raises:
-        ConfigError: none of these.
+        ConfigError: the address is none of these.
     """
     parts = urlsplit(address)
     if parts.scheme in ("http", "https") and parts.hostname:
@@ -127,7 +128,7 @@ def place(address: str) -> PublishLocation:
 
         def from_web(
             name: str,
-        ) -> Iterator[bytes]:  # what follows a question mark in the address is sent with every name
+        ) -> Iterator[bytes]:  # the query of the address is sent with every name
             return _received(urlunsplit(parts._replace(path=f"{parts.path}/{quote(name)}")), f"{shown}/{name}")
 
         return PublishLocation(shown, from_web)
@@ -135,15 +136,15 @@ def place(address: str) -> PublishLocation:
         hub = _HUB.fullmatch(address.removesuffix(f"/{MANIFEST}").rstrip("/"))
         if hub is None:
             raise ConfigError(
-                f"{address} is no dataset of the hub; allowed: hf://datasets/<owner>/<name>[@revision][/folder]"
+                f"{address} is not a dataset of the hub; allowed: hf://datasets/<owner>/<name>[@revision][/folder]"
             )
         return PublishLocation(address, partial(_from_hub, hub, address))
     path = Path(unquote(parts.path)) if parts.scheme == "file" else Path(address).expanduser()
     folder = path.parent if path.name == MANIFEST else path
     if not folder.is_dir():
         raise ConfigError(
-            f"{address} is not a folder; allowed: a folder that holds {MANIFEST}, an address (https://..., "
-            "hf://datasets/<owner>/<name>[@revision][/folder]), or that of the manifest itself"
+            f"{address} is not a folder; allowed: a folder with {MANIFEST}, an address (https://..., "
+            "hf://datasets/<owner>/<name>[@revision][/folder]), or the path or address of the manifest"
         )
     return PublishLocation(str(folder), partial(_from_folder, folder))
 
@@ -151,25 +152,25 @@ def place(address: str) -> PublishLocation:
 def fetch(
     source: PublishLocation, out: Path, sha256: str | None = None, say: Callable[[str], None] = lambda line: None
 ) -> tuple[int, int]:
-    """Fetch what `source` publishes into `out`; files that are there and right are not fetched again.
+    """Fetch the files that `source` publishes into `out`. Intact files that are already in `out` are not fetched again.
 
     Args:
-        sha256: the manifest's, as `publish` returned it; None: its checksums are trusted.
-        say: called with a line for each file.
+        sha256: the manifest's sha256, as returned by `publish`; None trusts the manifest.
+        say: called with a line of text for each file.
 
     Returns:
-        How many files were fetched, and how many were there.
+        The number of files fetched, and the number of files that `out` had.
 
     Raises:
-        ConfigError: `out` holds other rows, or has no room.
-        StoreError: the manifest or a file is missing, cannot be had, or is not what its checksum says.
+        ConfigError: `out` has other rows, or not enough space.
+        StoreError: the manifest or a file is missing, cannot be read, or does not match its checksum.
     """
     where = f"{source.shown}/{MANIFEST}"
     text = b""
     for piece in source.chunks(MANIFEST):
         text += piece
         if len(text) > LARGEST_MANIFEST:
-            raise StoreError(f"{where} is larger than any manifest; give the folder or address of published rows")
+            raise StoreError(f"{where} is too large for a manifest; give the folder or address of published rows")
     if sha256 is not None and hashlib.sha256(text).hexdigest() != sha256.lower():
         raise StoreError(f"{where} has sha256 {hashlib.sha256(text).hexdigest()}, not {sha256}; nothing was fetched")
     entries = _entries(text, where)
@@ -187,10 +188,10 @@ def fetch(
 
 
 def _entries(text: bytes, where: str) -> list[PublishedFile]:
-    """The files of a manifest, `store.json` last: a store that is not whole yet has none and does not open.
+    """Return the files of a manifest, `store.json` last: an incomplete store then lacks it and does not open.
 
     Raises:
-        StoreError: no manifest, another format, or a file that no store has.
+        StoreError: not a manifest, another format, or a file that no store has.
     """
     try:
         content = json.loads(text)
@@ -198,16 +199,16 @@ def _entries(text: bytes, where: str) -> list[PublishedFile]:
         entries = [] if kind != FORMAT else [_entry(file) for file in content["files"]]
     except (ValueError, TypeError, KeyError, AttributeError) as problem:
         raise StoreError(
-            f"{where} is no manifest of published rows ({type(problem).__name__}: {problem}); `mmkv-bench pack <rows> "
-            "--publish <folder>` makes one"
+            f"{where} is not a manifest of published rows ({type(problem).__name__}: {problem}); `mmkv-bench pack "
+            "<rows> --publish <folder>` makes one"
         ) from None
     if kind != FORMAT:
         raise StoreError(
-            f"{where} is of format {kind!r}; this version reads {FORMAT!r}; fetch with the version that wrote it"
+            f"{where} has format {kind!r} but this version reads {FORMAT!r}; fetch with the version that wrote it"
         )
     paths = [entry.path for entry in entries]
     if len({*paths}) != len(paths) or MARK not in paths:
-        raise StoreError(f"{where} names a file twice or lacks {MARK}; nothing was fetched; ask who published it")
+        raise StoreError(f"{where} lists a file twice or lacks {MARK}; nothing was fetched; ask the publisher")
     return sorted(entries, key=lambda entry: (entry.path == MARK, entry.path))
 
 
@@ -223,25 +224,26 @@ def _entry(file: Any) -> PublishedFile:
 
 
 def _missing(entries: Sequence[PublishedFile], out: Path) -> list[PublishedFile]:
-    """Entries that `out` lacks. Raises ConfigError for a file of the same name with other content, and for other rows."""
-    todo = "name another folder, or move that one away"
+    """Return the entries that `out` lacks. Raises ConfigError if `out` has other rows, or other content in a file of the same
+    name."""
+    todo = "name another folder, or move that file away"
     paths = {entry.path for entry in entries}
     for table in ("journal", *SCHEMAS):
         for path in sorted((out / table).glob("*")):
             if not path.name.startswith(".") and path.relative_to(out).as_posix() not in paths:
-                raise ConfigError(f"{path} is not part of what is fetched: {out} holds other rows; {todo}")
+                raise ConfigError(f"{path} does not belong to the published rows, so {out} has other rows; {todo}")
     missing = []
     for entry in entries:
         path = out / entry.path
         if not path.exists():
             missing.append(entry)
         elif path.stat().st_size != entry.bytes or file_sha256(path) != entry.sha256:
-            raise ConfigError(f"{path} is there with other content than {entry.path} of what is fetched; {todo}")
+            raise ConfigError(f"{path} exists but differs from the published {entry.path}; {todo}")
     return missing
 
 
 def _write(source: PublishLocation, entry: PublishedFile, stream: BinaryIO) -> None:
-    """Write one file; an exception leaves nothing of it behind."""
+    """Write one file to `stream`. The caller discards the file if this raises."""
     shown, digest, size = f"{source.shown}/{entry.name}", hashlib.sha256(), 0
     for piece in source.chunks(entry.name):
         size += len(piece)
@@ -251,9 +253,9 @@ def _write(source: PublishLocation, entry: PublishedFile, stream: BinaryIO) -> N
         stream.write(piece)
     if size != entry.bytes:
         got = "more" if size > entry.bytes else f"{size:,}"
-        raise StoreError(f"{shown} should have {entry.bytes:,} bytes and has {got}; {_DAMAGED}")
+        raise StoreError(f"{shown} should have {entry.bytes:,} bytes but has {got}; {_DAMAGED}")
     if digest.hexdigest() != entry.sha256:
-        raise StoreError(f"{shown} has sha256 {digest.hexdigest()} where the manifest says {entry.sha256}; {_DAMAGED}")
+        raise StoreError(f"{shown} has sha256 {digest.hexdigest()} but the manifest says {entry.sha256}; {_DAMAGED}")
 
 
 def _from_folder(folder: Path, name: str) -> Iterator[bytes]:
@@ -262,13 +264,13 @@ def _from_folder(folder: Path, name: str) -> Iterator[bytes]:
             while data := stream.read(CHUNK):
                 yield data
     except FileNotFoundError:
-        raise StoreError(f"{folder} holds no {name}") from None
+        raise StoreError(f"{folder} has no file {name}") from None
     except OSError as problem:
         raise StoreError(f"{folder / name} cannot be read: {problem.strerror or problem}") from problem
 
 
 def _from_hub(place: re.Match[str], shown: str, name: str) -> Iterator[bytes]:
-    """A file of a dataset's repository; the login of `hf auth login` is sent to the hub, where there is one."""
+    """Yield a file of a dataset's repository. The login of `hf auth login` is sent to the hub if there is one."""
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
@@ -285,23 +287,23 @@ def _received(url: str, shown: str, headers: dict[str, str] | None = None) -> It
     headers = {**(headers or {}), "Accept-Encoding": "identity"}
     with _network(shown), requests.get(url, headers=headers, stream=True, timeout=TIMEOUTS) as answer:
         if answer.status_code != 200:
-            reasons = {401: "it needs a login (`hf auth login` for the hub)", 403: "it may not be read by you"}
-            todo = (reasons | {404: "it is not there"}).get(answer.status_code, "try again later")
+            reasons = {401: "it needs a login (`hf auth login` for the hub)", 403: "you may not read it"}
+            todo = (reasons | {404: "it does not exist"}).get(answer.status_code, "try again later")
             raise StoreError(f"{shown}: the server answered {answer.status_code}; {todo}")
         begun, received = time.monotonic(), 0
-        while piece := answer.raw.read1(CHUNK):  # as it comes: a whole piece may drip in for hours
+        while piece := answer.raw.read1(CHUNK):  # as bytes arrive, because a whole piece may take hours
             received, waited = received + len(piece), time.monotonic() - begun
             if waited > PATIENCE_S and received < SLOWEST * waited:
                 raise StoreError(
-                    f"{shown}: {received:,} bytes came in {waited:.0f} s, less than {SLOWEST:,} a second; check the network, and "
-                    f"{_AGAIN}"
+                    f"{shown}: only {received:,} bytes arrived in {waited:.0f} s, less than {SLOWEST:,} a second; "
+                    f"check the network, and {_AGAIN}"
                 )
             yield piece
 
 
 @contextmanager
 def _network(shown: str) -> Iterator[None]:
-    """Raise a StoreError without the words of requests, which hold the whole address and what was sent with it."""
+    """Raise a StoreError without the text of requests' exceptions, which contains the whole address and the request's secrets."""
     import requests
     from urllib3 import exceptions
 

@@ -1,7 +1,7 @@
-"""The columns of a `responses` row that generation fills, each declared here and nowhere else.
+"""The columns of a `responses` row that generation fills. Each column is declared in this file only.
 
-A further column is a field with its default, its meaning and its unit; the schema, `docs/rows.md`, rows and their checks
-take it from here. A column that comes later may be null (`None`), as it is in older rows.
+To add a column, add a field with its default, meaning and unit. The schema, `docs/rows.md`, rows and their checks read them
+from this class. A new column must be nullable (`None`), because older rows lack it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ STATUSES = ("ok", "oom", "timeout", "nan", "error")
 
 
 def _column(default: Any, doc: str, unit: str = "", required: str = "no", counted: bool = False, **more: Any) -> Any:
-    """A field with what `schema.SchemaColumn` says of it. `counted`: of what is stored or fed, null where nothing was."""
+    """Declare a field with the attributes of `schema.SchemaColumn`. `counted`: see `COUNTED`."""
     metadata = {"doc": doc, "unit": unit, "required": required, "counted": counted, **more}
     if isinstance(default, list):
         return field(default_factory=list, metadata=metadata)
@@ -30,11 +30,11 @@ def _must(default: Any, doc: str, unit: str = "", **more: Any) -> Any:
 
 @dataclass
 class Response:
-    """One cell's answer to one sample. Types of columns are those of the fields."""
+    """One cell's answer to one sample. The fields' types are the columns' types."""
 
     cell: str = _must("", "hash of the cell: model, data, prompt, method, budget, protocol, seed, numerics")
     status: str = _must("ok", "status of generation; only ok rows have an answer", allowed=STATUSES)
-    error: str | None = _column(None, "message of the failure; null exactly when ok")
+    error: str | None = _column(None, "message of the failure; null if ok, and only then")
     fallback: list[str] = _must([], "reasons why less was done than configured, see Fallbacks; may be empty")
     answer: str | None = _when_ok(None, "decoded answer; null unless ok")
     token_ids: list[int] = _when_ok([], "generated token ids, with the end token when it was generated", "token ids")
@@ -44,7 +44,9 @@ class Response:
     )
     finish_reason: str | None = _when_ok(None, "reason why decoding stopped", allowed=("eos", "stop", "length"))
     prompt_tokens: int = _when_ok(0, "tokens of the whole prompt", "tokens", counted=True)
-    context_tokens: int = _when_ok(0, "tokens that C counts (T): the prompt, or its context", "tokens", counted=True)
+    context_tokens: int = _when_ok(
+        0, "tokens the budget applies to (T): the prompt, or its context", "tokens", counted=True
+    )
     visual_tokens: int = _when_ok(0, "image and video tokens of the prompt", "tokens", counted=True)
     question_text_before_cut: int = _column(
         0, "protocols that cut the prompt: non-template text tokens before the cut", "tokens", counted=True
@@ -96,7 +98,7 @@ class Response:
         0, "bytes of K and V on the host after compression, staging buffers included", "bytes", counted=True
     )
     bytes_metadata: int = _column(0, "bytes of positions, scales, minima, mean keys of chunks", "bytes", counted=True)
-    bytes_full: int = _column(0, "bytes of the full K and V of what C counts", "bytes", counted=True)
+    bytes_full: int = _column(0, "bytes of the full K and V of the context_tokens", "bytes", counted=True)
     bytes_held: int | None = _column(
         None,
         "bytes of all tensors that the cell's cache holds on device and host when the answer begins to be decoded, as if "
@@ -132,7 +134,7 @@ class Response:
         "bytes",
         counted=True,
     )
-    window_effective: int | None = _column(None, "observation window used, where the budget shortened it", "tokens")
+    window_effective: int | None = _column(None, "observation window used, if the budget shortened it", "tokens")
     encode_s: float | None = _column(None, "time of the processor (images and text to tensors)", "seconds")
     vision_s: float | None = _column(None, "time of the vision tower; contained in prefill_s", "seconds")
     prefill_s: float | None = _column(None, "time of the prompt's forward pass", "seconds")
@@ -153,7 +155,7 @@ class Response:
         "nats",
     )
     forced_agree: list[bool] | None = _column(
-        None, "fidelity: whether both rank the same token first, at each of these tokens"
+        None, "fidelity: at each of these tokens, whether full and this cell rank the same token first"
     )
     reference_nll: list[float] | None = _column(
         None,
@@ -162,13 +164,13 @@ class Response:
     )
     reference_samples: list[str] | None = _column(
         None,
-        "(full) answers sampled at temperature 0.2 with stored seeds: the reference of rouge_l_sampled, and a second one",
+        "(full) answers sampled at temperature 0.2 with stored seeds: the reference of rouge_l_sampled, and a second sample",
     )
     fork_group: str | None = _column(None, "forks with the same value shared one prefill")
-    fork_batch: int | None = _column(None, "rows per decode batch that were asked for", "rows")
+    fork_batch: int | None = _column(None, "rows per decode batch that were requested", "rows")
     fork_rows: int | None = _column(None, "rows of the batch this fork decoded in", "rows")
     question_number: int | None = _column(
-        None, "number of the question among those about its document, from 0; null where a dataset names none"
+        None, "number of the question among those about its document, from 0; null if the dataset has no such groups"
     )
     question_known: str | None = _column(
         None,
@@ -214,4 +216,4 @@ class Response:
 
 
 COUNTED = tuple(one.name for one in fields(Response) if one.metadata["counted"])
-"""Columns of what was fed and stored: null in a row that failed before they were counted."""
+"""Columns that count what was fed and stored. They are null in a row that failed before counting."""

@@ -1,8 +1,8 @@
-"""Rows as Python dicts: checked against the schema before they are written, turned into Arrow tables for reading.
+"""Rows as Python dicts: checked against the schema before writing, converted to Arrow tables for reading.
 
-Rows of `cells` are stored without secrets and folders in what a user wrote; those of another cell under the same hash, or of no
-kind that a run writes, are refused. Each row of `cells` and `metrics` has a digest of its other columns: a file that was written
-again with its checksum right, but a value changed, is noticed.
+Rows of `cells` are stored without secrets and without folders in the user's input. A row is refused if its hash belongs to
+another cell, or if no run can have written its values. Each row of `cells` and `metrics` has a digest of its other columns,
+which detects a changed value even in a file that was rewritten with a correct checksum.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _KINDS = {"string": "text", "int64": "a 64-bit integer", "int32": "a 32-bit inte
 
 
 def check(table: str, row: Mapping[str, Any], stamps: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with every column of `table`, in order, as plain Python values; `stamps` are the store's own columns.
+    """Return the row with every column of `table`, in order, as plain Python values. `stamps`: the columns written by the
+    store.
 
     Raises StoreError naming the column: unknown, missing, of the wrong type, outside its enumeration, or against a rule
     between columns (an answer in a failed row, a headline over failed samples).
@@ -59,19 +60,19 @@ def check(table: str, row: Mapping[str, Any], stamps: Mapping[str, Any]) -> dict
 
 
 def safe_name(what: str, name: str) -> str:
-    """`name` if it can be a file name everywhere; StoreError otherwise."""
+    """Return `name` if every file system accepts it as a file name; else raise StoreError."""
     if not _FILE_NAME.fullmatch(name):
         raise StoreError(f"{what} {name!r} cannot name a file; use letters, digits, '.', '_' and '-', at most 128")
     return name
 
 
 def to_table(table: str, rows: Iterable[Mapping[str, Any]], columns: Iterable[str] | None = None) -> pa.Table:
-    """Rows that `check` made (times as datetime or ISO text) as an Arrow table with all or some columns."""
+    """Return rows made by `check` (times as datetime or ISO text) as an Arrow table with all or some columns."""
     schema = SCHEMAS[table] if columns is None else pa.schema([SCHEMAS[table].field(name) for name in columns])
     times = [field.name for field in schema if field.type == TIME]
     plain = []
     for row in rows:
-        # A column that may be null can be newer than the row, in the journal of an earlier version.
+        # A nullable column may be missing in a row that an earlier version wrote to a journal.
         picked = {field.name: row.get(field.name) if field.nullable else row[field.name] for field in schema}
         for name in times:
             if isinstance(text := picked[name], str):
@@ -110,7 +111,7 @@ def _describe(type: pa.DataType) -> str:
 
 
 def _convert(value: Any, type: pa.DataType) -> Any:
-    """`value` as plain Python: no text for numbers, no bool for integers, no NaN. The exception says what it was."""
+    """Return `value` as plain Python: no text for numbers, no bool for integers, no NaN. The exception says what was given."""
     if pa.types.is_list(type):
         if isinstance(value, list | tuple):
             return [_convert(item, type.value_type) for item in value]
@@ -148,8 +149,8 @@ def _got(value: Any) -> str:
 def _response_rules(row: Mapping[str, Any]) -> None:
     if row["status"] != "ok" and row["answer"] is not None:
         raise StoreError(
-            f"responses: column 'answer' must be null when status is {row['status']!r}: "
-            f"a failed sample is never scored as text; got {row['answer'][:80]!r}"
+            f"responses: column 'answer' must be null when status is {row['status']!r}, because a failed sample "
+            f"is never scored as text; got {row['answer'][:80]!r}"
         )
     _check_error("responses", row)
 
@@ -159,8 +160,8 @@ def _cell_rules(row: Mapping[str, Any]) -> None:
     for kind, present in budgets.items():
         if present != (row["budget_kind"] == kind):
             raise StoreError(
-                f"cells: column 'budget_{kind}' must be given exactly when budget_kind is {kind!r}; "
-                f"got budget_kind {row['budget_kind']!r} with {row[f'budget_{kind}']!r}"
+                f"cells: column 'budget_{kind}' must be given if budget_kind is {kind!r}, and only then; got "
+                f"budget_kind {row['budget_kind']!r} with {row[f'budget_{kind}']!r}"
             )
 
 
@@ -168,16 +169,16 @@ def _timing_rules(row: Mapping[str, Any]) -> None:
     _check_error("timings", row)
     if (row["seconds"] is not None) != (row["status"] == "ok" and row["repeat"] is not None):
         raise StoreError(
-            "timings: column 'seconds' must be given exactly in timed passes that are ok; "
-            f"got {row['seconds']!r} with status {row['status']!r} and repeat {row['repeat']!r}"
+            "timings: column 'seconds' must be given in timed passes with status 'ok', and only in these; got "
+            f"{row['seconds']!r} with status {row['status']!r} and repeat {row['repeat']!r}"
         )
 
 
 def _check_error(table: str, row: Mapping[str, Any]) -> None:
     if (row["status"] == "ok") != (row["error"] is None):
         raise StoreError(
-            f"{table}: column 'error' must be null when status is 'ok' and say what failed otherwise; "
-            f"got status {row['status']!r} with error {row['error']!r:.80}"
+            f"{table}: column 'error' must be null when status is 'ok', and otherwise say what failed; got status "
+            f"{row['status']!r} with error {row['error']!r:.80}"
         )
 
 
@@ -189,30 +190,32 @@ _DIGESTED = {
     table: tuple(column.name for column in COLUMNS[table] if not column.stamped and column.name != ROW_DIGEST)
     for table in ("cells", "metrics")
 }
-_REMEDY = {"cells": "which writes it", "metrics": "with stage=score, which makes it of the answers"}
+_REMEDY = {"cells": "which writes it", "metrics": "with stage=score, which computes metrics from the answers"}
 
 
 def digest_of_row(table: str, row: Mapping[str, Any]) -> str:
-    """Digest of a row's columns but the stamped ones. Nulls are left out, so that a column that is newer changes none."""
+    """Return a digest of a row's columns, without those that the store writes. Nulls are skipped, so that new columns change
+    no digest."""
     values = [[name, _short(row[name])] for name in _DIGESTED[table] if row[name] is not None]
     return checksum(canonical_json(values).encode())
 
 
 def digested(table: str, rows: pa.Table) -> pa.Table:
-    """The rows (all columns) with their digests."""
+    """Return the rows (all columns) with their digests filled in."""
     made = pa.array([digest_of_row(table, row) for row in rows.to_pylist()], pa.string())
     return rows.set_column(rows.column_names.index(ROW_DIGEST), rows.schema.field(ROW_DIGEST), made)
 
 
 def refuse_rewritten(table: str, rows: pa.Table, root: Path) -> None:
-    """Raise StoreError when a row (all columns) is not as it was written, though its file's checksum is right."""
+    """Raise StoreError if a row (all columns) does not match its digest, although its file's checksum is right."""
     for batch in rows.to_batches(max_chunksize=256):
         for row in batch.to_pylist():
             if row[ROW_DIGEST] is not None and row[ROW_DIGEST] != digest_of_row(table, row):
                 what = f"{row['metric']} of " if table == "metrics" else ""
                 raise StoreError(
-                    f"the row of {what}cell {row['cell']} under {root} was written again with other values: restore its file in "
-                    f"{table}/ from a copy, or move it away and run the same command again, {_REMEDY[table]}"
+                    f"the row of {what}cell {row['cell']} under {root} was rewritten with other values: restore "
+                    f"its file in {table}/ from a copy, or move the file away and run the same command again, "
+                    f"{_REMEDY[table]}"
                 )
 
 
@@ -222,7 +225,7 @@ def _digest(text: str) -> str:
 
 
 def _short(value: Any) -> Any:
-    """A configuration, which the cells of a run share, by its digest."""
+    """Return the digest of a long text, such as a configuration that the cells of a run share; other values unchanged."""
     return _digest(value) if isinstance(value, str) and len(value) > 256 else value
 
 
@@ -232,7 +235,7 @@ _FOLDER = re.compile(r"(/|~/).*?([^/]+)/*", re.DOTALL)
 
 
 def redact(value: Any) -> Any:
-    """`value` (nested mappings and lists) without secrets, and absolute paths by their last part."""
+    """Return `value` (nested mappings and lists) without secrets. Absolute paths are reduced to their last part."""
     return without_secrets(value, also=_without_folders)
 
 
@@ -242,7 +245,7 @@ def _without_folders(text: str) -> str:
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, str]:
-    """The columns that hold what a user wrote, without secrets; those that have none stay as they are, to the letter."""
+    """Return the columns that contain user input, with secrets removed. Text without secrets is not changed."""
     columns = {"config": canonical_json(redact(json.loads(row["config"]))), "model": without_secrets(row["model"])}
     for name in ("parameters", "generation"):
         value = json.loads(row[name])
@@ -255,21 +258,21 @@ _HALVES = ("bfloat16", "float16")
 
 
 def processor(device: str | None, cpu: str | None, dtype: str, times: bool = False) -> str:
-    """The kind of CPU where rows that a CPU made hang on it: in half precision, whose last digits follow from a CPU's
-    instructions, and of times; "" elsewhere."""
+    """Return the kind of CPU if a CPU's answers or times depend on it: in half precision, where a CPU's instructions decide
+    the last digits, and for times. Otherwise return ""."""
     return str(cpu or "") if device == "cpu" and (times or dtype in _HALVES) else ""
 
 
 def refuse_other(stored: Mapping[str, Any], row: Mapping[str, Any], root: Path) -> None:
-    """Raise StoreError when the two rows of one cell differ in a column that its hash covers."""
+    """Raise StoreError if two rows of one cell differ in a column that its hash covers."""
     for column in CELL_COLUMNS:
         old, new = stored[column.name], row[column.name]
-        if REDACTED in f"{old}{new}":  # in one of them, which need not have known the same secrets
+        if REDACTED in f"{old}{new}":  # only one row may be redacted: the other process may not have known the secret
             continue
         if column.identity and (json.loads(old) != json.loads(new) if column.json else old != new):
             raise StoreError(
-                f"cell {row['cell']} under {root} was stored with {column.name} {old!r}; now it is {new!r}. "
-                "Rows of the two must not mix: use another result folder, or go back to what it was."
+                f"cell {row['cell']} under {root} was stored with {column.name} {old!r}, but now it is {new!r}. "
+                "Such rows must not mix: use another result folder, or restore the old setting."
             )
 
 
@@ -278,15 +281,15 @@ _OF_OBJECTS = ("datasets", "methods", "variants")
 
 
 def refuse_malformed(rows: pa.Table, root: Path) -> None:
-    """Raise StoreError when a configuration, parameters or generation settings are of no kind that a run writes."""
+    """Raise StoreError if no run can have written a configuration, parameters or generation settings."""
     for name, problem_of in (("config", _malformed), ("parameters", _no_object), ("generation", _no_object)):
         if name not in rows.column_names:
             continue
         for text in rows[name].unique().to_pylist():
             if text is not None and (problem := problem_of(text)):
                 raise StoreError(
-                    f"{root}: the column {name} of cells was not written by a run ({problem}). Restore the files in cells/ "
-                    "from a copy, or leave that folder out"
+                    f"{root}: column {name} of table cells was not written by a run ({problem}). Restore the "
+                    "files in cells/ from a copy, or leave that folder out"
                 )
 
 
@@ -294,7 +297,7 @@ def _no_object(text: str) -> str | None:
     try:
         value = json.loads(text)
     except ValueError:
-        return "no JSON"
+        return "not JSON"
     return None if isinstance(value, dict) else f"{shortened(value)} is not a JSON object"
 
 
@@ -308,12 +311,12 @@ def _malformed(text: str) -> str | None:
         (f"{key}.{name}", node) for key, value in inner if key in _OF_OBJECTS and isinstance(value, dict)
         for name, node in value.items()
     ]  # fmt: skip
-    wrong = [f"{key} is {shortened(value)}, no object" for key, value in inner if not isinstance(value, dict)]
+    wrong = [f"{key} is {shortened(value)}, not an object" for key, value in inner if not isinstance(value, dict)]
     if not isinstance(limit := config.get("limit"), int | None):
-        wrong.append(f"limit is {shortened(limit)}, no number")
+        wrong.append(f"limit is {shortened(limit)}, not a number")
     return wrong[0] if wrong else None
 
 
 def shortened(value: Any) -> str:
-    """The value for a message, shortened."""
+    """Return the value's repr for a message, cut to 60 characters."""
     return f"{value!r:.60}"

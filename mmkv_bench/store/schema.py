@@ -1,9 +1,8 @@
-"""The schema of all tables. `columns.yaml` declares each column once: name, type, unit, meaning. Columns of answers that
-generation fills are the fields of `Response`.
+"""The schema of all tables. `columns.yaml` declares each column once: name, type, unit, meaning. The fields of `Response`
+declare the columns of answers that generation fills.
 
-`python -m tools.rows_page` writes them to docs/rows.md.
-A further column that may be null reads as null in files that are older than it. Any other change of columns, types or
-meanings bumps `SCHEMA_VERSION`; a store of another version is refused, never converted.
+`python -m tools.rows_page` writes all columns to docs/rows.md. A new nullable column reads as null in older files. Any other
+change of columns, types or meanings raises `SCHEMA_VERSION`; a store of another version is refused, never converted.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from mmkv_bench.store.response import STATUSES, Response
 SCHEMA_VERSION = 1
 
 NUMERICS_VERSION = 1
-"""Bumped by hand whenever a change of this code changes answers of all methods: older rows are then never reused. A
-change of one method's numbers raises the version of its part instead (`Scorer.method_version`)."""
+"""Raised by hand whenever a change of this code changes answers of all methods: older rows are then never reused. A change of
+one method's numbers raises the version of its part instead (`Scorer.method_version`)."""
 
 FAILURES = STATUSES[1:]
 
 IDENTITY = ("model", "dataset", "method", "base", "reading", "protocol", "budget_kind", "seed", "dtype", "attention")
-"""Columns of `cells` by which a stored cell is recognised, whatever its budget and versions."""
+"""Columns of `cells` that identify a stored cell, apart from its budget and versions."""
 
 RESAMPLING = {"pixels": "shows smaller pictures or fewer frames", "cut_prompt": "leaves out the middle of the text"}
-"""`base` of the controls that answer from the full cache of a smaller prompt -> what they do."""
+"""Controls that answer from the full cache of a smaller prompt: their `base`, and how they shrink the prompt."""
 
 _FILE = declared(__file__, "columns.yaml")
 FALLBACKS: dict[str, str] = _FILE["fallbacks"]
-"""Names in the column `fallback` that built-in methods give, and what they mean. Parts of a user's may give others."""
+"""Names that built-in methods write to the column `fallback`, with their meaning. A user's parts may write others."""
 SLIM: dict[str, str] = _FILE["slim"]
-"""Values that `pack --slim` removes from response rows; running the cells again makes them again."""
+"""Values that `pack --slim` removes from response rows. Running the cells again restores them."""
 PHASES: dict[str, str] = _FILE["phases"]
-"""Values of `timings.phase`."""
+"""Values of `timings.phase`, with their meaning."""
 
 TEXT, INT, FLOAT, BOOL, TIME = pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.timestamp("us", tz="UTC")
 _LISTS = {str: pa.list_(TEXT), int: pa.list_(pa.int32()), float: pa.list_(FLOAT), bool: pa.list_(BOOL)}
@@ -46,12 +45,12 @@ _TYPES: dict[Any, pa.DataType] = {str: TEXT, int: INT, float: FLOAT, bool: BOOL}
 _TYPES |= {list[kind]: column for kind, column in _LISTS.items()}  # type: ignore[valid-type]
 _TYPES |= {list[list[int]]: pa.list_(pa.list_(pa.int32())), "text": TEXT, "int": INT, "float": FLOAT, "bool": BOOL}
 _TYPES |= {"time": TIME, "texts": _LISTS[str], "floats": _LISTS[float]}
-"""Type in `columns.yaml`, or of a field of `Response` -> type of a column."""
+"""Type in `columns.yaml`, or type of a field of `Response`, to type of a column."""
 
 
 @dataclass(frozen=True)
 class SchemaColumn:
-    """One column. `required`: "always", only in rows with status "ok", or "no" (null allowed)."""
+    """One column. `required`: "always", "ok" (only in rows with status "ok"), or "no" (null allowed)."""
 
     name: str
     type: pa.DataType
@@ -61,7 +60,7 @@ class SchemaColumn:
     allowed: tuple[str, ...] = ()  # the values of an enumeration; empty = any
     json: bool = False  # a string that must parse as JSON
     stamped: bool = False  # written by the store; callers leave it out
-    identity: bool = False  # (cells) covered by the cell's hash: may not differ between two rows of one cell
+    identity: bool = False  # (cells) covered by the cell's hash: must be equal in all rows of one cell
 
     @property
     def field(self) -> pa.Field:
@@ -69,7 +68,7 @@ class SchemaColumn:
 
 
 def _generated() -> Iterator[SchemaColumn]:
-    """The columns that generation fills, in the order of `Response`'s fields, without the cell's name."""
+    """Yield the columns that generation fills, in the order of `Response`'s fields, without the cell's name."""
     hints = get_type_hints(Response)
     for one in fields(Response)[1:]:
         flags = {key: value for key, value in one.metadata.items() if key != "counted"}
@@ -79,7 +78,7 @@ def _generated() -> Iterator[SchemaColumn]:
 
 
 def _columns(declared: Mapping[str, Any]) -> Iterator[SchemaColumn]:
-    """The columns of one table of `columns.yaml`."""
+    """Yield the columns of one table of `columns.yaml`."""
     lists = {"statuses": STATUSES, "phases": tuple(PHASES)}
     for name, flags in declared.items():
         if name == "generated":

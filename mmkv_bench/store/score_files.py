@@ -1,13 +1,12 @@
-"""The files of `cells`, `samples` and `metrics` that count: rows of a cell stand in several while newer ones replace older
-ones.
+"""Precedence among the files of `cells`, `samples` and `metrics`, several of which may hold rows of one cell.
 
-Files written for many cells together come first, the newest before the others, then a cell's own, then packed ones. The
-rows of a cell in one of them hide all its rows in those that come after. So writing never touches what is packed, and
-packing again folds everything into one layer.
+First come the files written for many cells together (batches), the newest first. Then comes a cell's own file, then packed
+files. A cell's rows in one of these hide all its rows in later files. So writing never touches packed files, and packing again
+merges everything into one layer.
 
-Scores of many cells are one file per table, as thousands of small files, each synced, would take longer than scoring. A
-file `together-<countdown>-<id>.parquet` stands in `samples/` and one of the same name in `metrics/`. That of `metrics` is
-placed first and counts only as long as that of `samples` is there, so both appear in one step. The newest has the smallest
+Scores of many cells are one file per table, because thousands of small, synced files would take longer than scoring. A file
+`together-<countdown>-<id>.parquet` is placed in `samples/`, and one with the same name in `metrics/`. The file in `metrics/`
+is placed first and counts only while the one in `samples/` exists, so both appear in one step. The newest has the smallest
 countdown.
 """
 
@@ -36,19 +35,19 @@ from mmkv_bench.store.schema import SCHEMAS
 from mmkv_bench.store.sealed import opened, write_sealed
 
 AT_ONCE = 1 << 20
-"""Scores of a metric that are in memory together while metrics are made of them."""
+"""Limit for the scores of a metric in memory while metrics are computed from them."""
 
 APART = 64
-"""Cells up to which each gets files of its own."""
+"""Up to this number of cells, each cell gets files of its own."""
 
 ROW_GROUP = 1 << 20
 _PREFIX = "together-"
 _WAITING = f"{_PREFIX}waiting"
 _EMPTY = b"cells_without_scores"
-"""Metadata of a file of samples: cells that it replaces by nothing."""
+"""Metadata key of a file of samples: the cells that lose all scores by this file."""
 
 _known_batches: dict[State, frozenset[str]] = {}
-"""Files of this process that were looked into -> the cells that they replace."""
+"""Batch files that this process has read, and the cells that each of them replaces."""
 
 
 def is_batch(path: Path) -> bool:
@@ -56,13 +55,13 @@ def is_batch(path: Path) -> bool:
 
 
 def batch_files(root: Path, table: str) -> list[Path]:
-    """The files of batches that count, the newest first."""
+    """List the batch files that count, the newest first."""
     batches = sorted(filter(is_batch, table_files(root, table)))
     return [path for path in batches if table != "metrics" or (root / "samples" / path.name).exists()]
 
 
 def cells_of_batch(root: Path, name: str) -> set[str]:
-    """The cells whose scores the files of this name replace, those that have none left among them.
+    """Return the cells whose scores the batch files of this name replace, including cells that have no scores left.
 
     Raises FileNotFoundError, StoreError.
     """
@@ -82,7 +81,7 @@ def cells_of_batch(root: Path, name: str) -> set[str]:
 
 
 def write_batch(root: Path, tables: Mapping[str, pa.Table], cells: set[str]) -> None:
-    """Replace the scores of `cells` by `tables` (checked `samples` and `metrics`), in one step."""
+    """Replace the scores of `cells` by `tables` (checked `samples` and `metrics`) in one step."""
     empty = sorted(cells.difference(tables["samples"]["cell"].unique().to_pylist()))
     samples = tables["samples"].replace_schema_metadata({_EMPTY: json.dumps(empty)} if empty else None)
     with (
@@ -93,9 +92,9 @@ def write_batch(root: Path, tables: Mapping[str, pa.Table], cells: set[str]) -> 
 
 
 def place_batch(root: Path, staged: Mapping[str, Staged], cells: set[str]) -> None:
-    """Place the files of both tables, written whole, instead of all scores of `cells`."""
+    """Place the staged files of both tables, which replace all scores of `cells`."""
     older = batch_files(root, "samples")
-    # Newer than all that is there also where the clocks of two machines disagree.
+    # Newer than all existing batches, even if the clocks of two machines differ.
     countdown = min([10**20 - time.time_ns(), *(int(path.name.split("-")[1]) - 1 for path in older[:1])])
     name = f"{_PREFIX}{countdown:020d}-{uuid.uuid4().hex[:8]}.parquet"
     for table in ("metrics", "samples"):
@@ -105,9 +104,11 @@ def place_batch(root: Path, staged: Mapping[str, Staged], cells: set[str]) -> No
 
 
 class GrowingScoreFile:
-    """Samples rows in a hidden file while more and more cells come, each block of them written as it comes.
+    """A hidden file of samples rows that grows block by block.
 
-    blocks: checked rows; no cell is in two of them. beside: cells that others are held against. cells: all that had rows.
+    blocks: checked rows. No cell is in two blocks.
+    beside: cells that other cells are compared with.
+    cells: all cells that have rows so far.
     """
 
     def __init__(self, root: Path, blocks: Iterable[pa.Table], beside: Collection[str] = ()) -> None:
@@ -133,11 +134,14 @@ class GrowingScoreFile:
                 yield rows
 
     def by_metric(self) -> Iterator[tuple[pa.Table, set[str]]]:
-        """The rows of each metric, of some cells after the other where they are many, with those of the cells beside; and which
-        cells they are. Texts are dictionaries; without what all rows have in common."""
+        """Yield the rows of each metric together with the names of their cells.
+
+        If a metric has many rows, they come some cells at a time, each time with the rows of the cells `beside`. Texts are
+        dictionaries. Columns that are equal in all rows are left out.
+        """
         texts = [field.name for field in SCHEMAS["samples"] if pa.types.is_string(field.type)]
         names = [name for name in SCHEMAS["samples"].names if name not in ("schema_version", "dataset")]
-        with pq.ParquetFile(self.staged.hidden, read_dictionary=texts) as file:  # what this process has just written
+        with pq.ParquetFile(self.staged.hidden, read_dictionary=texts) as file:  # written by this process just now
             for _, groups in sorted(self._groups.items()):
                 numbers = range(len(groups))
                 for piece in blocks(numbers, {number: groups[number].rows for number in numbers}, AT_ONCE):
@@ -150,7 +154,7 @@ class GrowingScoreFile:
 
 
 class _Group(NamedTuple):
-    """The rows of a metric in a block: in which row groups, how many, of which cells."""
+    """The rows of one metric in a block: their row groups, their number, and their cells."""
 
     places: range
     rows: int
@@ -158,7 +162,7 @@ class _Group(NamedTuple):
 
 
 def _clear(root: Path, name: str, cells: set[str]) -> None:
-    """Remove files that no longer count: the cells' own, and older batches of which no other cell is left."""
+    """Remove files that no longer count: the files of single `cells`, and older batches whose cells are all in `cells`."""
     for table in ("samples", "metrics"):
         for path in (root / table).glob("*.parquet"):
             if path.stem in cells:
@@ -172,7 +176,7 @@ def _clear(root: Path, name: str, cells: set[str]) -> None:
 
 
 Read = Callable[..., pa.Table]
-"""Reads columns of all files that a function lists, as `StoreFolder.read`."""
+"""The type of `StoreFolder.read`, which reads columns of all files that a function lists."""
 
 
 def table_files(root: Path, table: str) -> list[Path]:
@@ -200,8 +204,8 @@ def current_rows(
     read: Read,
     metrics: Collection[str] | None = None,
 ) -> pa.Table:
-    """Read the rows that count, `cell` among `columns`; of all cells and metrics unless given."""
-    read_all = read  # all rows of a file decide what they hide, whatever is asked for
+    """Read the rows that count, of all cells and metrics unless given. `columns` must contain `cell`."""
+    read_all = read  # without the selection: all rows of a file decide which other rows it hides
 
     def named(rows: pa.Table, list_files: Callable[[], list[Path]], of: Collection[str] | None) -> set[str]:
         return _cell_names(rows if metrics is None else read_all(table, list_files, ["cell"], of))
@@ -225,7 +229,7 @@ def current_rows(
             rows = _rows_of_file(read, table, path, columns, cells)
             layers.append((rows, named(rows, partial(_there, path), cells) if path != packed[-1] else set()))
         if (batch_files(root, table), packed_files(root, table)) == (newer, packed):
-            break  # otherwise somebody packed or wrote meanwhile
+            break  # otherwise another process packed or wrote meanwhile
     hidden: set[str] = set()
     counting = []
     for rows, cells_of_layer in layers:
@@ -235,7 +239,8 @@ def current_rows(
 
 
 def among_others(root: Path, cells: Collection[str], read: Read) -> bool:
-    """True where a file of many cells holds scores of one of these: a file of its own would not replace them in one step."""
+    """Tell whether a batch or packed file has scores of one of `cells`. Single files would then not replace the scores in one
+    step."""
     if any(not cells_of_batch(root, path.name).isdisjoint(cells) for path in batch_files(root, "samples")):
         return True
     packed = (
@@ -247,17 +252,17 @@ def among_others(root: Path, cells: Collection[str], read: Read) -> bool:
 
 
 def _rows_of_file(read: Read, table: str, path: Path, columns: Sequence[str], cells: set[str] | None) -> pa.Table:
-    """The rows of a file; none where it is gone."""
+    """Return the rows of a file, or no rows if the file is gone."""
     return read(table, partial(_there, path), columns, cells)
 
 
 def _own(read: Read, table: str, path: Path, columns: Sequence[str]) -> pa.Table:
-    """The rows of a cell's own file. Raises StoreError where they are another cell's: the file's name was changed."""
+    """Return the rows of a single cell's file. Raises StoreError if they belong to another cell, because the file was renamed."""
     rows = _rows_of_file(read, table, path, columns, None)
     if others := _cell_names(rows) - {path.stem}:
         raise StoreError(
-            f"{path} holds rows of cell {min(others)}: a cell's file has its name. Rename it, or move it away where that cell "
-            "has a file"
+            f"{path} has rows of cell {min(others)}, but a cell's file must have the cell's name. Rename the "
+            "file, or move it away if that cell has a file"
         )
     return rows
 

@@ -1,6 +1,6 @@
-"""Writing scores: the rows of `samples` and `metrics` of some cells are replaced, in their own files or one for all of them.
+"""Writing scores: replace the rows of `samples` and `metrics` of some cells, in a file per cell or one file for all.
 
-Writers wait for each other, and for packing: each of the two looks at what is there and removes what no longer counts.
+Writers wait for each other and for packing, because both read the existing files and remove those that no longer count.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from mmkv_bench.store.rows import digested, refuse_rewritten
 from mmkv_bench.store.schema import COLUMNS, SCHEMA_VERSION, SCHEMAS
 
 Tables = Mapping[str, pa.Table]
-"""`samples` and `metrics`, checked."""
+"""The tables `samples` and `metrics`, checked."""
 _KEYS = {"samples": ("cell", "sample_id", "metric"), "metrics": ("cell", "metric")}
 
 
 def replace(store: StoreFolder, tables: Tables, cells: Collection[str]) -> None:
-    """Replace the scores of `cells` by those of `tables`; a cell that is in neither table has none from then on."""
+    """Replace the scores of `cells` by the rows of `tables`. A cell without rows in either table loses its scores."""
     store.prepare()
     with disk_errors("writing scores", store.root), store.locked():
         if len(cells) > score_files.APART or score_files.among_others(store.root, cells, store.read):
@@ -42,10 +42,12 @@ def replace_by(
     metrics_of: Callable[[pa.Table], pa.Table],
     beside: Collection[str] = (),
 ) -> None:
-    """Replace the scores of cells whose samples rows come block by block (checked, no cell in two).
+    """Replace the scores of cells whose samples rows come block by block (checked, no cell in two blocks).
 
-    metrics_of gives the `metrics` rows of rows of some metrics, with which those of the cells `beside` always come. Nobody waits
-    while blocks come; one block is held in memory, and not more.
+    metrics_of: computes the `metrics` rows from samples rows of some metrics. It always gets the rows of the cells `beside`
+    too.
+
+    No lock is held while blocks come. Only one block is in memory at a time.
     """
     coming = iter(blocks)
     first, second = next(coming), next(coming, None)
@@ -75,12 +77,12 @@ def _metrics(metrics: pa.Table, samples: pa.Table) -> pa.Table:
     rows = checked("metrics", metrics)
     cells = samples["cell"].unique().to_pylist()
     if not pc.all(pc.is_in(rows["cell"], value_set=pa.array(cells, pa.string())), min_count=0).as_py():
-        raise StoreError("metrics: rows of a cell that has no samples")
+        raise StoreError("metrics: got rows of a cell that has no samples; write both together")
     return rows
 
 
 def forget(store: StoreFolder, samples: Mapping[str, Collection[str]]) -> None:
-    """Drop the rows of these samples (cell -> ids) in `samples`; the cells' metrics stay."""
+    """Drop the rows of these samples (cell to sample ids) in `samples`. The cells' metrics stay."""
     stored = store.load("samples", samples)
     pairs = [f"{cell}\0{sample}" for cell, ids in samples.items() for sample in ids]
     joined = pc.binary_join_element_wise(stored["cell"], stored["sample_id"], "\0")
@@ -95,7 +97,7 @@ def forget(store: StoreFolder, samples: Mapping[str, Collection[str]]) -> None:
 
 
 def _write_own(store: StoreFolder, cell: str, tables: Tables) -> None:
-    """After a crash in between the cell has no metrics, not old ones."""
+    """Write a cell's own files. After a crash in between the cell has no metrics, rather than old ones."""
     with ExitStack() as stack:
         writers = [(store.file(table, cell), parts.parquet(rows)) for table, rows in tables.items()]
         staged = [stack.enter_context(Staged(*writer)) for writer in writers]
@@ -106,9 +108,9 @@ def _write_own(store: StoreFolder, cell: str, tables: Tables) -> None:
 
 
 def checked(table: str, rows: pa.Table) -> pa.Table:
-    """The rows with all columns of `table`, as `rows.check` would have them; columns that may be null can be left out.
+    """Return the rows with all columns of `table`, checked like `rows.check`. Nullable columns may be left out.
 
-    Raises StoreError naming the column, or the rows that are twice.
+    Raises StoreError naming the column or the duplicate rows.
     """
     schema = SCHEMAS[table]
     arrays = []
@@ -122,9 +124,11 @@ def checked(table: str, rows: pa.Table) -> pa.Table:
         if column.required == "always" and values.null_count:
             raise StoreError(f"{table}: column {column.name!r} is missing or null; it is required ({column.doc})")
         if column.allowed and not set(values.drop_null().unique().to_pylist()) <= set(column.allowed):
-            raise StoreError(f"{table}: column {column.name!r} holds other values than {', '.join(column.allowed)}")
+            raise StoreError(
+                f"{table}: column {column.name!r} has values that are not allowed; allowed: {', '.join(column.allowed)}"
+            )
         if pa.types.is_floating(column.type) and pc.any(pc.invert(pc.is_finite(values))).as_py():
-            raise StoreError(f"{table}: column {column.name!r} holds numbers that are not finite ({column.doc})")
+            raise StoreError(f"{table}: column {column.name!r} has numbers that are not finite ({column.doc})")
         arrays.append(values)
     made = pa.Table.from_arrays(arrays, schema=schema)
     _check_rules(table, made)
@@ -134,7 +138,7 @@ def checked(table: str, rows: pa.Table) -> pa.Table:
 
 
 def _check_rules(table: str, rows: pa.Table) -> None:
-    """The rules between columns, see `rows.py`."""
+    """Check the rules between columns, see `rows.py`."""
     if table == "samples":
         broken = pc.and_(pc.not_equal(rows["status"], "ok"), pc.is_valid(rows["value"]))
         rule = "column 'value' must be null when status is not 'ok'"

@@ -1,8 +1,8 @@
-"""Parquet files that carry a digest of themselves: any change of a stored byte is noticed when the file is read.
+"""Parquet files with a digest of their own content: reading a file detects any change of a stored byte.
 
-The sha256 stands in the file's own footer, under `KEY`, made while these 64 digits were zeros. So file and digest appear
-in one step, whoever writes beside it and whenever a writer is killed, and a file may be renamed or sent anywhere.
-Pages have checksums too. Files of older versions have neither and are read as they are: see `Store.unchecked`.
+The sha256 is stored in the file's footer under `KEY`. It is computed with zeros in place of its 64 digits. So file and digest
+appear in one step, even if a writer is killed, and a file may be renamed or sent anywhere. Pages have checksums too. Files of
+older versions have neither and are read unchecked: see `Store.unchecked`.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from mmkv_bench.file_state import State
 
 KEY = "mmkv_sha256"
 _ZEROS = b"0" * 64
-# As the footer spells the pair: the key, then (thrift's compact protocol) "string", "64 bytes", the value.
+# The bytes of the pair in the footer: the key, then (thrift's compact protocol) "string", "64 bytes", the value.
 _MARK = KEY.encode() + b"\x18\x40"
 WHOLE = 32 << 20
-"""Bytes of a file up to which it is read into memory; a larger one is hashed piece by piece and then read from the disk."""
+"""Files up to this number of bytes are read into memory. A larger file is hashed piece by piece and then read from disk."""
 _PIECE = 1 << 22
 _TAIL = 1 << 16
 _known: dict[State, bool] = {}
-"""Files of this process that were hashed, by all that changes with their bytes -> whether they carry a digest."""
+"""Files hashed by this process, keyed by everything that changes with their bytes; the value says whether a file has a digest."""
 
 
 class Damaged(ValueError):
-    """The bytes of a file are not those that were written."""
+    """Raised if a file's bytes are not the bytes that were written."""
 
 
 def sealed(table: pa.Table, row_group_size: int | None = None, **options: Any) -> bytes:
-    """A parquet file of `table` with page checksums and its digest; options: those of `pyarrow.parquet.ParquetWriter`."""
+    """Return a parquet file of `table` with page checksums and a digest. options: of `pyarrow.parquet.ParquetWriter`."""
     stream = io.BytesIO()
     write_sealed(stream, table.schema, [table], row_group_size, **options)
     return stream.getvalue()
@@ -46,7 +46,10 @@ def sealed(table: pa.Table, row_group_size: int | None = None, **options: Any) -
 def write_sealed(
     stream: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table], row_group_size: int | None = None, **options: Any
 ) -> None:
-    """Write such a file from tables as they come: each begins a row group, and none is held longer."""
+    """Write a parquet file with page checksums and a digest from tables as they come.
+
+    Each table begins a row group, and none is held longer than needed.
+    """
     sink = _Digesting(stream)
     with pq.ParquetWriter(sink, schema, write_page_checksum=True, **options) as writer:
         for table in tables:
@@ -57,7 +60,7 @@ def write_sealed(
 
 
 class _Digesting:
-    """A file that keeps the digest of what is written to it, and holds the footer back until that is in its place."""
+    """A stream that digests all bytes written to it, and holds back the footer until the digest is filled in."""
 
     closed = False
 
@@ -89,9 +92,11 @@ class _Digesting:
 
 @contextmanager
 def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFile, bool]]:
-    """Open a checked file; the second value is True where it carries a digest. Each state of a file is hashed once in a process.
+    """Open a file and check its digest. The second value tells whether it has one. A process hashes each state of a file once.
 
-    coded: columns of texts that are read as dictionaries, where the file has them. Raises Damaged, OSError, pa.ArrowException.
+    coded: text columns that are read as dictionaries, if the file has them.
+
+    Raises Damaged, OSError, pa.ArrowException.
     """
     with open(path, "rb") as stream:
         state = State.of(os.fstat(stream.fileno()))
@@ -103,7 +108,7 @@ def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFi
             if state != State.of(os.fstat(stream.fileno())):
                 raise Damaged("it was written to while it was read")
         else:
-            # What is parsed is what was hashed, whatever becomes of the file meanwhile.
+            # The parsed bytes are the hashed bytes, even if the file changes meanwhile.
             data = stream.read()
             source, checked = pa.BufferReader(data), _check(io.BytesIO(data))
         if state not in _known and state.settled:
@@ -116,7 +121,7 @@ def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFi
 
 
 def number_of_rows(path: Path) -> int:
-    """Number of rows by the file's footer alone; 0 where the file is gone or damaged, which reading it reports."""
+    """Return the number of rows in the file's footer; 0 if the file is gone or damaged, which reading it will report."""
     try:
         return pq.read_metadata(path).num_rows
     except (OSError, pa.ArrowException):
@@ -124,7 +129,7 @@ def number_of_rows(path: Path) -> int:
 
 
 def _check(stream: BinaryIO) -> bool:
-    """True where there is a digest. Raises Damaged when it is not that of the bytes."""
+    """Tell whether the file has a digest. Raises Damaged if the digest does not match the bytes."""
     mark = _last(stream, _MARK)
     if mark is None:
         return False
@@ -140,7 +145,7 @@ def _check(stream: BinaryIO) -> bool:
         digest.update(piece)
     stream.seek(0)
     if digest.hexdigest().encode() != stored:
-        raise Damaged("its bytes are not those that were written: the checksum does not match")
+        raise Damaged("its bytes are not the bytes that were written: the checksum does not match")
     return True
 
 
@@ -151,7 +156,7 @@ def _pieces(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _last(stream: BinaryIO, text: bytes) -> int | None:
-    """The last place of a text in a file, None without one: searched from the end, near which a footer is."""
+    """Return the last position of `text` in a file, or None. The search runs from the end, where the footer is."""
     end, after = stream.seek(0, os.SEEK_END), b""
     while end:
         start = max(end - _TAIL, 0)

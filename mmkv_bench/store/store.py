@@ -1,13 +1,13 @@
-"""The result store: rows of a run on disk, safe against kill -9 at any moment, many writers and readers at once.
+"""The result store: rows of a run on disk, safe against kill -9 at any moment, for many writers and readers at once.
 
-Under the root: `journal/` (samples not yet in a part), `responses/` (one part per published journal), `cells/`, `samples/`
-and `metrics/` (which of their files count: `score_files.py`), `timings/` (one file per pass), `diagnostics/` (one per
-sample and analysis), `store.json` with the schema version, and perhaps `.index/`, a cache (`index.py`). Nothing is made
-before the first write.
+Folders below the root: `journal/` (samples not yet in a part), `responses/` (one part per published journal), `cells/`,
+`samples/` and `metrics/` (which of their files count: `score_files.py`), `timings/` (one file per pass), `diagnostics/` (one
+file per sample and analysis), and perhaps `.index/`, a cache (`tally.py`). `store.json` has the schema version. Nothing is
+created before the first write.
 
-Why no row is lost or counted twice: a sample is durable in a journal before `commit` returns; a journal is removed only
-after its part is durable; a part carries its journal's name, so publishing again after a crash replaces it by the same
-rows; and readers look at the journals first and at the parts after, and keep the newest row per cell and sample.
+Why no row is lost or counted twice: a sample is durable in a journal before `commit` returns. A journal is removed only after
+its part is durable. A part has its journal's name, so publishing again after a crash replaces the part by the same rows.
+Readers read the journals first and the parts afterwards, and keep the newest row per cell and sample.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ from mmkv_bench.store.schema import FAILURES, RESPONSES, SCHEMA_VERSION, SCHEMAS
 
 
 class Store(StoreFolder):
-    """All rows under one folder. Reading and writing may be mixed freely by any number of processes."""
+    """All rows under one folder. Any number of processes may read and write at the same time."""
 
     # Before work
 
     def recover(self) -> int:
-        """Publish the journals of processes that are gone; return how many samples they held.
+        """Publish the journals of processes that have ended. Return the number of their samples.
 
-        Optional housekeeping at the start of a run: unpublished journals are read by everybody anyway. Safe while other
-        processes write, publish or recover.
+        This is optional housekeeping at the start of a run, because readers read unpublished journals anyway. It is safe while
+        other processes write, publish or recover.
         """
         self.check_version()
         samples = 0
@@ -79,16 +79,17 @@ class Store(StoreFolder):
     # Responses
 
     def writer(self, worker: str, publish_every: int = 256) -> Writer:
-        """A context manager with a journal of its own; `worker` names it (letters, digits, '.', '_', '-').
+        """Return a writer, a context manager with its own journal. `worker`: the journal's name (letters, digits, '.', '_',
+        '-').
 
         A part is published every `publish_every` samples and at the end.
         """
         return Writer(self, safe_name("worker", worker), publish_every)
 
     def done(self, cells: Iterable[str], retry: Collection[str] = ()) -> dict[str, set[str]]:
-        """Per cell, the ids of the samples that have a row; rows with a status in `retry` do not count.
+        """Map each cell to the ids of the samples that have a row. Rows with a status in `retry` do not count.
 
-        Raises ConfigError when `retry` names anything but a failure status.
+        Raises ConfigError if `retry` names anything but a failure status.
         """
         for status in retry:
             if status not in FAILURES:
@@ -103,12 +104,12 @@ class Store(StoreFolder):
     def responses(
         self, cells: Iterable[str] | None = None, columns: Iterable[str] | None = None, coded: bool = False
     ) -> pa.Table:
-        """Response rows, one per cell and sample (the newest), sorted by both; all cells and columns unless given. coded:
-        texts as dictionaries."""
+        """Return response rows, the newest per cell and sample, sorted by both. Default: all cells and columns. coded: texts
+        as dictionaries."""
         cells = None if cells is None else set(cells)
         selected = RESPONSES.names if columns is None else known_columns("responses", columns)
         needed = list(dict.fromkeys([*selected, "cell", "sample_id", "committed_at"]))
-        # Journals first: one that is published between the two reads is then seen twice, not never.
+        # Journals first: a journal that is published between the two reads is then read twice, rather than never.
         pending = [row for row in self.pending_rows() if cells is None or row["cell"] in cells]
         rows = self._in_files("responses", cells, needed, coded)
         if pending:
@@ -120,8 +121,8 @@ class Store(StoreFolder):
         return rows.select(selected)
 
     def counts(self, table: str) -> dict[str, int]:
-        """Cell -> how many rows of `responses` or `samples` the files hold: at most what counts, since newer rows stand beside
-        those that they replace. One column of one row group at a time is in memory."""
+        """Count the rows of `responses` or `samples` in files, per cell. Replaced rows are counted too, so this is an upper
+        bound. Only one column of one row group is in memory at a time."""
         self.check_version()
         counts: Counter[str] = Counter()
         if table == "responses":
@@ -134,11 +135,10 @@ class Store(StoreFolder):
     # Cells and scores
 
     def write_cells(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Store cells that are new; a stored cell keeps its first row.
+        """Store new cells. A stored cell keeps its first row.
 
-        Secrets in `config`, `model`, `parameters` and `generation` are redacted. The caller computes the cell's hash from the
-        values before that. Raises StoreError when a stored cell of the same hash differs in a column
-        that the hash covers.
+        Secrets in `config`, `model`, `parameters` and `generation` are redacted; callers compute the cell's hash from the
+        unredacted values. Raises StoreError if a stored cell of the same hash differs in a column that the hash covers.
         """
         stamps = {"schema_version": SCHEMA_VERSION, "created_at": datetime.now(UTC)}
         checked = [check("cells", row, stamps) for row in rows]
@@ -157,10 +157,10 @@ class Store(StoreFolder):
     def cells(
         self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None, coded: bool = False
     ) -> pa.Table:
-        """Cell rows, of all cells and all columns unless given. coded: texts as dictionaries.
+        """Return cell rows. Default: all cells and columns. coded: texts as dictionaries.
 
-        Raises StoreError where a configuration is none that a run writes, or all columns are read and a row is another than
-        was written.
+        Raises StoreError if no run can have written a configuration. If all columns are read, it is also raised for a row that
+        does not match its digest.
         """
         rows = self.load("cells", cells, columns, coded)
         refuse_malformed(rows, self.root)
@@ -169,25 +169,26 @@ class Store(StoreFolder):
         return rows
 
     def forget_scores(self, samples: Mapping[str, Collection[str]]) -> None:
-        """Drop the scores of samples (cell -> ids) whose answers are about to be made again, so that the new ones are
-        scored wherever a run ends before. What the cells' metrics say stands until then."""
+        """Drop the scores of samples (cell to sample ids) whose answers will be generated again, so that the new answers are
+        scored even if the run ends early. The cells' metrics stay until then."""
         scores.forget(self, samples)
 
     def write_scores(
         self, blocks: Iterable[pa.Table], metrics_of: Callable[[pa.Table], pa.Table], beside: Collection[str] = ()
     ) -> None:
-        """Replace the sample and metric rows of cells, of more than memory holds at a time.
+        """Replace the sample and metric rows of cells, which may be more than memory can hold.
 
-        Many cells are written in one file per table (see `score_files.py`). After a crash in between a cell has no metrics, not
-        old ones.
+        Many cells are written in one file per table (see `score_files.py`). After a crash in between a cell has no metrics,
+        rather than old ones.
 
         Args:
-            blocks: `samples` rows without `schema_version`; those of a cell are in one block.
-            metrics_of: makes the `metrics` rows of samples rows: of some metrics all that some cells have, and those of the
-                cells `beside`, which others are compared with.
+            blocks: `samples` rows without `schema_version`. All rows of a cell are in one block.
+            metrics_of: computes the `metrics` rows. It gets all samples rows of some metrics and some cells, and those of the
+                cells `beside`.
+            beside: cells that other cells are compared with.
 
         Raises:
-            StoreError: rows against the schema, or metrics of other cells.
+            StoreError: rows break the schema, or metrics belong to other cells.
         """
         scores.replace_by(self, (scores.checked("samples", rows) for rows in blocks), metrics_of, beside)
 
@@ -198,14 +199,13 @@ class Store(StoreFolder):
         coded: bool = False,
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
-        """Metric values per sample, of all scored cells, all columns and all metrics unless given. coded: texts as
-        dictionaries."""
+        """Return metric values per sample. Default: all scored cells, columns and metrics. coded: texts as dictionaries."""
         return self.load("samples", cells, columns, coded, metrics)
 
     def metrics(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Metrics per cell, of all scored cells and all columns unless given.
+        """Return metrics per cell. Default: all scored cells and all columns.
 
-        Raises StoreError where all columns are read and a row is another than was written.
+        Raises StoreError if all columns are read and a row does not match its digest.
         """
         rows = self.load("metrics", cells, columns)
         if columns is None:
@@ -213,7 +213,7 @@ class Store(StoreFolder):
         return rows
 
     def write_timings(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Store the rows of one pass, instead of an earlier one of the same cell, shape and repeat."""
+        """Store the rows of one pass. They replace an earlier pass of the same cell, shape and repeat."""
         stamps = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
         checked = [check("timings", row, stamps) for row in rows]
         self.prepare()
@@ -221,17 +221,17 @@ class Store(StoreFolder):
             write_whole(file_of_pass(self.root, checked), parts.parquet(to_table("timings", checked)))
 
     def timings(self, cells: Iterable[str] | None = None) -> pa.Table:
-        """Rows of the passes of `scenario=efficiency`, of all cells unless given: the newest of each pass."""
+        """Return the newest rows of each pass of `scenario=efficiency`. Default: all cells."""
         return newest_passes(self._in_files("timings", None if cells is None else set(cells)))
 
     def write_diagnostics(self, rows: pa.Table) -> Path:
-        """Store the measurements of one sample, durable when this returns; return the file.
+        """Store the measurements of one sample. When this returns, they are durable. Return the file.
 
         Args:
-            rows: its columns but those that the store stamps; of several measurements where several were made together.
+            rows: all columns except those written by the store. Measurements made together come in one table.
 
         Raises:
-            StoreError: other columns, a null where none may be, or rows of several samples.
+            StoreError: other columns, a null that is not allowed, or rows of several samples.
         """
         stamps = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
         rows = stamped_diagnostics(rows, stamps)
@@ -242,16 +242,16 @@ class Store(StoreFolder):
         return path
 
     def diagnostics(self, coded: bool = False) -> pa.Table:
-        """Rows of `mmkv-bench diagnose`, of each measurement and sample the newest. coded: texts as dictionaries."""
+        """Return the newest rows of each measurement and sample from `mmkv-bench diagnose`. coded: texts as dictionaries."""
         return committed_last(self._in_files("diagnostics", coded=coded), MEASUREMENT)
 
     def diagnosed(self, measurements: Collection[str]) -> dict[str, set[str]]:
-        """Measurement -> the ids of the samples that have rows of it."""
+        """Map each measurement to the ids of the samples that have rows of it."""
         return samples_of(self._in_files("diagnostics", columns=["measurement", "sample_id"]), measurements)
 
     def prompts(self) -> pa.Table:
-        """The questions: the newest row per prompt, sample and model."""
-        records = [record for path in self.journals() for record in self.records(path)]  # first: see `responses`
+        """Return the newest row per prompt, sample and model of the table `prompts`."""
+        records = [record for path in self.journals() for record in self.records(path)]  # before files, see `responses`
         pending = [record["prompt"] for record in records if record.get("prompt")]
         return parts.newest(pa.concat_tables([self._in_files("prompts"), to_table("prompts", pending)]), PROMPT)
 
@@ -262,5 +262,5 @@ class Store(StoreFolder):
         columns: Sequence[str] | None = None,
         coded: bool = False,
     ) -> pa.Table:
-        """The rows of all files of a table."""
+        """Return the rows of all files of a table."""
         return self.read(table, lambda: self.files(table), columns or SCHEMAS[table].names, cells, coded)

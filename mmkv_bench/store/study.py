@@ -1,9 +1,9 @@
 """Notes of a study beside its rows: its primary endpoint, and the cells that submitted jobs will answer.
 
-The primary endpoint is named before it is looked at; it stands in `store.json` beside the version. A cell's row is written
-by the process that answers it first, which alone knows its device; until then `status` counts the cell from `planned.json`.
-Rows decide what is done: a note of a cell that has a row counts for nothing, and the file may be removed at any time. Its
-first line is the checksum of the rest, so that damage is said and counts nothing.
+The primary endpoint must be named before answers exist. `store.json` holds it beside the version. A cell's row is written by
+the process that first answers it, because only that process knows its device. Until then `status` counts the cell from
+`planned.json`. A note about a cell that has a row is ignored, so the file may be removed at any time. Its first line is the
+checksum of the rest; a damaged file is reported and ignored.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _KEY, _LATE = "primary", "primary_named_after_answers"
 
 @dataclass(frozen=True)
 class PrimaryEndpoint:
-    """One column of one table: all comparisons of methods there are confirmatory, those of other columns exploratory.
+    """One column of one table. Comparisons of methods in this column are confirmatory, those in other columns exploratory.
 
-    late: it was named when the store held answers already.
+    late: it was named when the store already had answers.
     """
 
     dataset: str
@@ -41,15 +41,15 @@ class PrimaryEndpoint:
 
     @classmethod
     def parse(cls, words: str) -> PrimaryEndpoint:
-        """From `<dataset> <metric> <budget> [<protocol>]`.
+        """Parse `<dataset> <metric> <budget> [<protocol>]`.
 
         Raises ConfigError for fewer or more words.
         """
         parts = str(words).split()
         if len(parts) not in (3, 4):
             raise ConfigError(
-                f"primary={words!r} has {len(parts)} words; allowed: <dataset> <metric> <budget> and perhaps <protocol>; write "
-                "for example primary='pages_lookup_large exact_match 64'"
+                f"primary={words!r} has {len(parts)} words; allowed: <dataset> <metric> <budget>, optionally "
+                "followed by <protocol>; write for example primary='pages_lookup_large exact_match 64'"
             )
         dataset, metric, budget, protocol = (*parts, "paper")[:4]
         return cls(dataset, metric, _as_in_tables(budget), protocol)
@@ -59,7 +59,7 @@ class PrimaryEndpoint:
 
 
 def _as_in_tables(budget: str) -> str:
-    """`0.20` and `20%` as `0.2`; what is not a number stays, for a run to refuse."""
+    """Return `0.20` and `20%` as `0.2`. Text that is not a number is returned unchanged; a run refuses it later."""
     try:
         number = Decimal(budget.removesuffix("%"))
     except InvalidOperation:
@@ -68,19 +68,20 @@ def _as_in_tables(budget: str) -> str:
 
 
 def primary_of(root: Path) -> PrimaryEndpoint | None:
-    """The primary endpoint of the store in a folder, if its study names one."""
+    """Return the primary endpoint of the store in a folder, or None if its study names none."""
     try:
         mark = json.loads((root / MARK).read_bytes())
         words = mark.get(_KEY)
     except (OSError, ValueError, AttributeError):
-        return None  # no store, which whoever reads its rows says
+        return None  # no store, which is reported when its rows are read
     return None if words is None else replace(PrimaryEndpoint.parse(words), late=bool(mark.get(_LATE)))
 
 
 def name_primary(root: Path, words: str) -> None:
-    """Write the primary endpoint of a store that was prepared.
+    """Write the primary endpoint into a prepared store.
 
-    Raises StoreError where it names another one already (an endpoint that is chosen again is none), or the disk refuses.
+    Raises StoreError if the store already names another endpoint (a changed endpoint would not be primary), or the disk
+    refuses.
     """
     endpoint = PrimaryEndpoint.parse(words)
     with disk_errors("naming the primary endpoint", root), lock_held(root / MARK):
@@ -89,8 +90,8 @@ def name_primary(root: Path, words: str) -> None:
             return
         if stored is not None:
             raise StoreError(
-                f"{root} was begun with the primary endpoint {stored}, and primary={words!r} is another; leave it out, or use "
-                "another folder (out=<folder>)"
+                f"{root} was begun with the primary endpoint {stored}, but primary={words!r} differs; leave "
+                "primary= out, or use another folder (out=<folder>)"
             )
         mark = json.loads((root / MARK).read_bytes()) | {_KEY: words}
         if any(next((root / folder).glob("*"), None) for folder in ("responses", "journal")):
@@ -103,14 +104,14 @@ log = logging.getLogger(__name__)
 
 
 def note_planned(store: StoreFolder, cells: Mapping[str, tuple[str, int]]) -> None:
-    """Note cells, hash -> (dataset, samples). Raises StoreError where the folder cannot be written."""
+    """Add cells, hash to (dataset, samples), to the list of planned cells. Raises StoreError if the folder cannot be written."""
     store.prepare()
     with store.locked():
         _write_planned(store.root, {**planned_cells(store.root), **cells})
 
 
 def forget_planned(store: StoreFolder, cells: Collection[str]) -> None:
-    """Remove notes of cells. Raises StoreError where the folder cannot be written."""
+    """Remove these cells from the list of planned cells. Raises StoreError if the folder cannot be written."""
     if (store.root / _PLANNED).exists():
         with store.locked():
             _write_planned(
@@ -119,7 +120,7 @@ def forget_planned(store: StoreFolder, cells: Collection[str]) -> None:
 
 
 def planned_cells(root: Path) -> dict[str, tuple[str, int]]:
-    """Cell -> (dataset, samples); none where there is no file, or a damaged one, which is logged."""
+    """Map each planned cell to (dataset, samples). Empty if the file is missing or damaged; damage is logged."""
     file = root / _PLANNED
     try:
         raw = file.read_bytes()
@@ -132,7 +133,7 @@ def planned_cells(root: Path) -> dict[str, tuple[str, int]]:
     except OSError:
         return {}
     except (ValueError, TypeError, AttributeError):
-        log.warning("%s is damaged and counts nothing; the next sweep writes it again, or remove it", file)
+        log.warning("%s is damaged and was ignored; the next sweep writes it again, or remove it", file)
         return {}
 
 

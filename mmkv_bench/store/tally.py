@@ -1,16 +1,16 @@
-"""Answers of a store counted per cell and status, of which samples and when, without reading what was counted before.
+"""Counts of a store's answers per cell and status, with their samples and times, without reading files twice.
 
-A part tells how many answers each of its cells has, and of which samples. Two parts of a cell are added where they share no
-sample; a cell that answered a sample twice (`retry`) is counted from its rows, the newest of each sample.
+A part knows the number of answers of each of its cells, and their samples. The counts of a cell in two parts are added if the
+parts share no sample. If a cell answered a sample twice (`retry`), its rows are counted instead, the newest of each sample.
 
-Scores carry 128 bits of digest of a cell's answers, so that a score of other answers is noticed. For each answer the digest
-of its sample's id is multiplied by that of its status and text; a cell's digest is the sum. So answers may be added part by
-part, in any order, and two answers that change places change it.
+Scores carry a 128-bit digest of a cell's answers, so that scores of other answers are detected. For each answer the digest of
+its sample's id is multiplied by the digest of its status and text. A cell's digest is the sum. So answers may be added part by
+part, in any order, but swapping two answers changes the digest.
 
-What is made of each file is kept in an index, so that only new files are read again. It is a cache: `.index/` may be deleted at
-any time. An entry counts only for the same state of its file (see `file_state`). An index that is damaged, or of another version,
-is made again without a message; where it cannot be written, all files are read each time. It appears whole by a rename, so any
-number of processes may use it.
+The counts of each file are kept in an index, so that only new files are read. The index is a cache: `.index/` may be deleted
+at any time. An entry counts only while its file's state is unchanged (see `file_state`). A damaged index, or one of another
+version, is made again without a message. If it cannot be written, all files are read each time. It is replaced by a rename, so
+any number of processes may use it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _COLUMNS = ("cell", "sample_id", "status", "error", "committed_at", "answer", "c
 _ANSWER = ("sample_id", "status", "answer")
 _ALL = (1 << 64) - 1
 _SHOWN = 100
-"""Characters of a failure's message."""
+"""Maximum number of characters of a failure's message."""
 COUNTS = pa.schema(
     [
         ("cell", pa.string()),
-        ("samples", pa.string()),  # digest of the samples that the cell has in this file
+        ("samples", pa.string()),  # digest of the cell's samples in this file
         ("status", pa.string()),
         ("error", pa.string()),
         ("n", pa.int64()),
@@ -57,17 +57,18 @@ COUNTS = pa.schema(
         ("clusters", pa.int64()),  # sum of the digests of samples with their clusters, modulo 2^64
     ]
 )
-_SETS = pa.field("ids", pa.list_(pa.string()))  # the samples of a digest, in its first row; empty in the others
+_SETS = pa.field("ids", pa.list_(pa.string()))  # the samples of a digest, in the digest's first row; else empty
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Answers of a store.
+    """The counted answers of a store.
 
     Attributes:
-        counts: columns of `COUNTS`; a sample of a cell is counted once.
-        sets: digest in `counts` -> ids of samples; running: cells that a living writer has answered samples of that are in
-            no part yet; writers: how many such writers there are.
+        counts: columns of `COUNTS`. Each sample of a cell is counted once.
+        sets: digest in `counts` to ids of samples.
+        running: cells with answers by living writers that are in no part yet.
+        writers: number of living writers.
     """
 
     counts: pa.Table
@@ -76,26 +77,26 @@ class Tally:
     writers: int
 
     def _sums(self, *columns: str) -> tuple[list[str], list[np.ndarray]]:
-        """The cells, and sums of some columns for each of them."""
+        """Return the cells, and for each column the sums per cell."""
         cells = coded(self.counts["cell"])
         names, codes = cells.dictionary.to_pylist(), codes_of(cells)
         return names, [_sums(numbers_of(self.counts[column]), codes, len(names)) for column in columns]
 
     @property
     def digests(self) -> dict[str, tuple[int, str]]:
-        """Cell -> how many answers it has, and their digest (`digests_of_cells`)."""
+        """Map each cell to the number of its answers and their digest (`digests_of_cells`)."""
         names, (n, low, high) = self._sums("n", "low", "high")
         return {name: (int(n[at]), digest_text(low[at], high[at])) for at, name in enumerate(names)}
 
     @property
     def clusters(self) -> dict[str, int]:
-        """Cell -> sum of `clusters_of` of its answers, modulo 2^64."""
+        """Map each cell to the sum of `clusters_of` of its answers, modulo 2^64."""
         names, (sums,) = self._sums("clusters")
         return dict(zip(names, sums.view(np.uint64).tolist(), strict=True))
 
 
 def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
-    """uint64 [rows]: a digest of each row's sample and cluster; texts, coded or not."""
+    """Return a digest of each row's sample and cluster, uint64 [rows]. Texts may be coded."""
     of_sample, of_cluster = coded(samples), coded(clusters)
     width = len(of_cluster.dictionary) + 1  # one more: no cluster
     codes, place = np.unique(codes_of(of_sample) * width + codes_of(of_cluster) % width, return_inverse=True)
@@ -107,7 +108,7 @@ def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
 
 def tally(store: Store) -> Tally:
     """Count the answers of a store. Raises StoreError for damaged files."""
-    # Journals first: one that is published between the two looks is then left out, since its part has its name.
+    # Journals first: a journal published between the two reads is then left out, because its part has the same name.
     pending, alive = {}, set()
     for path in store.journals():
         if journal.in_use(path):
@@ -138,14 +139,15 @@ def tally(store: Store) -> Tally:
 
 
 def _apart(rows: pa.Table) -> tuple[pa.Table, dict[str, list[str]]]:
-    """The columns of `COUNTS`, and the samples of each digest."""
+    """Split `rows` into the columns of `COUNTS` and a mapping from digest to samples."""
     first = np.flatnonzero(numbers_of(pc.list_value_length(rows["ids"])))
     named = rows.select(["samples", "ids"]).take(column_of(first))
     return rows.drop_columns(["ids"]), dict(zip(*(column.to_pylist() for column in named.columns), strict=True))
 
 
 def counted(rows: pa.Table) -> pa.Table:
-    """Rows of answers (`_COLUMNS`), one per cell and sample, sorted by both, as `COUNTS` and `_SETS`."""
+    """Count answers. rows: columns `_COLUMNS`, one row per cell and sample, sorted by both. Return columns `COUNTS` and
+    `_SETS`."""
     if not rows.num_rows:
         return no_rows(COUNTS.append(_SETS))
     cells, samples, statuses, errors = (coded(rows[name]) for name in _COLUMNS[:4])
@@ -155,7 +157,7 @@ def counted(rows: pa.Table) -> pa.Table:
     starts = np.append(0, np.flatnonzero(np.diff(of_cell)) + 1)
     digests = _digests(names)
     with np.errstate(over="ignore"):
-        sums = np.add.reduceat(digests[of_sample], starts, axis=0)  # of any order of the samples
+        sums = np.add.reduceat(digests[of_sample], starts, axis=0)  # independent of the samples' order
     sets, first_of, set_of = np.unique(sums, axis=0, return_index=True, return_inverse=True)
     lengths = np.diff(np.append(starts, len(of_cell)))
     run = np.repeat(np.arange(len(starts)), lengths)
@@ -191,7 +193,7 @@ def counted(rows: pa.Table) -> pa.Table:
 
 
 def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
-    """int64 [groups]: the sum of each group's values, modulo 2^64."""
+    """Return the sum of each group's values modulo 2^64, int64 [groups]."""
     sums = np.zeros(groups, np.uint64)
     with np.errstate(over="ignore"):
         np.add.at(sums, group, values.view(np.uint64))
@@ -199,12 +201,12 @@ def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _digests(names: list[str]) -> np.ndarray:
-    """uint64 [names, 2]: a digest of each, that sums of tell sets apart."""
+    """Return a digest of each name, uint64 [names, 2]. Sums of digests distinguish sets of names."""
     return np.frombuffer(b"".join(hashlib.sha256(name.encode()).digest()[:16] for name in names), "<u8").reshape(-1, 2)
 
 
 def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
-    """Beginnings of the messages, and the place of each row's, len(heads) where there is none."""
+    """Return the distinct beginnings of messages, and each row's index among them (len(heads) if the row has no message)."""
     texts = [(text or "").strip().partition("\n")[0] for text in errors.dictionary.to_pylist()]
     texts = [text if len(text) <= _SHOWN else text[:_SHOWN] + "..." for text in texts]
     heads = list(dict.fromkeys(texts))
@@ -214,7 +216,7 @@ def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
 
 
 def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[str]]) -> set[str]:
-    """Cells of which two files hold the same sample."""
+    """Return the cells that have the same sample in two files."""
     if not counts.num_rows:
         return set()
     cells, digests = coded(counts["cell"]), coded(counts["samples"])
@@ -233,22 +235,22 @@ def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[st
 
 
 def answer_digests(rows: pa.Table) -> np.ndarray:
-    """uint64 [rows, 2]: each answer's part of its cell's digest. rows: with `_ANSWER`, texts coded or not."""
+    """Return each answer's part of its cell's digest, uint64 [rows, 2]. rows: with columns `_ANSWER`, texts coded or not."""
     sample, status, answer = (coded(rows[name]) for name in _ANSWER)
     of_sample = _odd_digests(sample.dictionary.to_pylist())[codes_of(sample)]
     texts = _odd_digests([f"={text}" for text in answer.dictionary.to_pylist()] + ["-"])[codes_of(answer)]
     statuses = _odd_digests(status.dictionary.to_pylist())[codes_of(status)]
     with np.errstate(over="ignore"):
-        return of_sample * (texts * statuses)  # all are odd, so no product hides one of its factors
+        return of_sample * (texts * statuses)  # odd factors, so no product loses information about a factor
 
 
 def digest_text(low: Any, high: Any) -> str:
-    """A digest's two sums as 32 hex digits."""
+    """Return a digest's two sums as 32 hex digits."""
     return f"{int(high) & _ALL:016x}{int(low) & _ALL:016x}"
 
 
 def digests_of_cells(rows: pa.Table) -> dict[str, str]:
-    """Cell -> the digest of its answers among the rows (column `cell` and `_ANSWER`)."""
+    """Map each cell to the digest of its answers. rows: columns `cell` and `_ANSWER`."""
     if not rows.num_rows:
         return {}
     cells = coded(rows["cell"])
@@ -258,7 +260,7 @@ def digests_of_cells(rows: pa.Table) -> dict[str, str]:
 
 
 def _odd_digests(texts: Sequence[str | None]) -> np.ndarray:
-    """uint64 [texts, 2], odd numbers."""
+    """Return an odd digest of each text, uint64 [texts, 2]."""
     return _digests([text or "" for text in texts]) | np.uint64(1)
 
 
@@ -267,12 +269,12 @@ def _odd_digests(texts: Sequence[str | None]) -> np.ndarray:
 FOLDER = ".index"
 _META, _VERSION = b"mmkv_index", 2
 WORTH = 64
-"""Files of a folder below which nothing is kept, unless they are large."""
+"""Folders with fewer files get no index, unless the files are large."""
 LARGE = 4 << 20
 
 
 class Indexed:
-    """Rows made of the files of a folder: `counts` has the name of each file and how many of `rows` come from it, in order."""
+    """Rows made from the files of a folder. `counts`: file name to number of `rows`, in the order of `rows`."""
 
     def __init__(self, counts: Mapping[str, int], rows: pa.Table) -> None:
         self.counts, self.rows = counts, rows
@@ -282,7 +284,7 @@ class Indexed:
             start += count
 
     def of(self, names: Collection[str]) -> pa.Table:
-        """The rows of some files, in the order of their names. Raises FileNotFoundError for one that is not known."""
+        """Return the rows of some files, sorted by file name. Raises FileNotFoundError for an unknown file."""
         try:
             slices = [self.rows.slice(self._starts[name], self.counts[name]) for name in sorted(names)]
         except KeyError as unknown:
@@ -291,10 +293,10 @@ class Indexed:
 
 
 def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa.Table]) -> Indexed:
-    """Rows of `schema` that `make` gives for each parquet file of a table's folder, as the files are now.
+    """Return the rows of `schema` that `make` returns for each parquet file of a table's folder in its present state.
 
     Raises:
-        StoreError: of `make`; files that keep vanishing.
+        StoreError: raised by `make`, or files keep vanishing.
     """
     index = root / FOLDER / f"{table}.parquet"
     known, old = _opened(index, schema)
@@ -318,7 +320,7 @@ def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa
 
 
 def remembered(store: StoreFolder, table: str, columns: Sequence[str]) -> pa.Table:
-    """Some columns of the rows of `cells`, `samples` or `metrics` that count, texts coded: see `score_files.current_rows`."""
+    """Return some columns of the rows of `cells`, `samples` or `metrics` that count (`score_files.current_rows`), texts coded."""
 
     def read(
         table: str, list_files: Callable[[], list[Path]], columns: Sequence[str], cells: Collection[str] | None
@@ -336,14 +338,17 @@ def remembered(store: StoreFolder, table: str, columns: Sequence[str]) -> pa.Tab
 
 
 def _vanishing(folder: Path) -> StoreError:
-    return StoreError(f"{folder}: files keep changing while they are read; is another program removing them?")
+    return StoreError(
+        f"{folder}: files keep changing while they are read: is another program removing them? Stop "
+        "that program, then read again"
+    )
 
 
 def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed) -> None:
-    """Write the index of those files whose further changes would show."""
+    """Write the index of all files whose further changes would be visible in their state."""
     if len(states) < WORTH and sum(state.size for state in states.values()) < LARGE:
         return
-    # A file system that is mounted read-only may show times that tell nothing (see file_state).
+    # On a read-only file system times may say nothing about changes (see file_state).
     with suppress(OSError):
         if os.statvfs(root).f_flag & os.ST_RDONLY:
             return
@@ -353,7 +358,7 @@ def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed
 
 
 def _opened(index: Path, schema: pa.Schema) -> tuple[dict[str, State], Indexed]:
-    """Read an index; empty where it cannot be used."""
+    """Read an index. Return an empty one if the file cannot be used."""
     try:
         with opened(index) as (file, _):
             rows = file.read()

@@ -1,16 +1,16 @@
-"""Optional trackers that show a run while it goes on. A tracker is a viewer: the record is the result store alone.
+"""Optional trackers, which show a run while it works. A tracker only displays: results are recorded in the result store alone.
 
-`logger=none` does nothing. `logger=wandb` writes an offline run under `<root>/wandb` (show it later with `wandb sync`);
-`mode=online` checks first that the server answers and that a key is configured.
+`logger=none` does nothing. `logger=wandb` writes an offline run under `<root>/wandb` (show it later with `wandb sync`).
+`mode=online` first checks that the server answers and that a key is configured.
 
-Nobody waits for a tracker: wandb lives in a process of its own, because it retries for minutes what it cannot send and keeps a
-process that imported it from ending. A thread hands that process the numbers through a pipe. The end of a run waits
-`PATIENCE_S` for it, and then it is killed. Where the run itself is killed, the pipe ends, and the process closes what it shows
-as failed.
+A run never waits for a tracker. wandb runs in a separate process, because it retries failed uploads for minutes and keeps a
+process that imported it from ending. A thread sends the numbers to that process through a pipe. At its end the run waits
+`PATIENCE_S` for the process, then kills it. If the run itself is killed, the pipe ends and the process marks its runs as
+failed.
 
-Runs of one result folder are one group. A live run's id is the group, its shard and how many attempts came before, so that
-a job that is queued again makes no second run of the same id (an offline run cannot be resumed) and the attempts of one job
-stand beside each other. The summary of a folder is one run, made of rows (`show_summary`).
+Runs of one result folder form one group. A live run's id is the group, its shard and the number of earlier attempts. So a job
+that is queued again makes no second run with the same id (an offline run cannot be resumed), and all attempts of one job are
+listed together. The summary of a folder is one run made from rows (`show_summary`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from mmkv_bench.store.rows import redact
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 15.0
-"""Seconds that the end of a run waits for wandb in all: a job that is preempted has no more than some tens."""
+"""Total seconds that the end of a run waits for wandb. A preempted job has only some tens of seconds."""
 _OFFLINE = "Use logger.mode=offline and run `wandb sync <folder>` later from a machine with network."
 _SETTINGS = {
     "silent": True,
@@ -59,30 +59,30 @@ _SETTINGS = {
 
 
 class Tracker:
-    """A viewer of one run."""
+    """A display of one run."""
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Open the run with the resolved configuration (secrets are redacted)."""
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Show one step of numbers, normally `RunningMeans.add` of a sample's values."""
+        """Show one step of numbers, usually the result of `RunningMeans.add` for one sample."""
 
     def finish(self, failed: bool = False) -> None:
         """Close the run."""
 
 
 class NoTracker(Tracker):
-    """Tracks nothing."""
+    """A tracker that does nothing."""
 
 
 class RunningMeans:
-    """Means over all samples so far, per name."""
+    """Means per name over all samples so far."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[float, int]] = {}
 
     def add(self, values: Mapping[str, float | None]) -> dict[str, float]:
-        """Add one sample's values (None: not measured, skipped) and return the mean of every name so far."""
+        """Add one sample's values (None is skipped) and return the mean of every name so far."""
         for name, value in values.items():
             if value is not None:
                 total, count = self._sums.get(name, (0.0, 0))
@@ -91,18 +91,18 @@ class RunningMeans:
 
 
 def tracker(config: Mapping[str, Any], root: Path | str) -> Tracker:
-    """The tracker of a configuration: `name` (none | wandb), and for wandb the keywords of `WandbTracker`.
+    """Return the tracker of a configuration: `name` (none | wandb), and for wandb the keywords of `WandbTracker`.
 
     Raises:
-        ConfigError: wandb is not installed, or mode=online cannot work; before any work.
+        ConfigError: wandb is not installed, or mode=online cannot work. Raised before any work.
     """
     keywords = dict(config)
     return NoTracker() if keywords.pop("name", "none") == "none" else WandbTracker(Path(root), **keywords)
 
 
 class WandbTracker(Tracker):
-    """Writes Weights & Biases runs. A wandb that fails is warned about once and ends tracking only; a slow one holds nobody
-    up."""
+    """A tracker that writes Weights & Biases runs. If wandb fails, one warning is logged and tracking ends. A slow wandb
+    delays nobody."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class WandbTracker(Tracker):
         try:
             self.open(attempt(self.folder, f"{self.group}-{self._shard}"), "live", config, self._name)
         except OSError as problem:
-            log.warning("wandb cannot start (%s); nothing is tracked, the results go into the store", problem)
+            log.warning("wandb cannot start (%s); nothing is tracked, but the results go into the store", problem)
 
     def log(self, values: Mapping[str, float]) -> None:
         self.send({"log": dict(values)})
@@ -139,9 +139,10 @@ class WandbTracker(Tracker):
         self.end(failed)
 
     def open(self, name: str, kind: str, config: Mapping[str, Any], shown: str | None = None) -> None:
-        """Begin a run of this id; the one before it has been closed.
+        """Open a run with this id. The previous run must be closed.
 
-        kind: wandb's job type; shown: its name, None for the id.
+        kind: wandb's job type.
+        shown: the run's name; None uses the id.
         """
         if self._process is None:
             self._process = subprocess.Popen(
@@ -149,7 +150,7 @@ class WandbTracker(Tracker):
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for the run, which tells it of its end
+                start_new_session=True,  # Ctrl-C reaches only the run, which ends this process itself
             )
             self._messages = SimpleQueue()
             threading.Thread(target=_feed, args=(self._process.stdin, self._messages), daemon=True).start()
@@ -157,12 +158,12 @@ class WandbTracker(Tracker):
         self.send({"open": settings, "config": redact(config)})
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Hand over a message; nobody waits for it."""
+        """Send a message without waiting for it to be processed."""
         if self._process is not None:
             self._messages.put(message)
 
     def end(self, failed: bool = False) -> bool:
-        """End the open run, and wandb; warn of what went wrong, and return True where nothing did."""
+        """End the open run and wandb. Warn of faults. Return True if there was none."""
         process = self._process
         if process is None:
             return False
@@ -171,22 +172,24 @@ class WandbTracker(Tracker):
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(self.patience_s)
-        with contextlib.suppress(ProcessLookupError):  # and what wandb started
+        with contextlib.suppress(ProcessLookupError):  # and the processes that wandb started
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         fault = process.stdout.read() if process.stdout is not None else ""
         self._process = None
         if code is None:
             log.warning(
-                "wandb was too slow and was ended. The store has all results; the same command writes a summary"
+                "wandb was too slow and was stopped. The store has all results; the same command writes a summary"
             )
         elif code or fault:
-            log.warning("wandb failed (%s); tracking stopped there, the store has all results", fault or f"code {code}")
+            log.warning(
+                "wandb failed (%s); tracking has stopped, but the store has all results", fault or f"code {code}"
+            )
         return code == 0 and not fault
 
 
 def _feed(stream: IO[str], messages: SimpleQueue[Mapping[str, Any] | None]) -> None:
-    """Write messages into a pipe, a line each, until None; a reader that is gone has its reason."""
+    """Write each message as a line into a pipe, until None. Errors are ignored: the reader reports why it ended."""
     with contextlib.suppress(OSError), stream:
         for message in iter(messages.get, None):
             stream.write(json.dumps(message, default=str) + "\n")
@@ -194,7 +197,7 @@ def _feed(stream: IO[str], messages: SimpleQueue[Mapping[str, Any] | None]) -> N
 
 
 def group_of(root: Path) -> str:
-    """The group of a result folder's runs: its name, and a digest of where it is."""
+    """Return the group of a result folder's runs: the folder's name and a digest of its path."""
     place = root.absolute()
     return f"{_plain(place.name)[:40]}-{checksum(str(place).encode())[:6]}"
 
@@ -204,7 +207,7 @@ def _plain(name: str) -> str:
 
 
 def attempt(folder: Path, name: str) -> str:
-    """`name` with the first number that no run of this folder has taken; any number of processes may ask at once."""
+    """Return `name` with the lowest number that no run of this folder has used. Safe for any number of processes."""
     taken = folder / ".attempts"
     taken.mkdir(parents=True, exist_ok=True)
     number = 1
@@ -221,7 +224,7 @@ MEASURED = (
     *("score", "low", "high", "difference", "answers", "failures", "ttft_s", "tpot_s", "peak_bytes"),
     *("group_prefill_s", "group_decode_s", "group_peak_bytes"),
 )
-"""Keys of a cell's row that are numbers it came to; all others say what it is."""
+"""Keys of a cell's row that are results. All other keys describe the cell."""
 
 
 def show_summary(
@@ -233,15 +236,17 @@ def show_summary(
 ) -> bool:
     """Show the results of all rows of a folder in one run.
 
-    It is written once: where the same was shown before nothing is done, and other numbers replace it under the same id.
+    If the same results were shown before, nothing is done. Other results replace them under the same id.
 
     Args:
-        config: as for `tracker`; root: the folder; about: the run's configuration; cells: a row per cell and metric, keys that
-            are the same in each; each: one more run for each row, with its description as configuration and its
-            numbers as summary.
+        config: as for `tracker`.
+        root: the result folder.
+        about: the run's configuration.
+        cells: a row per cell and metric, all with the same keys.
+        each: also write one run per row, with its description as configuration and its results as summary.
 
     Returns:
-        Whether it was written now.
+        Whether a summary was written now.
 
     Raises:
         ConfigError: as `tracker`.
@@ -276,14 +281,14 @@ def show_summary(
                 mark.write_text(digest)
             return written
     except OSError as problem:
-        log.warning("wandb's summary cannot be written (%s); the results are all in the store", problem)
+        log.warning("wandb's summary cannot be written (%s), but all results are in the store", problem)
         return False
 
 
 def check_online(timeout_s: float = 3.0) -> None:
-    """Raises ConfigError, after at most about `timeout_s`, when the server does not answer or no API key is configured.
+    """Raise ConfigError, after about `timeout_s` at most, if the server does not answer or no API key is configured.
 
-    The server is WANDB_BASE_URL or api.wandb.ai. Behind a proxy only that could tell, so only the key is checked.
+    The server is WANDB_BASE_URL or api.wandb.ai. Behind a proxy only the key is checked.
     """
     import requests
 
@@ -296,10 +301,10 @@ def check_online(timeout_s: float = 3.0) -> None:
         )
     if requests.utils.get_environ_proxies(url.geturl()):
         return
-    try:  # any answer will do; a server that accepts connections and stays silent makes wandb hang just as well
+    try:  # any answer counts; a server that accepts connections but stays silent would make wandb hang
         requests.head(url.geturl(), timeout=timeout_s)
     except requests.exceptions.SSLError:
-        pass  # certificates wandb checks by rules of its own
+        pass  # wandb checks certificates by other rules
     except requests.RequestException as problem:
         why = type(problem).__name__
         raise ConfigError(f"logger.mode=online but {url.hostname} cannot be reached ({why}). {_OFFLINE}") from None
@@ -318,7 +323,7 @@ def _has_key(netloc: str) -> bool:
 
 
 def _show(messages: Iterable[dict[str, Any]], folder: Path) -> None:
-    """Do messages with wandb; a run that is open at their end failed."""
+    """Apply messages to wandb. A run that is still open after the last message is marked as failed."""
     import wandb
 
     run: Any = None
@@ -348,19 +353,19 @@ def _show(messages: Iterable[dict[str, Any]], folder: Path) -> None:
 
 
 def main(folder: str, patience_s: str) -> None:
-    """Do the messages that come through stdin until it is closed; print what went wrong.
+    """Apply the messages from stdin until it is closed, then print what went wrong.
 
-    It cannot hold up the run that started it: it ignores the signals that stop jobs, since the run tells it of its end, and some
-    seconds after stdin was closed it ends whatever wandb is still doing. It leaves by `os._exit`: wandb would wait for its own
-    process at a normal end.
+    This process cannot delay the run that started it. It ignores the signals that stop jobs, because the run itself ends it.
+    Some seconds after stdin was closed it kills whatever wandb is still doing. It exits by `os._exit`, because at a normal
+    exit wandb would wait for its own process.
     """
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    # wandb takes these three folders from the environment only; a user's own choice stands.
+    # wandb takes these three folders only from the environment. A user's own values are kept.
     for variable, name in (("DATA", ".data"), ("CACHE", ".cache"), ("CONFIG", ".config")):
         os.environ.setdefault(f"WANDB_{variable}_DIR", str(Path(folder) / name))
     stdin, stdout, null = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1):  # not inherited: what wandb starts would keep the pipes open
+    for stream in (0, 1):  # not inherited, because processes started by wandb would keep the pipes open
         os.dup2(null, stream)
     messages: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
 
@@ -379,7 +384,7 @@ def main(folder: str, patience_s: str) -> None:
         import wandb
 
         wandb.teardown()
-    except BaseException as problem:  # noqa: BLE001 - whatever wandb raises; a viewer's failure is told and no more
+    except BaseException as problem:  # noqa: BLE001 - whatever wandb raises; a tracker's failure is only reported
         os.write(stdout, f"{type(problem).__name__}: {problem}".replace("\n", " ")[:500].encode())
         code = 1
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Checks that stored scores belong to the stored answers, and metrics to the stored scores."""
+"""Checks that the stored scores belong to the stored answers, and the stored metrics to the stored scores."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ if TYPE_CHECKING:
 
     from mmkv_bench.store.store import Store
 
-AT_ONCE = 1 << 18  # scores that are summed at a time
-CLOSE = 1e-9  # of sums that were made in another order
+AT_ONCE = 1 << 18  # scores summed at a time
+CLOSE = 1e-9  # relative difference of sums that were added in another order
 SUMMED = ("cell", "sample_id", "metric", "status", "value", "parts")
-"""Columns of scores that are read to sum them, and to tell which answers they are of."""
+"""Columns of scores that are read to sum the scores, and to tell which answers the scores belong to."""
 _METRICS = ("cell", "metric", "n", "n_ok", "value", "value_failures_zero", "answers_digest")
 
 
 def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
-    """Scores without those of cells that count as not scored, which tables say of their answers: these were made again since, or
-    the cell's metrics were made of more scores, or there are none.
+    """Return the scores without the scores of stale cells, whose answers then count as not scored.
 
-    samples, metrics: of the same cells; samples: coded, of some metrics or of all.
+    A cell is stale if its answers were made again after scoring, if its metrics were computed from another number of scores, or
+    if it has scores without metrics.
+
+    Args:
+        samples: scores, dictionary-encoded, of some metrics or of all.
+        metrics: rows of metrics of the same cells.
 
     Raises:
-        StoreError: scores of answers that the store does not hold, metrics of other scores than it holds.
+        StoreError: the store has scores without their answers, or metrics that contradict its scores.
     """
     import pyarrow as pa
 
@@ -43,8 +47,8 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
     lost = {row["cell"]: count for row in rows if (count := row["n"] - digests.get(row["cell"], (0, ""))[0]) > 0}
     if lost:
         raise StoreError(
-            f"{store.root} holds scores of {sum(lost.values())} answers in {len(lost)} cells (first {min(lost)[:8]}) without the "
-            "answers: restore its folder responses/, or run the same command again, which makes and scores them anew"
+            f"{store.root} has scores of {sum(lost.values())} answers in {len(lost)} cells (first {min(lost)[:8]}), but not the "
+            "answers; restore the folder responses/, or run the same command again, which makes and scores these answers anew"
         )
     sums = sums_of(samples)
     scored = {cell for cell, _ in sums}
@@ -63,7 +67,7 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
             raise StoreError(
                 f"{store.root}: {row['metric']} of cell {row['cell'][:8]} is {wrong}: samples or metrics were changed after "
                 "scoring; restore both folders from a copy, or move both away and run the same command with stage=score, which "
-                "computes them again from the answers"
+                "computes both again from the answers"
             )
     if not stale:
         return samples
@@ -72,8 +76,10 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
 
 @dataclass
 class Sum:
-    """Counts of a cell's scores of a metric, of the ok and known ones, and the sums of their values (capped, and as they are),
-    parts and clusters (None where these are not read)."""
+    """Sums over a cell's scores of one metric.
+
+    n: scores. ok: scores with status ok and a value. value, uncapped: sums of the capped and of the unchanged values. clusters:
+    sum of hashes of samples and clusters. parts: sums of the parts. The last two are None if they were not read."""
 
     n: int = 0
     ok: int = 0
@@ -83,12 +89,12 @@ class Sum:
     parts: np.ndarray | None = None
 
     def contradicts(self, row: Mapping[str, Any], clusters: int | None = None) -> str:
-        """The contradiction between a row of metrics and its scores, or between their clusters and those of the answers
-        (`Tally.clusters`); empty where neither does."""
+        """Return the contradiction between a row of metrics and these scores, or between the clusters of scores and answers
+        (`clusters`, from `Tally.clusters`); "" if there is none."""
         if self.ok != row["n_ok"]:
             return f"of {row['n_ok']} samples in metrics/ and of {self.ok} in samples/"
         if clusters is not None and self.clusters is not None and self.clusters != clusters:
-            return "of samples in samples/ whose clusters are others than their answers have"
+            return "of samples in samples/ whose clusters differ from those of their answers"
         stated = row["value"] if row["value"] is not None else row["value_failures_zero"]
         pooled = aggregate_of(row["metric"])
         made = (
@@ -101,16 +107,16 @@ class Sum:
         if stated is None or made is None or _close(made, stated):
             return ""
         if row["metric"] in CAPS and _close(self.uncapped / self.n, stated):
-            return ""  # metrics that were written before there were caps
+            return ""  # metrics that were written before caps existed
         return f"{stated:.6g} in metrics/ and {made:.6g} by the scores in samples/"
 
 
 Sums = dict[tuple[str, str], Sum]
-"""(cell, metric) -> its sum, of those that have any score."""
+"""(cell, metric) -> its sum; only for cells with scores of the metric."""
 
 
 def sums_of(samples: pa.Table) -> Sums:
-    """The sums of scores, block by block."""
+    """Sum the scores of each cell and metric, block by block."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -150,8 +156,8 @@ def sums_of(samples: pa.Table) -> Sums:
 
 
 def cells_beside(sums: Sums, metrics: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Cells that have as many scores of some metric as no row of metrics says. Metrics that nothing was read of are not
-    looked at."""
+    """Return the cells that have another number of scores of some metric than their row of metrics states. Metrics without any
+    score in `sums` are not compared."""
     read = {metric for _, metric in sums}
     stated = {(row["cell"], row["metric"]): row["n"] for row in metrics if row["metric"] in read}
     return {key[0] for key in {*sums, *stated} if (sums[key].n if key in sums else 0) != stated.get(key, 0)}

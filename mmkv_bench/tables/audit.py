@@ -1,4 +1,4 @@
-"""Facts about a table cell beside its score, counted from its answers: excess entries, fallbacks, untested answers."""
+"""Facts about a table cell besides its score, counted from its answers: excess entries, fallbacks, untested answers."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 _COUNTED = ("entries_asked", "entries_resident", "tokens_from_compressed", "n_tokens", "question_text_before_cut")
 _STORAGE = ("entries_reachable", "bytes_device", "bytes_host", "bytes_metadata", "bytes_full")
 COLUMNS = (*_COUNTED, *_STORAGE, "budget_entries", "context_tokens", "bytes_held", "bytes_state")
-"""Columns of the responses that an audit is counted from, beside status, fallbacks and ends."""
+"""Columns of the responses that an audit is counted from, besides status, fallbacks and finish reasons."""
 CHOSEN = "chosen"
 FREE_COLUMNS = ("cell", "sample_id", "status", "token_ids", "finish_reason")
-"""Columns of the responses of `full` that the free share is counted from."""
+"""Columns of the responses of `full` from which the free share is counted."""
 MOSTLY = 0.5
-"""From this share on a task is mostly free."""
-_PACKED = 0.9  # full-width entries take at least their share of the full cache's bytes, ragged heads' padding more
+"""From this free share on, a task is mostly free."""
+_PACKED = 0.9  # fewer bytes than this part of the entries' share of the full cache: packed; padding of ragged heads adds bytes
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Counts over the ok responses of one table cell (all its seeds together).
+    """Counts over the ok responses of one table cell, all its seeds together.
 
-    over: responses with more resident entries than asked; excess_mean, excess_worst: resident / asked - 1 among those.
+    over: responses with more resident entries than asked for; excess_mean, excess_worst: resident / asked - 1 of these.
     fallbacks: reason -> responses. from_prefill: answers whose every token but the end token came from the full
-    prefill (protocol paper, one-token answers): compression could not change them.
-    text_before_cut: responses whose compressed context held question text (protocol query_agnostic).
+    prefill (protocol paper, one-token answers): compression could not change these answers.
+    text_before_cut: responses whose compressed context contained question text (protocol query_agnostic).
     packed: responses whose entries are stored in fewer bits than the model's; retrievable: responses that can read more
-    entries than are resident. Their cells are not told by entries alone: device and host are the mean bytes there, with
-    metadata, over those of the full cache, and reach is the mean of reachable over resident entries. held: the mean of all
-    bytes that are held, reserved slots and buffers included, over the same; None where a row is older than that column.
-    chosen: answers to samples that were asked for by id (`chosen_apart`). of_all: mean share of all state that stays, windows and
-    recurrent states counted; 0 where every layer is compressed.
+    entries than are resident. The number of entries does not describe such cells, so bytes do: device and host are the mean
+    bytes stored there, with metadata, over the bytes of the full cache. reach is the mean of reachable over resident entries.
+    held: mean of all bytes held, with reserved slots and buffers, over the same bytes; None if a row is older than that column.
+    chosen: answers to samples that were requested by id (`chosen_apart`). of_all: mean share of the whole state that stays, with
+    windows and recurrent states; 0 if every layer is compressed.
     """
 
     n: int = 0
@@ -69,7 +69,7 @@ class Audit:
 
     @property
     def comparable(self) -> bool:
-        """True if the cells may be compared by entries: within the budget, and of samples that nobody chose."""
+        """True if the cells may be compared by entries: within the budget, and without samples that were requested by id."""
         return self.entries_only and not self.over and not self.chosen
 
 
@@ -79,7 +79,7 @@ _SUMS = ("n", *_FLAGS, "known", "device", "host", "reach", "held", "of_all")
 
 @dataclass
 class _Counts:
-    """Sums of `_SUMS` over the ok answers of a cell that have a metric, the excesses of those over the budget, and fallbacks."""
+    """Sums of `_SUMS` over a cell's ok answers with a metric, the excess of answers over the budget, and the fallbacks."""
 
     sums: np.ndarray
     excess: np.ndarray
@@ -87,10 +87,11 @@ class _Counts:
 
 
 class Audits:
-    """Audits of the cells of a sheet, summed over blocks of answers, of which little is in memory at a time.
+    """Audits of the cells of a sheet, summed over blocks of answers, so that few answers are in memory at a time.
 
     Args:
-        blocks: frames of responses; each cell is in one of them.
+        blocks: frames of responses; all answers of a cell are in one frame.
+        sheet: the scores of these cells.
     """
 
     def __init__(self, blocks: Iterable[pd.DataFrame], sheet: Sheet) -> None:
@@ -104,11 +105,11 @@ class Audits:
                 self._add(block, sheet)
 
     def unscored(self, cell: int) -> int:
-        """Answers of a cell without any score: not every sample has every metric (those of a mix are for one kind)."""
+        """Count a cell's answers without any score. In a mix of kinds, each metric is for samples of one kind."""
         return int(self._unscored[cell])
 
     def audit(self, cells: Sequence[int], metric: str) -> Audit:
-        """The audit of the answers behind a metric's scores of cells that differ by seed; failed answers are left out."""
+        """Audit the answers behind a metric's scores, over cells that differ only by seed; failed answers are left out."""
         counts = [self._counts[cell, metric] for cell in cells if (cell, metric) in self._counts]
         sums = dict(zip(_SUMS, np.sum([each.sums for each in counts], axis=0), strict=True)) if counts else {}
         if not sums or not sums["n"]:
@@ -159,7 +160,7 @@ class Audits:
 
 
 def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(`_SUMS` of each answer float64 [rows, sums], its excess); comparisons with null and without a budget are false."""
+    """Return (`_SUMS` of each answer float64 [rows, sums], its excess). Comparisons with null, or without a budget, are false."""
     absent = np.full(len(order), np.nan)
     column = {name: numbers(block[name])[order] if name in block else absent for name in COLUMNS}
     resident, asked = column["entries_resident"], column["entries_asked"]
@@ -169,7 +170,7 @@ def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarr
     stored = column["bytes_device"] + np.nan_to_num(column["bytes_host"])
     with np.errstate(divide="ignore", invalid="ignore"):
         excess = resident / asked - 1
-        # Entries of the full cache: what was asked is the budget, or the whole prompt, of every head; without a budget
+        # Entries of the full cache: `asked` is the budget, or the whole prompt, times the number of heads. Without a budget
         # nothing is evicted.
         full_entries = np.where(np.isnan(asked), resident, asked * tokens / np.fmin(column["budget_entries"], tokens))
         known, retrievable = full > 0, column["entries_reachable"] > resident
@@ -192,7 +193,7 @@ def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """(names of the fallbacks, which of them, in which row) in that order of rows, without a Python object for each row."""
+    """Return (names of the fallbacks, number of each fallback's name, its row) in `order`, without a Python object per row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -203,14 +204,15 @@ def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.nd
 
 
 def free_share(answers: pd.DataFrame, name: str) -> float | None:
-    """Mean over the answers of the share of their tokens that come from the full prefill; None where there are none.
+    """Return the mean share of an answer's tokens that come from the full prefill; None if there are none.
 
-    The end token is left out, and so is the closing mark that all answers end with, where they differ at all: what
-    stands in every answer tests nothing. An answer of which nothing is left is wholly free.
+    The end token is left out. So are the closing tokens that all answers share, if the answers differ: text that is in
+    every answer tests nothing. An answer with no tokens left counts as wholly free.
 
     Args:
-        answers: `responses` rows of one cell of `full`, with `FREE_COLUMNS`: what is right, or nearest to it, and the same
-            whichever methods a table holds. name: the protocol's.
+        answers: `responses` rows of one cell of `full`, with `FREE_COLUMNS`. Answers of `full` are right or nearly right, and do
+            not depend on the methods of a table.
+        name: name of the protocol.
     """
     free = protocol(name).from_prefill
     answers = answers[answers["status"] == "ok"]
@@ -223,7 +225,7 @@ def free_share(answers: pd.DataFrame, name: str) -> float | None:
 
 
 def _closing(texts: Sequence[list[int]]) -> int:
-    """Length of the longest ending that all texts have; 0 where they are all the same."""
+    """Return the length of the longest ending that all texts share; 0 if all texts are equal."""
     shortest, same = min(map(len, texts)), 0
     while same < shortest and len({text[-same - 1] for text in texts}) == 1:
         same += 1
@@ -231,10 +233,11 @@ def _closing(texts: Sequence[list[int]]) -> int:
 
 
 def chosen_apart(store: Store, answers: pa.Table) -> np.ndarray | None:
-    """Mask of answers to samples that were chosen by id and that no limit of their cell would have reached; None without any.
+    """Mask the answers to samples that were requested by id and that no limit of their cell would have reached; None without any.
 
     Args:
-        answers: of `Store.responses`, with `cell` and `chosen`.
+        store: the store of the answers.
+        answers: table of `Store.responses`, with `cell` and `chosen`.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -246,7 +249,7 @@ def chosen_apart(store: Store, answers: pa.Table) -> np.ndarray | None:
     names = pa.array(cells, pa.string())
     rows = np.flatnonzero(pc.is_in(answers["cell"].cast("string"), value_set=names).to_numpy())
     again = store.responses(cells, ("cell", "sample_id", "doc_id"))
-    if again.num_rows != len(rows):  # somebody is writing: it is known that they were chosen, not where they lie
+    if again.num_rows != len(rows):  # somebody is writing, so positions are unknown
         return chosen
     place, by_id = again["doc_id"].to_numpy(), chosen[rows]
     cell = pc.index_in(again["cell"], value_set=names).to_numpy()

@@ -1,4 +1,4 @@
-"""Rows -> tables: cells grouped by context, metric and kind of budget; seeds joined; pairs compared."""
+"""Tables from rows: cells are grouped by context, metric and kind of budget; seeds are joined; pairs are compared."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RANDOM = (
-    "These rows are answers of random weights (model.weights=random): they tell time, memory and what was kept (columns of "
-    "the responses, docs/rows.md; `--metric bytes` and others make tables of these), never accuracy, and no table of scores is "
-    "made of them. Run a model with trained weights for one."
+    "These answers come from random weights (model.weights=random), so they have no table of scores; their times, memory and "
+    "kept entries are columns of the responses (docs/rows.md), and `--metric bytes` and others make tables of these; for "
+    "scores, run a model with trained weights."
 )
 
 
@@ -37,15 +37,19 @@ def build(
     readings: Sequence[str] | None = None,
     metrics: Sequence[str] | None = None,
 ) -> list[ScoreTable]:
-    """All tables of the rows, ordered by context; the filters name what to keep (None = everything, but of the metrics not
-    those of fidelity, which every run has and `score_text.fidelity_tables` prints together).
+    """Return all tables of the rows, ordered by context.
 
-    Raises ConfigError when a filter names what the rows do not hold, StoreError when rows contradict each other.
+    The filters name what to keep; None keeps everything. Metrics of fidelity are kept only by name: every run has them, and
+    `score_text.fidelity_tables` prints them together.
+
+    Raises:
+        ConfigError: there are no scores of trained weights, or a filter names something that the rows do not have.
+        StoreError: rows contradict each other.
     """
     import pandas as pd
 
     if rows.samples.empty:
-        raise ConfigError("There are no scored rows to make a table of: run the same command again with stage=score.")
+        raise ConfigError("No row is scored, so there is no table; run the same command again with stage=score.")
     check(rows.cells, rows.samples)
     trained = rows.cells[rows.cells["weights"] != "random"] if "weights" in rows.cells else rows.cells
     if trained.empty:
@@ -67,7 +71,7 @@ _METRICS = ("cell", "metric", "lmms_eval", "judge", "judge_prompts", "judge_temp
 
 
 class _Parts:
-    """Material of all tables, coded once: scores, audits, and the judges and lmms-eval's aggregates of the `metrics` rows."""
+    """Data that all tables share, read once: scores, audits, judges, and lmms-eval's aggregates from the `metrics` rows."""
 
     def __init__(self, rows: Rows):
         import pandas as pd
@@ -88,7 +92,7 @@ class _Parts:
                 self.judges[key] = _judge(row)
 
     def unread(self, cell: int) -> int:
-        """Answers of a cell in which no choice can be read."""
+        """Count a cell's answers from which no choice can be parsed."""
         return int(np.nansum(self.sheet.value[self.sheet.rows(cell, PARSE_FAILED)]))
 
 
@@ -116,10 +120,10 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
     }
     if len(common):
         for key, score in scores.items():
-            same_samples = score.n_ok == score.n == len(common)  # then the headline is of no other samples
+            same_samples = score.n_ok == score.n == len(common)  # then the headline is over these already
             shared = entries[key].value if same_samples else aggregate(score.among(common), aggregate_of(metric))
             entries[key] = replace(entries[key], common=shared)
-    begun = {label for label, _ in (*entries, *waiting)}  # cells are stored before their first answer is
+    begun = {label for label, _ in (*entries, *waiting)}  # a cell is stored before its first answer
     methods = tuple(method for method in sweep.methods if method.label in begun)
     budgets = tuple(sorted({budget for _, budget in entries if budget}, key=Decimal))
     table = ScoreTable(sweep.context, metric, sweep.axis, budgets, methods, entries, waiting)
@@ -135,7 +139,7 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
 
 
 def _free(sweep: Sweep, table: ScoreTable, answers: pd.DataFrame | None) -> float | None:
-    """The share of the answers that no method can change; None without answers of `full` to count it from."""
+    """Return the share of the answers that no method can change; None without answers of `full`."""
     full = next((method.label for method in table.methods if method.base == BASELINE), None)
     entry = None if full is None else table.entries.get((full, ""))
     if entry is None or answers is None:
@@ -145,7 +149,7 @@ def _free(sweep: Sweep, table: ScoreTable, answers: pd.DataFrame | None) -> floa
 
 
 def _gate(sweep: Sweep, table: ScoreTable) -> str | None:
-    """The sentence on the full-cache gate; None where neither the model's file nor the run expects anything."""
+    """Return the sentence about the full-cache gate; None if neither the model's file nor the run states an expected score."""
     if sweep.config is None:
         return None
     entry = table.entries.get((BASELINE, ""))
@@ -180,7 +184,7 @@ def _entry(group: SeedGroup, scores: Scores, numbers: Mapping[str, Any], metric:
 
 
 def _judge(row: Mapping[str, Any]) -> str:
-    """A judge, with all that makes its scores comparable."""
+    """Describe a judge with everything that makes its scores comparable."""
     prompts = "unknown" if missing(row["judge_prompts"]) else row["judge_prompts"][:8]
     temperature = (
         "several temperatures" if missing(row["judge_temperature"]) else f"temperature {row['judge_temperature']:g}"

@@ -1,7 +1,7 @@
-"""Cells compared in pairs: the columns of a table, every pair of its lines, a part of a table, and cells against `full`.
+"""Comparisons of cells in pairs: columns of a table, every pair of its lines, a part of a table, and cells against `full`.
 
-Whoever picks two methods out of ten has still looked at ten. Of a part of a table, bold, ranks and the verdict that counts
-stay those of the whole table; the correction over the part alone stands beside them, to be seen and not to be quoted.
+Whoever picks two methods out of ten has still looked at ten. In a part of a table, bold, ranks and the verdict that counts
+are still those of the whole table. The correction over the part alone is printed beside them, for information only.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class Difference:
-    """Score of a cell minus that of another over their `n` common samples; None without any. low, high: 95 % interval, None
-    where none is given."""
+    """Score of a cell minus score of another cell over their `n` common samples; None without common samples.
+
+    low, high: ends of the 95 % interval, or None."""
 
     n: int
     value: float | None
@@ -36,12 +37,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two lines of a table at one budget, `difference` a - b over `n` common samples, `p` of the paired test.
+    """Two lines of a table at one budget. `difference` is a - b over `n` common samples; `p` is from the paired test.
 
-    Of two that compete (`family`): Holm's `adjusted` p-value and `level`, at which `low` and `high` are, and who is
-    `better`, if anyone. Of any others these are None, and the interval is the 95 % one. low, high: None where nothing
-    is claimed, infinite where no difference would be rejected. asked: p-value by Holm's correction over the comparisons
-    that were asked for at this budget.
+    If both lines compete (`family`), `adjusted` is Holm's p-value, `level` is the level of the interval from `low` to `high`,
+    and `better` names the better line, if one is proven better. Otherwise these three are None, and the interval has 95 %.
+    low, high: None if nothing is claimed, infinite if no difference would be rejected. asked: p-value by Holm's correction over
+    the comparisons that were requested at this budget.
     """
 
     budget: str
@@ -60,24 +61,24 @@ class Pair:
 
     @property
     def compete(self) -> bool:
-        """True if both are in the family that is corrected together."""
+        """True if both lines are in the family that is corrected together."""
         return self.level is not None
 
     @property
     def order(self) -> tuple[str, str]:
-        """The better one and the worse one of two that differ."""
+        """Labels of the better and of the worse line, for a pair that differs."""
         assert self.better is not None, "neither is better"
         return (self.a, self.b) if self.better == self.a else (self.b, self.a)
 
     @property
     def turned(self) -> Pair:
-        """This pair with a and b exchanged."""
+        """The same pair with a and b exchanged."""
         low, high = (None if end is None else -end for end in (self.high, self.low))
         return replace(self, a=self.b, b=self.a, difference=-self.difference, low=low, high=high)
 
 
 def samples_of(scores: Sequence[Scores], metric: str) -> Samples:
-    """The scores of several cells of one sheet as one array over all samples that any of them has."""
+    """Join the scores of several cells of one sheet into one array over all samples that any of the cells has."""
     sample_ids, clusters = scores[0].samples, scores[0].clusters
     same = all(np.array_equal(cell.samples, sample_ids) for cell in scores)
     if not same:
@@ -95,9 +96,11 @@ def samples_of(scores: Sequence[Scores], metric: str) -> Samples:
 
 
 def columns(table: ScoreTable) -> dict[str, Column]:
-    """Budget -> the column of the lines that compete there (see `family`); a cell over its budget, one whose entries are packed
-    or can be retrieved, which are another axis, and one with samples that somebody chose do not. "" where the table has no
-    budgets."""
+    """Map each budget to the column of lines that compete at this budget (see `family`). The key is "" if the table has no
+    budgets.
+
+    Left out are cells over their budget, cells with packed or retrievable entries (another axis), and cells with samples that
+    were requested by id."""
     columns_of = {}
     for budget in table.budgets or ("",):
         competitors = {line.label: table.entries[line.label, budget] for line in table.family(budget).competitors}
@@ -109,7 +112,7 @@ def columns(table: ScoreTable) -> dict[str, Column]:
 
 
 def separated_pairs(table: ScoreTable, against: str | None = None) -> list[Pair]:
-    """The pairs of lines of the table, or of one line and the others, that differ, budget by budget."""
+    """Return the pairs of lines that differ, budget by budget; with `against`, only pairs with that line."""
     separated_by_column = [
         (budget, column, np.flatnonzero(column.separated & asked_pairs(table, column, against)))
         for budget, column in table.columns.items()
@@ -118,7 +121,7 @@ def separated_pairs(table: ScoreTable, against: str | None = None) -> list[Pair]
 
 
 def asked_pairs(table: ScoreTable, column: Column, against: str | None = None) -> np.ndarray:
-    """Mask [P] of a column's pairs whose lines the table shows, one of them `against` where that is given."""
+    """Mask a column's pairs [P] whose two lines are in the table; with `against`, only pairs with that line."""
     shown = np.isin(column.names, [line.label for line in table.methods])
     ours = np.isin(column.names, [line.label for line in table.methods if against in _names(line)])
     pairs = shown[column.a] & shown[column.b]
@@ -126,8 +129,8 @@ def asked_pairs(table: ScoreTable, column: Column, against: str | None = None) -
 
 
 def every_pair(table: ScoreTable) -> list[Pair]:
-    """Every two lines at every budget, in the table's order, whether they compete or not; what takes no budget stands in
-    every column."""
+    """Return all pairs of lines at every budget, in the table's order, whether they compete or not. A line without a budget is
+    part of every column."""
     every = []
     for budget in table.budgets or ("",):
         entries = {m.label: entry for m in table.methods if (entry := table.entry(m.label, budget)) is not None}
@@ -160,7 +163,7 @@ def _pairs(budget: str, column: Column, which: np.ndarray | None = None, compete
 
 
 def against(scores: Sequence[Scores], baseline: Scores, metric: str) -> list[Difference]:
-    """Each of the cells minus `baseline`, with 95 % intervals; a cell's numbers do not depend on which others are given."""
+    """Return each cell's score minus `baseline`, with 95 % intervals. A cell's numbers do not depend on the other cells."""
     samples = samples_of([*scores, baseline], metric)
     a = np.arange(len(scores))
     column = compare_pairs([""] * (len(a) + 1), samples, a, np.full(len(a), len(a)))
@@ -176,13 +179,17 @@ def narrowed(
     budgets: Sequence[str] | None = None,
     against: str | None = None,
 ) -> list[ScoreTable]:
-    """The tables with these lines and budgets alone, those that have none of them left out; what takes no budget stays beside
-    one that is shown. Columns, and with them bold and ranks, stay those of the whole tables.
+    """Reduce the tables to the given lines and budgets; tables without any of these are left out. A line without a budget stays
+    beside a line that is shown. Columns, and with them bold and ranks, stay those of the whole tables.
 
     Args:
-        methods: names or labels of lines; None = all. against: one more.
+        tables: whole tables.
+        methods: names or labels of lines; None = all.
+        budgets: budgets as text; None = all.
+        against: name or label of one more line.
 
-    Raises ConfigError when no table has a line or a budget that is named.
+    Raises:
+        ConfigError: no table has a line or a budget of that name.
     """
     also = [against] if against else []
     wanted = None if methods is None else [*methods, *also]
@@ -193,13 +200,13 @@ def narrowed(
     ):
         for name in names:
             if name not in present:
-                raise ConfigError(f"The rows hold no {what} '{name}': {nearest(name, present)}.")
+                raise ConfigError(f"The rows have no {what} '{name}': {nearest(name, present)}.")
     parts = [(table, _part(table, wanted, budgets)) for table in tables]
     return [part for whole, part in parts if part.entries and (part.budgets or not (budgets and whole.budgets))]
 
 
 def _part(table: ScoreTable, methods: Sequence[str] | None, budgets: Sequence[str] | None) -> ScoreTable:
-    table.unranked()  # whether the whole columns can be ranked, which is remembered by budget and goes along
+    table.unranked()  # decides for each whole column whether it can be ranked, and remembers it for the part
     shown_budgets = [budget for budget in table.budgets if budgets is None or budget in budgets]
     labels = {line.label for line in table.methods if methods is None or not _names(line).isdisjoint(methods)}
 
@@ -221,12 +228,13 @@ def _part(table: ScoreTable, methods: Sequence[str] | None, budgets: Sequence[st
 
 
 def _names(line: Line) -> set[str]:
-    """The names by which a line may be asked for."""
+    """Return the names by which a user may request a line."""
     return {line.label, line.name}
 
 
 def comparisons(table: ScoreTable, against: str | None = None) -> list[Pair]:
-    """Every two lines of the table at every budget, or every other line with `against` (its score minus theirs), with `asked`."""
+    """Return all pairs of lines at every budget, with the p-value `asked`. With `against`, only pairs of that line with others,
+    as its score minus theirs."""
     ours = {line.label for line in table.methods if against in _names(line)}
     pairs = [pair for pair in every_pair(table) if against is None or len({pair.a, pair.b} & ours) == 1]
     pairs = [pair.turned if pair.b in ours else pair for pair in pairs]
@@ -239,7 +247,7 @@ def comparisons(table: ScoreTable, against: str | None = None) -> list[Pair]:
 
 
 def better(pair: Pair, p: float | None, falling: bool) -> str:
-    """The one that is proven better at a corrected p-value, if any. falling: less is better."""
+    """Name the line that is better at the corrected p-value `p`, or say that none is. falling: smaller values are better."""
     if p is None:
         return "no rivals"
     if p > ALPHA:

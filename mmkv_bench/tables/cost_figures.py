@@ -1,4 +1,4 @@
-"""Pictures of costs: against the length of the prompt, and scores against costs with the Pareto front."""
+"""Figures of costs: costs against prompt length, and scores against costs with the Pareto front."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 _STROKES = ("-", "--", "-.", ":")
 _AXES = {"entries": "entries", "fraction": "shares of the prompt", "none": "nothing"}
 _COLUMNS = 3
-_LETTERS = 13  # of the small print, in an inch
+_LETTERS = 13  # letters per inch of the small print
 _BANDS = 4
-"""Most lines in a panel whose intervals are bands; with more they are bars beside each other."""
-_BESIDE = 0.02  # between the bars of two lines, in doublings of the length
+"""Largest number of lines in a panel whose intervals are drawn as bands; with more lines, intervals are bars side by side."""
+_BESIDE = 0.02  # distance between the bars of two lines, in doublings of the length
 
 
 def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
-    """The picture, of ms/token with the rooflines of the tables' limits.
+    """Draw a cost against the prompt length; times per token with the rooflines of the tables' limits.
 
     Raises:
-        ConfigError: nothing was measured at any length.
+        ConfigError: the cost was not measured at any length.
     """
     panels: dict[tuple[str, ...], list[CostTable]] = {}
     for table in tables:
@@ -53,7 +53,7 @@ def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
             panels.setdefault(key, []).append(table)
     if not panels:
         raise ConfigError(
-            f"These rows have no {cost.name} against a length: run scenario=efficiency with lengths=[2048,8192,...] first"
+            f"These rows have no {cost.name} by prompt length; run scenario=efficiency with lengths=[2048,8192,...] first"
         )
     every = [table for group in panels.values() for table in group]
     styles = _line_styles(every)
@@ -80,7 +80,7 @@ def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
 
 
 def _line_styles(tables: Sequence[CostTable]) -> dict[tuple[str, str], dict[str, str]]:
-    """(Label, budget) -> colour of the method, marker and stroke: of no two lines the same, in whichever panels they are."""
+    """Map (label, budget) to the method's colour, a marker and a stroke. No two lines are alike, even in different panels."""
     methods = looks(method.label for table in tables for method in table.methods)
     lines = {(table.axis, method.label, budget): None for table in tables for method, budget in table.lines()}
     budgets = sorted({(axis, float(budget), budget) for axis, _, budget in lines if budget})
@@ -130,7 +130,7 @@ def _draw_lengths(
 def _intervals(
     axes: Axes, points: Sequence[tuple[int, CostEntry, CostTable]], size: float, colour: str, number: int, lines: int
 ) -> None:
-    """The intervals of the line with this number, of so many lines."""
+    """Draw the intervals of line `number` among `lines` lines."""
     ends = [(tokens, e.low / size, e.high / size) for tokens, e, _ in points if e.low and e.high]
     if ends and lines <= _BANDS:
         band(axes, ends, colour)
@@ -141,7 +141,7 @@ def _intervals(
 
 
 def _failures(tables: Sequence[CostTable], cost: Cost) -> list[str]:
-    """The points that are missing, with the line, the length and the batch of each."""
+    """Describe the missing points, with line, length and batch."""
     failed = [
         f"{line_label(method)} {budget} at {table.shape['prompt_tokens']} x {table.shape['batch']}: {entry.failed}"
         for table in tables
@@ -152,14 +152,14 @@ def _failures(tables: Sequence[CostTable], cost: Cost) -> list[str]:
 
 
 _FRONT = "#999999"
-_NAMED = 12  # points of a panel that all have their budget beside them; of more only those on the front
+_NAMED = 12  # largest number of points in a panel that are all labelled with their budget; beyond, only those on the front are
 _NAMES = {"tpot_s": "time per token", "ttft_s": "time to first token", "bytes_held": "bytes that the cache holds"}
 
 
 @dataclass(frozen=True)
 class Point:
-    """One cell. x: the cost with its interval; y: the score with its own; best: no cell costs less and scores as well, nor
-    scores more and costs as little."""
+    """One cell of a table. x: its cost with the interval; y: its score with the interval; best: it is on the Pareto front, so no
+    cell is better in one of cost and score and as good in the other."""
 
     method: Line
     budget: str
@@ -174,8 +174,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Front:
-    """Points of one table against one cost. source: what the costs are of; alone: cells of the table without that cost;
-    disturbed: what disturbed passes."""
+    """Points of one table against one cost.
+
+    source: the rows from which the costs come. alone: cells of the table without this cost. disturbed: what disturbed passes."""
 
     table: ScoreTable
     cost: Cost
@@ -193,14 +194,17 @@ def fronts(
     batch: int | None = None,
     prompts: str | None = None,
 ) -> list[Front]:
-    """Each table against each cost. A cost is looked for in the answers of the table's own dataset, then in passes of
-    `scenario=efficiency`, in all `roots`; cells are the same where model, method, reading, parameters, protocol and budget are.
+    """Join each table with each cost. A cost is taken from the answers of the table's dataset, or else from passes of
+    `scenario=efficiency`, in all `roots`. Cells match by model, method, reading, parameters, protocol and budget.
 
     Args:
-        tokens, batch, prompts: of the passes; needed where they have several.
+        tables: tables of scores.
+        costs: the costs to join.
+        roots: folders of rows with costs.
+        tokens, batch, prompts: shape of the passes; needed if the passes have several shapes.
 
     Raises:
-        ConfigError: a cost that is known of no cell of a table, or passes of several shapes.
+        ConfigError: no cell of a table has the cost, or the passes have several shapes.
     """
     known = [table for root in roots for table in cost_tables(root, (), beside=costs)]
     answers = [table for table in known if not table.per_pass]
@@ -214,16 +218,16 @@ def fronts(
 
 
 def _of_shape(tables: Sequence[CostTable], wanted: Mapping[tuple[str, str], int | str | None]) -> list[CostTable]:
-    """The passes of one shape. wanted: (flag, part of a shape) -> its value, None where nothing was asked for."""
+    """Return the passes of one shape. wanted: (flag, key of a shape) -> its value, None if the user gave none."""
     passes = list(tables)
     for (flag, name), value in wanted.items():
         present = sorted({table.shape[name] for table in passes}, key=lambda value: (str(type(value)), value))
         words = [str(value).removeprefix("made_up_") for value in present]
         if value is None and len(present) > 1:
-            raise ConfigError(f"The passes have {name} {', '.join(words)}; choose one with {flag} {words[-1]}")
+            raise ConfigError(f"The passes differ in {name} ({', '.join(words)}); choose one with {flag} {words[-1]}")
         if value is not None and passes and value not in present:
             got = str(value).removeprefix("made_up_")
-            raise ConfigError(f"{flag} {got}: the passes have {name} {', '.join(words)}; choose one of them")
+            raise ConfigError(f"{flag} {got}: the passes have {name} {', '.join(words)}; choose one of these")
         passes = [table for table in passes if value is None or table.shape[name] == value]
     return passes
 
@@ -249,8 +253,8 @@ def _front(table: ScoreTable, cost: Cost, answers: Sequence[CostTable], passes: 
         if front.points:
             return front
     raise ConfigError(
-        f"{cost.name} is known of no cell of {table.dataset}: answers of runs that share prefills have no times of their own; "
-        "run scenario=efficiency with the same model, methods and budgets and name its rows with --costs"
+        f"No cell of {table.dataset} has {cost.name}: answers of runs that share prefills have no times per method; run "
+        "scenario=efficiency with the same model, methods and budgets, and give its rows with --costs"
     )
 
 
@@ -268,8 +272,8 @@ def _joined(table: ScoreTable, cost: Cost, entries: Mapping[Key, CostEntry], sou
 
 
 def _marked(points: Sequence[Point], falling: bool, cost: Cost) -> tuple[Point, ...]:
-    """The points with `best`, from the cheapest on; of two that are the same both are."""
-    rate = -1.0 if cost.unit == "tokens/s" else 1.0  # more of it is better
+    """Sort the points from the cheapest on, and set `best`; of two equal points both can be best."""
+    rate = -1.0 if cost.unit == "tokens/s" else 1.0  # for a rate, more is better
     sign = -1.0 if falling else 1.0
     ordered = sorted(points, key=lambda point: (rate * point.x, -sign * point.y))
     made: list[Point] = []
@@ -284,12 +288,13 @@ def _marked(points: Sequence[Point], falling: bool, cost: Cost) -> tuple[Point, 
 
 
 def front_figure(fronts: Sequence[Front]) -> Figure:
-    """The picture: a row of panels per table, a column per cost, one point a cell, the Pareto front drawn.
+    """Draw one row of panels per table, one column per cost, one point per cell, and the Pareto front.
 
-    Raises ConfigError where there is nothing to draw.
+    Raises:
+        ConfigError: `fronts` is empty.
     """
     if not fronts:
-        raise ConfigError("There is no table of scores to draw: name rows that are scored.")
+        raise ConfigError("There is no table of scores to draw; give rows that are scored.")
     tables = list({id(front.table): front.table for front in fronts}.values())
     costs = list(dict.fromkeys(front.cost.key for front in fronts))
     styles = looks(point.method.label for front in fronts for point in front.points)
@@ -348,7 +353,7 @@ def _draw_front(axes: Axes, front: Front, styles: Mapping[str, Look]) -> None:
     name = _NAMES.get(front.cost.key, front.cost.name)
     axes.set_xlabel(f"{name} [{unit}]" if unit else name, fontsize=10.5)
     if rate:
-        axes.invert_xaxis()  # cheaper is to the left, as elsewhere
+        axes.invert_xaxis()  # the cheaper side is on the left in every panel
     axes.grid(color="#E3E3E3", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
 

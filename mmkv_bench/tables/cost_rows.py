@@ -1,6 +1,6 @@
-"""Costs: their names, and their values in the rows of a store, sorted by cell.
+"""Names of costs, and their values in the rows of a store, sorted by cell.
 
-A cost is a column of numbers of `responses` (a row per answer), or a phase or number of `timings` (a row per pass).
+A cost is a numeric column of `responses` (one row per answer), or a phase or number of `timings` (one row per pass).
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ if TYPE_CHECKING:
 
 _NO_NUMBERS = {"schema_version", "doc_id", "repeat", "place", "order_seed"}
 _OTHER_NAMES = {"peak": "peak_total", "bytes": "bytes_held", "tokens": "n_tokens", "compression_s": "compress_s"}
-"""Short names, and what they stand for."""
+"""Short name -> full name."""
 _OF_RESPONSES = {"peak_total": ("peak_device_bytes", "peak_resident_bytes")}
-"""Names that responses have under another one; the first column that is not null."""
+"""Cost -> columns of the responses with its values; the first column that is not null counts."""
 _DERIVED = {"tpot_s": "seconds", "compress_s": "seconds", "tokens_s": "tokens/s"}
-"""Costs that are computed from the rows of `timings` -> unit."""
+"""Costs that are computed from the rows of `timings`, with their units."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One thing that a table of costs shows.
+    """One column of a table of costs.
 
     Attributes:
-        name: as it was asked for; key: as `costs_seen` names it; unit: as the schema does.
-        columns: of `responses`, the first that is not null counts; none where only `timings` has it.
-        shared: in rows of shared runs it is the group's.
+        name: the name that the user gave.
+        key: the name as a key of `KNOWN`.
+        unit: the unit of the schema.
+        columns: columns of `responses`, of which the first that is not null counts; empty if only `timings` has the cost.
+        shared: in rows of shared runs, the value belongs to the whole group.
     """
 
     name: str
@@ -69,17 +71,17 @@ def _all_costs() -> dict[str, Cost]:
 
 
 KNOWN = _all_costs()
-"""All of them by their own names."""
+"""All costs by their full names."""
 
 
 def _key(name: str) -> str:
-    """`prefill` is prefill_s; `peak` and the other short names are what they stand for."""
+    """Return the full name of a cost: `prefill` is prefill_s, and `peak` and the other short names are in `_OTHER_NAMES`."""
     name = _OTHER_NAMES.get(name, name)
     return f"{name}_s" if name in PHASES else name
 
 
 def divided(metrics: Sequence[str]) -> tuple[list[str], list[Cost]]:
-    """(the other names, costs) among what was asked for, in its order."""
+    """Split the names into (other names, costs), each in their given order."""
     names = dict.fromkeys(metrics)
     costs_by_name = {name: KNOWN[_key(name)] for name in names if _key(name) in KNOWN}
     costs = [Cost(name, known.key, known.unit, known.columns) for name, known in costs_by_name.items()]
@@ -87,21 +89,21 @@ def divided(metrics: Sequence[str]) -> tuple[list[str], list[Cost]]:
 
 
 def refuse_unknown(names: Iterable[str], scored: Iterable[str]) -> None:
-    """Raises ConfigError for the first name that is no score of the rows, and no cost either."""
+    """Raise ConfigError for the first name that is neither a score of the rows nor a cost."""
     usual = [*scored, *_OTHER_NAMES]
     for name in names:
         if name not in usual:
             allowed = [*usual, *KNOWN] if get_close_matches(name, [*usual, *KNOWN], cutoff=0.5) else usual
             raise ConfigError(
-                f"The rows hold no metric '{name}': {nearest(name, allowed)}; also any column of responses and phase of timings "
-                "(docs/rows.md)"
+                f"The rows have no metric '{name}': {nearest(name, allowed)}; any column of responses and phase of timings "
+                "works too (docs/rows.md)"
             )
 
 
 SHAPE = ("dataset", "prompt_tokens", "visual_tokens", "batch", "batch_prefill", "new_tokens")
 ALONE = "one_by_one"
 MEMORY = -1
-"""In place of a repeat: the pass that counts memory."""
+"""Stands for the repeat of the pass that counts memory."""
 _PASS = ["cell", *SHAPE, "repeat"]
 _COMPRESSION = ["score_s", "select_s", "reduce_s"]
 _ANSWERS = ("cell", "sample_id", "cluster", "status", "measured", "fallback")
@@ -113,13 +115,13 @@ class CostRows:
     """Costs of the answers or of the passes of some cells.
 
     Attributes:
-        frame: a row per answer or pass. place: the cell's position; unit: what a value is paired by, the sample or the repeat;
-            cluster: what is not independent; shape: position in `shapes`; status: position in `STATUSES`, 0 is ok; group: the row
-            is of a shared run, whose times are the group's; then a column per cost, NaN where it is not known; of passes also
-            what disturbed them, and load and threads of the machine.
-        shapes: of prompts; one that is empty for answers.
+        frame: one row per answer or pass. place: position of the cell; unit: sample or repeat, by which values are paired;
+            cluster: values of one cluster are not independent; shape: position in `shapes`; status: position in `STATUSES`, 0 is
+            ok; group: the row is from a shared run, whose times belong to the group. Then one column per cost, NaN if it is
+            unknown. Passes also have what disturbed them, and the machine's load and threads.
+        shapes: shapes of the prompts; answers have one empty shape.
         fallbacks: place, shape and reason of each fallback.
-        per_pass: rows are passes: a cost may be known of some alone.
+        per_pass: the rows are passes; some passes may lack a cost.
     """
 
     frame: pd.DataFrame
@@ -128,12 +130,12 @@ class CostRows:
     per_pass: bool
 
     def of(self, places: Sequence[int]) -> pd.DataFrame:
-        """The rows of these cells."""
+        """Return the rows of the cells at these positions."""
         return self.frame[np.isin(self.frame["place"], places)]
 
 
 def answer_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> CostRows:
-    """Costs of the answers of a store; cells: their names, whose positions are the places."""
+    """Return the costs of the answers of a store. cells: hashes of the cells; positions in `cells` are the places."""
     columns = [name for cost in costs for name in cost.columns]
     table = frame(store.responses(None, dict.fromkeys([*_ANSWERS, *columns]), coded=True))
     unit, cluster = coded(table["sample_id"])[1], coded(table["cluster"])[1]
@@ -148,7 +150,7 @@ def answer_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> C
 
 
 def pass_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> CostRows:
-    """Costs of the passes of a store, as `answer_costs`."""
+    """Return the costs of the passes of a store. cells: as in `answer_costs`."""
     table = passes(store.timings())
     shapes = table[list(SHAPE)].drop_duplicates().sort_values(list(SHAPE)).to_dict("records")
     unit = (table["repeat"] - MEMORY).to_numpy()
@@ -183,11 +185,10 @@ def _rows(
 
 
 def passes(rows: pa.Table) -> pd.DataFrame:
-    """One row per pass, failed ones included, but not sizes that a search for the largest batch has only tried.
+    """Return one row per pass, failed passes included. Batch sizes that only a search for the largest batch tried are left out.
 
-    Columns are those of `timings` that say something of the whole pass, and
-
-    `<phase>_s` [s], `peak_<phase>` [bytes], compress_s [s], tpot_s (median of its steps) [s], tokens_s (of all sequences).
+    The columns are the columns of `timings` that describe a whole pass, and `<phase>_s` [s], `peak_<phase>` [bytes],
+    compress_s [s], tpot_s (median of its steps) [s], tokens_s (tokens per second, of all sequences).
     """
     import pandas as pd
 

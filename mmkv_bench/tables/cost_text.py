@@ -1,4 +1,4 @@
-"""Tables of costs for the writers. Units are chosen by size, but for csv, which has seconds and bytes unrounded."""
+"""Tables of costs for the writers. The size of the values decides the unit; csv has unrounded seconds and bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mmkv_bench.tables.text import axis_words, context_words, line_label, number
 
 
 def tables_of_costs(tables: Sequence[CostTable], *, intervals: bool = True) -> list[Table]:
-    """Every table with caption and notes: a row per method and budget, a column per cost and its ratio to full."""
+    """Return every table with caption and notes: one row per method and budget, one column per cost and its ratio to full."""
     return [
         Table(
             _title(table),
@@ -85,7 +85,7 @@ def _caption(table: CostTable, tables: Sequence[CostTable], intervals: bool) -> 
     timed = {cost.key for cost in table.costs if cost.unit in ("seconds", "tokens/s")}
     entries = [(key, entry) for row in table.entries.values() for key, entry in row.items() if entry.value is not None]
     every = [entry for _, entry in entries]
-    # bytes are counted in a pass that is not timed, too
+    # a pass without timing counts bytes too
     sizes = sorted({entry.n for entry in [entry for key, entry in entries if key in timed] or every})
     of = "repeats" if table.per_pass else "samples"
     parts.append(f"medians of {_ends([str(size) for size in sizes])} {of}" if sizes else "medians")
@@ -96,12 +96,12 @@ def _caption(table: CostTable, tables: Sequence[CostTable], intervals: bool) -> 
 
 
 def _ends(texts: Sequence[str]) -> str:
-    """`3 to 5`, or `3` where the first and the last are the same."""
+    """Return `3 to 5`, or `3` if the first and the last text are equal."""
     return " to ".join(dict.fromkeys([texts[0], texts[-1]]))
 
 
 def _records(table: CostTable) -> list[dict[str, Any]]:
-    """One record per line and cost."""
+    """Return one record per line and cost."""
     return [_record(table, method, budget, cost) for method, budget in table.lines() for cost in table.costs]
 
 

@@ -1,8 +1,9 @@
-"""Rows -> tables of costs: per method and budget the median of times, bytes and tokens, and the ratio to `full` of the same run.
+"""Tables of costs from rows: per method and budget the median of times, bytes and tokens, and the ratio to `full` of the same
+run.
 
-Answers are what a sample took (`responses`); passes of `scenario=efficiency` are repeats at one shape of the prompt (`timings`),
-with a table for each shape. A ratio is a cell's value over that of `full` for the same sample or in the same repeat, and its
-median is over these ratios. Seeds are averaged within each sample or repeat first.
+Costs of answers are what a sample took (`responses`). Passes of `scenario=efficiency` are repeats at one shape of the prompt
+(`timings`), with one table per shape. A ratio is a cell's value over the value of `full` for the same sample or in the same
+repeat; the table has the median of these ratios. Seeds are averaged within each sample or repeat first.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ USEFUL = "bytes_useful_step"
 
 
 class Limit(Protocol):
-    """A model on a device: bandwidth of a read-only pass [bytes/s], the device's name, and the least seconds of a step whose
-    sequences, `batch` of them, read `useful` bytes of keys and values together."""
+    """Limit of a decode step, for a model on a device.
+
+    bandwidth: bytes/s of a read-only pass. device: the device's name. step_s: least seconds of a step of `batch` sequences that
+    together read `useful` bytes of keys and values."""
 
     @property
     def bandwidth(self) -> float: ...
@@ -50,12 +53,12 @@ class Limit(Protocol):
 
 
 Known = Callable[[Mapping[str, str]], "Limit | None"]
-"""The limit for a table's context; None where the device was not measured, or the model's shape is not known."""
+"""Function that returns the limit for a table's context; None if the device was not measured or the model's shape is unknown."""
 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Least seconds of a step by (label, budget) of a table's lines; bandwidth and name of the device."""
+    """Least seconds of a step by (label, budget) of a table's lines, with the device's bandwidth and name."""
 
     least: Mapping[tuple[str, str], float]
     bandwidth: float
@@ -67,10 +70,11 @@ class CostEntry:
     """Median cost of one line of a table.
 
     Attributes:
-        value: median over samples or repeats, None unless all of them are known; low, high: its interval, of this level.
-        ratio: median of the paired ratios to `full`, with its interval; None without any.
-        n: samples or repeats that should have a value; known: that have one.
-        failed: status of the first failure by name, None where there is none.
+        value: median over samples or repeats; None unless all values are known. low, high: its interval, at `level`.
+        ratio: median of the paired ratios to `full`, with its interval; None without any ratio.
+        n: number of samples or repeats that should have a value. known: number that have one.
+        paired: number of ratios.
+        failed: name of the status of the first failure; None without a failure.
     """
 
     value: float | None
@@ -88,10 +92,10 @@ class CostEntry:
 
 @dataclass
 class CostTable:
-    """Entries by (label, budget) and cost's key; budgets are texts, "" for none; shape: of the prompt, empty for answers.
+    """Table of costs: entries by (label, budget) and the cost's key. Budgets are texts, "" for none.
 
-    fallbacks: reason -> [(label, budget, how many answers or passes)]; disturbed: what disturbed the passes; limits: of decode
-    steps, which `set_limits` sets.
+    shape: shape of the prompt, empty for answers. fallbacks: reason -> [(label, budget, number of answers or passes)]. disturbed:
+    what disturbed the passes. limits: limits of decode steps, set by `set_limits`.
     """
 
     context: dict[str, str]
@@ -109,11 +113,11 @@ class CostTable:
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """The readings of its methods, `paper` first."""
+        """Readings of the table's methods, `paper` first."""
         return tuple(sorted({method.reading for method in self.methods if method.reading}))
 
     def lines(self) -> list[tuple[Line, str]]:
-        """The table's lines in order, each method at its budgets."""
+        """Return the table's lines in order, each method with its budgets."""
         budgets: dict[str, list[str]] = {}
         for label, budget in sorted(self.entries, key=lambda key: Decimal(key[1] or 0)):
             budgets.setdefault(label, []).append(budget)
@@ -125,7 +129,7 @@ Key = tuple[str, str, str, str, str, str]
 
 
 def cell_key(context: Mapping[str, str], method: Line, axis: str, budget: str) -> Key:
-    """What cells of two stores share that differ in their data alone."""
+    """Return the key that cells of two stores share if they differ only in their data."""
     kind = axis if budget else "none"
     names = context["model"], context["protocol"], method.base, method.reading or "", method.parameters
     return *names, f"{kind} {budget}"
@@ -140,12 +144,16 @@ def cost_tables(
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
 ) -> list[CostTable]:
-    """The tables of a store, those of answers first; the filters name what to keep. costs: that must be known; beside: that need
-    not be, so that there is no table where none of them is.
+    """Return the tables of a store, tables of answers first. The filters name what to keep.
+
+    Args:
+        root: folder of the store.
+        costs: costs that the rows must have.
+        beside: costs that the rows may lack; a table needs at least one known cost.
 
     Raises:
-        ConfigError: no store, a filter that names what the rows do not hold, a cost that they do not know, and times that only
-            groups of cells have.
+        ConfigError: no store, a filter that names something that the rows do not have, a cost that the rows lack, or times that
+            only groups of cells have.
     """
     cells, parts = _read(root, [*costs, *beside], datasets, protocols, readings)
     _refuse_unknown(parts, costs)
@@ -153,14 +161,15 @@ def cost_tables(
 
 
 def needed(costs: Sequence[Cost]) -> list[Cost]:
-    """Costs that limits are computed from and that are not asked for, where a step's time is."""
+    """Return the costs that limits are computed from, if a step's time is among `costs` and they are not."""
     keys = {cost.key for cost in costs}
     return [KNOWN[USEFUL]] if TIMED in keys and USEFUL not in keys else []
 
 
 def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known) -> list[CostTable]:
-    """Sets the `limits` of tables of these costs and what is `needed` beside them, which is shown no more; returns those that
-    know one of the costs."""
+    """Set the `limits` of the tables, and drop the costs that only the limits needed. Return the tables that still have a cost.
+
+    costs: the costs to show. known: the limit of a table's context."""
     for table in tables:
         if table.per_pass and any(cost.key == TIMED for cost in table.costs):
             limit, batch = known(table.context), int(table.shape["batch"])
@@ -177,7 +186,7 @@ def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known)
 
 
 _Part = tuple[CostRows, "pd.DataFrame", tuple[Cost, ...]]
-"""Answers or passes, those of the chosen cells, and the costs that they know."""
+"""All answers or passes, the rows of the chosen cells, and the costs that these rows have."""
 
 
 def _read(
@@ -187,7 +196,7 @@ def _read(
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
 ) -> tuple[pd.DataFrame, list[_Part]]:
-    """The cells that the filters choose, with `place`, and what answers and passes say of them."""
+    """Return the cells that pass the filters, with `place`, and their answers and passes."""
     store = open_store(root)
     cells = cells_of(store)
     if cells.empty:
@@ -213,21 +222,21 @@ def _refuse_unknown(parts: Sequence[_Part], costs: Sequence[Cost]) -> None:
     if shared:
         one = len(shared) == 1
         raise ConfigError(
-            f"{' and '.join(shared)} of these rows {'is' if one else 'are'} of runs that share prefills: the times and peaks of "
-            "a group of cells that were decoded together, of no method by itself; run with sharing=off or scenario=efficiency "
-            f"for a method's own, or leave {'it' if one else 'them'} out"
+            f"{' and '.join(shared)} of these rows {'comes' if one else 'come'} from runs that share prefills, whose times and "
+            "peaks belong to a group of methods; run with sharing=off or scenario=efficiency for one method's times, "
+            f"or leave {'it' if one else 'them'} out"
         )
     first = unknown[0]
     name = first.name if first.name == first.key else f"{first.name} ({first.key})"
     raise ConfigError(
-        f"These rows know no {name}: it is null in all of them, or is measured by scenario=efficiency alone; leave it out"
+        f"These rows have no {name}: it is null in all of them, or only scenario=efficiency measures it; leave it out"
     )
 
 
 def _tables(cells: pd.DataFrame, part: CostRows, rows: pd.DataFrame, costs: tuple[Cost, ...]) -> list[CostTable]:
     if not costs:
         return []
-    if part.per_pass and "cpu" in cells:  # times of two kinds of CPU do not compare in any precision
+    if part.per_pass and "cpu" in cells:  # times on two kinds of CPU do not compare in any precision
         kinds = zip(cells["device"], cells["cpu"], cells["dtype"], strict=True)
         cells = cells.assign(
             processor=[processor(device, None if missing(cpu) else cpu, dtype, True) for device, cpu, dtype in kinds]
@@ -240,7 +249,7 @@ def _tables(cells: pd.DataFrame, part: CostRows, rows: pd.DataFrame, costs: tupl
 
 
 def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cost, ...]) -> list[CostTable]:
-    """The tables of one context and kind of budget: one of answers, or one per shape of the prompt."""
+    """Return the tables of one context and kind of budget: one of answers, or one per shape of the prompt."""
     for group in sweep.groups.values():
         group.refuse_twins()
     if rows.empty:
@@ -248,7 +257,7 @@ def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cos
     keys = list(sweep.groups)
     number_of = {place: number for number, key in enumerate(keys) for place in sweep.groups[key].places}
     number = rows["place"].map(number_of)
-    rows = rows.assign(line=rows["shape"] * len(keys) + number)  # numbered through all shapes
+    rows = rows.assign(line=rows["shape"] * len(keys) + number)  # numbered across all shapes
     full = next((n for n, (label, budget) in enumerate(keys) if label == BASELINE and not budget), None)
     count = len(keys) * len(part.shapes)
     by_cost = {cost.key: _entries(rows, cost, count, len(keys), full, part.per_pass) for cost in costs}
@@ -276,7 +285,7 @@ def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cos
 def _entries(
     rows: pd.DataFrame, cost: Cost, count: int, width: int, full: int | None, per_pass: bool
 ) -> list[CostEntry]:
-    """The entries of one cost by number of line. width: lines of a shape; full: which of them is `full`."""
+    """Return the entries of one cost, by number of line. width: lines per shape. full: number of the line of `full`."""
     values = rows[cost.key].where(~rows["group"]) if cost.shared else rows[cost.key]
     if per_pass:
         expected = values.notna() | (rows["status"] > 0)
@@ -300,7 +309,7 @@ def _entries(
 def _over_seeds(
     line: np.ndarray, unit: np.ndarray, values: np.ndarray, clusters: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The mean of each line and unit; NaN where one of its seeds has no value."""
+    """Return the mean of each line and unit over its seeds; NaN if one seed has no value."""
     width = int(unit.max(initial=0)) + 1
     distinct, first, place, size = np.unique(
         line * width + unit, return_index=True, return_inverse=True, return_counts=True
@@ -312,7 +321,7 @@ def _over_seeds(
 
 
 def _paired(line: np.ndarray, unit: np.ndarray, values: np.ndarray, width: int, full: int) -> np.ndarray:
-    """The value of `full` at the same shape and unit, NaN where there is none."""
+    """Return the value of `full` at the same shape and unit; NaN without one."""
     units = int(unit.max(initial=0)) + 1
     base = np.full((int(line.max(initial=0)) // width + 1) * units, np.nan)
     place = line // width * units + unit

@@ -1,19 +1,19 @@
 """Groups of datasets: the mean of their scores, each dataset counting once, as benchmarks of many sub-tasks print it.
 
-A table has the methods of one model, protocol and budget as lines and a benchmark's groups as columns. A number is there
-only where every dataset of the group has a headline. The difference to `full` is paired by sample within each dataset.
+A table has the methods of one model, protocol and budget as lines and a benchmark's groups as columns. A group has a number
+only if every dataset of the group has a headline. The difference to `full` is paired by sample within each dataset.
 
-Intervals are put together from those of the datasets, which are independent of each other: the distances from the mean to
-its ends are the roots of the sums of the squared distances of the datasets, over their number (Zou and Donner, Statistics
+A group's interval combines the intervals of its datasets, which are independent of each other: the distance from the mean to
+an end is the root of the sum of the datasets' squared distances, divided by their number (Zou and Donner, Statistics
 in Medicine 27, 2008). So a group of one dataset has that dataset's interval, and scores of all zeros have a width.
 
-Which groups a dataset belongs to stands in its configuration, which the rows hold: `about.groups` of
-conf/dataset/<name>.yaml is {benchmark: {group: number of the group's datasets}}. The first of its `metrics` counts. What
-papers print for the full cache is in `gates` of conf/model/<name>.yaml; below a table stands which gates `full` passes.
+The configuration of a dataset, which the rows contain, states its groups: `about.groups` of
+conf/dataset/<name>.yaml is {benchmark: {group: number of the group's datasets}}. The first of its `metrics` counts. The scores
+that papers print for the full cache are in `gates` of conf/model/<name>.yaml; notes below a table say which gates `full` passes.
 
-Ranks over tasks are the other table over several datasets. The mean is that of the true ranks on these very tasks, not on tasks
-of which they would be a sample. On each of K tasks a method is proven better at alpha / K in place of alpha, so that with 95 %
-confidence every rank of every task is within its ends, and so is every mean.
+The other table over several datasets has ranks over tasks. The mean is over the true ranks on these very tasks, not on tasks
+of which they would be a sample. On each of K tasks a method is proven better at alpha / K instead of alpha. So with 95 %
+confidence the interval of every rank on every task contains the true rank, and so does the interval of every mean.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from mmkv_bench.tables.sweep import find_group, gates_of, verdict
 from mmkv_bench.tables.table import Grid, GridCell, Table
 from mmkv_bench.tables.text import axis_words, context_words, interval_text, score, signed
 
-OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # in which the datasets of a group may differ
+OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # the datasets of a group may differ in these
 
 
 @dataclass(frozen=True)
 class DatasetGroup:
-    """A column. metrics: dataset with rows -> the metric that counts. size: datasets the group has in all."""
+    """One column. metrics: dataset with rows -> the metric that counts. size: number of all datasets of the group."""
 
     benchmark: str
     name: str
@@ -48,9 +48,9 @@ class DatasetGroup:
 
 @dataclass(frozen=True)
 class Mean:
-    """A score, a difference of two, or the mean of such over datasets.
+    """A score, a difference of two scores, or a mean of such values over datasets.
 
-    low, high: 95% interval; None where a dataset has none.
+    low, high: 95% interval; None if a dataset has none.
     """
 
     value: float
@@ -60,14 +60,14 @@ class Mean:
 
 @dataclass(frozen=True)
 class GroupTable:
-    """Means of a benchmark's groups by (method label, group) at one budget ("" where no method has one).
+    """Means of a benchmark's groups by (method label, group) at one budget ("" if no method has a budget).
 
-    context    what the tables of the datasets have in common
-    against    the same minus the mean of `full`; none for `full` itself
-    absent     group -> (datasets with a table, datasets), for the groups that lack one
-    fixture    the data are of our own making
+    context    what the datasets' tables have in common
+    against    means minus the means of `full`, by the same keys; none for `full` itself
+    absent     group -> (datasets with a table, all datasets), for groups that lack a dataset
+    fixture    the data are fixtures, made for tests
     calibrated labels of the lines that read a calibration
-    gates      sentences on the groups for which a paper prints the full cache's mean
+    gates      sentences about the groups for which a paper prints the full cache's mean
     """
 
     benchmark: str
@@ -85,10 +85,10 @@ class GroupTable:
 
 
 def groups_of(rows: Rows) -> list[DatasetGroup]:
-    """The groups of which the rows hold a dataset, by benchmark and name.
+    """Return the groups with at least one dataset in the rows, sorted by benchmark and name.
 
     Raises:
-        ConfigError: rows of which no dataset belongs to a group.
+        ConfigError: no dataset of the rows belongs to a group.
     """
     nodes = {}
     for dataset, config in rows.cells[["dataset", "config"]].drop_duplicates().itertuples(index=False):
@@ -109,7 +109,7 @@ def groups_of(rows: Rows) -> list[DatasetGroup]:
 
 
 def gate_configs(rows: Rows) -> dict[str, str]:
-    """Model -> the configuration of one of its cells, where it knows of gates."""
+    """Map each model with gates to the configuration of one of its cells."""
     pairs = rows.cells[["model", "config"]].drop_duplicates().itertuples(index=False)
     return {model: config for model, config in pairs if gates_of(config)}
 
@@ -117,13 +117,15 @@ def gate_configs(rows: Rows) -> dict[str, str]:
 def group_tables(
     tables: Sequence[ScoreTable], groups: Sequence[DatasetGroup], configs: Mapping[str, str] | None = None
 ) -> list[GroupTable]:
-    """Tables by benchmark, context, kind of budget and budget, out of the datasets' tables (see `build`).
+    """Return tables by benchmark, context, kind of budget and budget, from the datasets' tables (see `build`).
 
     Args:
-        configs: of models, whose gates the tables tell (`gate_configs`).
+        tables: the datasets' tables of scores.
+        groups: the groups to show.
+        configs: configurations of the models whose gates are noted (`gate_configs`).
 
     Raises:
-        StoreError: a dataset with two tables, of different data or settings.
+        StoreError: a dataset has two tables, with different data or settings.
     """
     made = []
     for benchmark in dict.fromkeys(group.benchmark for group in groups):
@@ -145,7 +147,7 @@ def group_tables(
 def _gates(
     config: str, table: GroupTable, tables: Mapping[str, ScoreTable], groups: Sequence[DatasetGroup]
 ) -> tuple[str, ...]:
-    """A sentence for each group for which a paper prints what `full` scores."""
+    """Return a sentence for each group for which a paper prints the score of `full`."""
     if table.fixture:
         return ()
     sentences = []
@@ -166,15 +168,15 @@ def _context(table: ScoreTable) -> tuple[tuple[str, str], ...]:
 
 
 def _by_dataset(tables: Sequence[ScoreTable], axis: str) -> dict[str, ScoreTable]:
-    """Dataset -> its table of that kind of budget, or the one without budgets where it has no other."""
+    """Map each dataset to its table with this kind of budget, or else to its table without budgets."""
     by_dataset: dict[str, ScoreTable] = {}
     for table in sorted(tables, key=lambda table: table.axis == axis):
         other = by_dataset.get(table.dataset)
         if other is not None and other.axis == table.axis:
             keys = ", ".join(key for key in OF_ONE_DATASET if other.context[key] != table.context[key])
             raise StoreError(
-                f"{table.dataset} has two tables that differ in {keys}, so a mean over datasets is not defined; keep such "
-                "rows in folders of their own"
+                f"{table.dataset} has two tables that differ in {keys}, so a mean over datasets is not defined; put these rows "
+                "into separate folders"
             )
         by_dataset[table.dataset] = table
     return by_dataset
@@ -211,7 +213,7 @@ def _group_table(
 
 
 def _entries(tables: Mapping[str, ScoreTable], names: Sequence[str], label: str, budget: str) -> list[Entry] | None:
-    """The method's table cells on every dataset; None unless all of them have a headline."""
+    """Return the method's table cells on every dataset; None unless all have a headline."""
     entries = [tables[name].entry(label, budget) for name in names]
     complete = [entry for entry in entries if entry is not None and entry.value is not None]
     return complete if len(complete) == len(entries) else None
@@ -224,7 +226,7 @@ def _difference(table: ScoreTable, a: Entry, b: Entry) -> Mean:
 
 
 def mean(parts: Sequence[Mean]) -> Mean:
-    """Mean of independent scores, each counting once."""
+    """Return the mean of independent scores, each counting once."""
     value = float(np.mean([part.value for part in parts]))
     ends = [
         (part.value - part.low, part.high - part.value)
@@ -238,7 +240,7 @@ def mean(parts: Sequence[Mean]) -> Mean:
 
 
 def tables_of_groups(tables: Sequence[GroupTable], *, intervals: bool = True) -> list[Table]:
-    """The tables with their captions; below each, the differences to `full`."""
+    """Return the tables with their captions; below each table are the differences to `full`."""
     return [_table(table, intervals) for table in tables]
 
 
@@ -273,10 +275,10 @@ def _cell(mean: Mean | None, number: Callable[[float], str], intervals: bool) ->
 
 @dataclass(frozen=True)
 class TaskRanks:
-    """Ranks of the methods that compete on every one of the tasks at a budget.
+    """Ranks of the methods that compete on all of the tasks at a budget.
 
-    tables: one for each task; methods: labels [m]; ranks: from and to, int [tasks, m, 2]; apart: labels that compete on some
-    of the tasks only.
+    tables: one per task. methods: labels [m]. ranks: lowest and highest possible rank, int [tasks, m, 2]. apart: labels that
+    compete only on some of the tasks.
     """
 
     tables: tuple[ScoreTable, ...]
@@ -287,18 +289,18 @@ class TaskRanks:
 
     @property
     def means(self) -> np.ndarray:
-        """Ends of the mean rank over tasks, float64 [m, 2]."""
+        """Ends of the mean rank over the tasks, float64 [m, 2]."""
         return self.ranks.mean(axis=0)
 
 
 def task_ranks(tables: Sequence[ScoreTable]) -> list[TaskRanks]:
-    """Ranks at every budget at which two methods compete on two tasks or more, of every family of tasks."""
+    """Return the ranks of every family of tasks, at every budget at which two methods compete on at least two tasks."""
     every = [ranks for family in families(tables) for ranks in ranks_over(headlines(family))]
     return [ranks for ranks in every if len(ranks.tables) > 1]
 
 
 def families(tables: Sequence[ScoreTable]) -> list[list[ScoreTable]]:
-    """Tables that belong together: of tasks that differ in nothing but the dataset."""
+    """Group the tables into families: tables of tasks that differ only in the dataset."""
     groups: dict[tuple[object, ...], list[ScoreTable]] = {}
     for table in tables:
         groups.setdefault((table.axis, *_context(table)), []).append(table)
@@ -306,7 +308,7 @@ def families(tables: Sequence[ScoreTable]) -> list[list[ScoreTable]]:
 
 
 def headlines(family: Sequence[ScoreTable]) -> list[ScoreTable]:
-    """One table of each dataset: that of its first metric."""
+    """Return one table per dataset, of its first metric."""
     by_dataset: dict[str, ScoreTable] = {}
     for table in family:
         by_dataset.setdefault(table.dataset, table)
@@ -314,8 +316,8 @@ def headlines(family: Sequence[ScoreTable]) -> list[ScoreTable]:
 
 
 def ranks_over(tasks: Sequence[ScoreTable]) -> list[TaskRanks]:
-    """Ranks at every budget at which two methods compete on all of these tasks, one of each dataset. Those with failed samples
-    among the ones that compete are left out."""
+    """Return the ranks at every budget at which at least two methods compete on all of these tasks. A task is left out at a
+    budget if competing methods have failed samples there. tasks: one table per dataset."""
     every = []
     for budget in dict.fromkeys(budget for table in tasks for budget in table.budgets):
         ranked = [t for t in tasks if budget in t.columns and budget not in t.unranked()]
@@ -330,14 +332,16 @@ def ranks_over(tasks: Sequence[ScoreTable]) -> list[TaskRanks]:
 
 
 def tables_of_ranks(tables: Sequence[ScoreTable]) -> list[Table]:
-    """A table for every budget, the best mean first.
+    """Return one table per budget, the best mean first.
 
-    Raises ConfigError where no two tasks have the same methods at a budget.
+    Raises:
+        ConfigError: no two tasks have the same methods at a budget.
     """
     every = task_ranks(tables)
     if not every:
         raise ConfigError(
-            "No two tasks have two methods at the same budget that compete and are ok on the same samples: no ranks over tasks."
+            "No two tasks have two competing methods that are ok on the same samples at the same budget, so there are no "
+            "ranks; leave out --ranks."
         )
     return [_rank_table(ranks, [other.tables[0].context for other in every]) for ranks in every]
 

@@ -1,8 +1,8 @@
-"""The table from which a budget is chosen for a service: method, budget and batch -> ms/token, tokens/s, memory, the largest
+"""The table for choosing the budget of a service: per method, budget and batch ms/token, tokens/s, memory, largest
 batch, and the score lost.
 
-Every number is an `Estimate`. Passes of `scenario=efficiency` measure it; a plan counts it in a dry run, or forecasts it as a
-bound. The score lost is full's score minus the method's over the same samples, of rows that answered a dataset.
+Every number is an `Estimate`. Passes of `scenario=efficiency` measure it; a plan counts it in a dry run, or forecasts a bound.
+The score lost is full's score minus the method's over the same samples, from rows with answers to a dataset.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COSTS = ("tpot_s", "tokens_s", "peak_total")
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number, where it comes from (one of `SIGNS`), and the interval of a measured one."""
+    """A number with its source (a key of `SIGNS`), and the interval if it was measured."""
 
     value: float
     source: str = MEASURED
@@ -52,9 +52,14 @@ class Option:
     """One method at one budget and batch, at one length of the prompt.
 
     Attributes:
-        key: what the same cell's scores share with it; method, budget: as printed; batch: sequences decoded together.
-        step_s: of a decode step, which gives each sequence a token; tokens_s: of all sequences; speed_up: over full at the same
-            batch; nbytes: peak of the device; largest: batch that fits. None: not known.
+        key: key of the same cell's scores.
+        method, budget: as printed.
+        batch: sequences decoded together.
+        step_s: seconds of a decode step, in which each sequence gets a token.
+        tokens_s: tokens per second of all sequences.
+        speed_up: speed over full at the same batch.
+        nbytes: peak memory of the device.
+        largest: largest batch that fits. None: unknown.
     """
 
     key: Key
@@ -69,18 +74,18 @@ class Option:
 
     @property
     def known(self) -> dict[str, Estimate]:
-        """The estimates that there are, by name."""
+        """The estimates that are not None, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Estimate)}
 
     def over(self, other: Option | None) -> Option:
-        """This option, with another's estimates where it has none."""
+        """Return this option with the missing estimates taken from `other`."""
         estimates: dict[str, Any] = {} if other is None else other.known | self.known
         return replace(self, **estimates)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the options of one table share. prompts: `made_up_image` or a dataset; way: how a batch is prefilled."""
+    """What the options of one table share. prompts: `made_up_image` or a dataset. way: how a batch is prefilled."""
 
     model: str
     device: str
@@ -91,7 +96,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured options, full first at each batch; repeats: how many their medians are of; disturbed: what disturbed them."""
+    """Measured options, full first at each batch. repeats: numbers of repeats behind the medians. disturbed: what disturbed
+    them."""
 
     options: Sequence[Option]
     repeats: tuple[int, ...]
@@ -99,7 +105,7 @@ class Measured:
 
     @property
     def notes(self) -> list[Note]:
-        """Repeats and disturbance."""
+        """Notes about repeats and disturbances."""
         few, most = (self.repeats[0], self.repeats[-1]) if self.repeats else (0, 0)
         notes = [Note(f"Times are medians of {few}{f' to {most}' if most > few else ''} repeats.")] if most else []
         words = f"Disturbed: {'; '.join(self.disturbed)}."
@@ -108,9 +114,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class ScoreLoss:
-    """Score lost on one dataset: each cell's difference to full (`lost` is positive where full is better), and full's score.
+    """Score lost on one dataset: each cell's difference to full (`lost` is positive if full is better), and full's score.
 
-    tokens: median length of its prompts, None where rows do not tell; over: cells that hold more than their budget.
+    tokens: median length of the prompts; None if the rows do not state it. over: cells that exceed their budget.
     """
 
     dataset: str
@@ -122,14 +128,14 @@ class ScoreLoss:
 
     @property
     def title(self) -> str:
-        """Dataset and metric."""
+        """Dataset and metric, as a title."""
         return f"{self.dataset} {self.metric.replace('_', ' ')}"
 
 
 # ---------------------------------------------------------------------- measured
 def measured_options(root: Path | str) -> dict[Setting, Measured]:
-    """Options that passes of `scenario=efficiency` in a rows folder measured, by setting; full first at each batch. Empty where
-    the folder holds no passes."""
+    """Map each setting to the options that passes of `scenario=efficiency` in a rows folder measured, full first at each batch.
+    The result is empty if the folder has no passes."""
     options: dict[Setting, dict[tuple[Key, int], Option]] = {}
     disturbed: dict[Setting, dict[str, None]] = {}
     repeats: dict[Setting, set[int]] = {}
@@ -178,7 +184,8 @@ def _estimate(entry: CostEntry | None) -> Estimate | None:
 
 # ---------------------------------------------------------------------- scores
 def score_losses(tables: Sequence[ScoreTable], root: Path | str) -> list[ScoreLoss]:
-    """The loss of every table that has full, datasets in order; of several metrics of a dataset the first. root: their rows."""
+    """Return the loss of every table with full, in the order of datasets. Of a dataset's metrics the first counts. root: the
+    folder of the tables' rows."""
     lengths = {
         table.context["dataset"]: entry.value
         for table in cost_tables(root, (), beside=[KNOWN["prompt_tokens"]])
@@ -221,10 +228,14 @@ def deployment_table(
     memory: float | None = None,
     notes: Sequence[Note] = (),
 ) -> Table:
-    """The table of one setting, a line per method, budget and batch. Methods with the same numbers share a line.
+    """Return the table of one setting, one line per method, budget and batch. Methods with equal numbers share a line.
 
     Args:
-        memory: bytes of the device that the largest batches are of; notes: further ones.
+        setting: what the options share.
+        options: the options, full first at each batch.
+        losses: scores lost.
+        memory: device memory in bytes, for which the largest batches hold.
+        notes: further notes.
     """
     losses = [loss for loss in losses if any(option.key in loss.lost for option in options)]
     on = "" if memory is None else f" on {memory / GIB:,.4g} GiB"
@@ -254,7 +265,7 @@ def deployment_table(
 
 
 def deployment_tables(root: Path | str, losses: Sequence[ScoreLoss] = ()) -> list[Table]:
-    """The tables of what passes in a rows folder measured, one per setting."""
+    """Return the tables of the measured passes in a rows folder, one per setting."""
     return [
         deployment_table(setting, measured.options, losses, notes=measured.notes)
         for setting, measured in measured_options(root).items()
@@ -305,7 +316,7 @@ def _notes(setting: Setting, options: Sequence[Option], losses: Sequence[ScoreLo
 
 
 def _records(setting: Setting, options: Sequence[Option]) -> list[dict[str, Any]]:
-    """One record per number."""
+    """Return one record per number."""
     return [
         {
             **vars(setting),

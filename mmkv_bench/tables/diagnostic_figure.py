@@ -1,4 +1,4 @@
-"""Pictures of diagnostics as the papers' figures have them: one panel per model, dataset and setting."""
+"""Figures of diagnostics, in the form of the papers' figures: one panel per model, dataset and setting."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 COLOURS = tuple(HUES.values())
 
 BESIDE = {"prefix_search": "lorenz"}
-"""Analysis -> another one that its figure shows too, where the same samples have it."""
+"""Analysis -> another analysis that its figure shows too, for samples that have both."""
 _PANEL = ("model", "model_fingerprint", "dtype", "dataset", "dataset_fingerprint", "versions", "setting")
 _COLUMNS = 3
-_INSIDE = 4  # lines whose names find room in a panel
-_TICKS = 12  # layers that all have a tick
+_INSIDE = 4  # largest number of lines whose legend fits into a panel
+_TICKS = 12  # largest number of layers that all have a tick
 _BAND = "bands: middle half of the samples"
 _BUDGETS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _MAP = "viridis"
@@ -42,8 +42,8 @@ _HEAD_LABELS = {
 
 @dataclass(frozen=True)
 class Panel:
-    """Rows of one analysis of one model, dataset and setting, with those that its figure has beside. `rows` has `budget` and
-    `budget_kind` of its methods, null where a number is of none."""
+    """Rows of one analysis of one model, dataset and setting, with the rows of a second analysis that its figure shows too.
+    `rows` has the methods' `budget` and `budget_kind`; both are null for numbers without a method."""
 
     name: str
     title: str
@@ -51,13 +51,13 @@ class Panel:
 
     @property
     def layers(self) -> list[int]:
-        """The layers that have numbers."""
+        """Layers with numbers, in order."""
         return sorted(int(layer) for layer in self.rows["layer"].dropna().unique())
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """Drawing function of an analysis: axes beside each other for one panel, and the legend below."""
+    """How an analysis is drawn: the function draws one panel on `axes` axes side by side; the legend stands below."""
 
     draw: Callable[[Sequence[Axes], Panel], None]
     legend: str
@@ -65,10 +65,10 @@ class Drawing:
 
 
 def panels(root: Path, name: str, datasets: Sequence[str] | None = None) -> list[Panel]:
-    """The panels of an analysis in a store, one per model, dataset and setting.
+    """Return the panels of an analysis in a store, one per model, dataset and setting.
 
     Raises:
-        ConfigError: rows that hold nothing of it, or of none of these datasets.
+        ConfigError: the store has no rows of the analysis, or none of these datasets.
     """
     from mmkv_bench.store.store import Store
 
@@ -76,13 +76,13 @@ def panels(root: Path, name: str, datasets: Sequence[str] | None = None) -> list
     if not (every["name"] == name).any():
         present = ", ".join(sorted(map(str, every["name"].unique()))) or "none"
         raise ConfigError(
-            f"'{root}' holds no rows of {name} (it holds: {present}); `mmkv-bench diagnose {name}` makes them"
+            f"'{root}' has no rows of {name} (it has: {present}); run `mmkv-bench diagnose {name}` to make some"
         )
     return panels_of(every[choose(every["dataset"], datasets, "dataset")], name)
 
 
 def panels_of(every: pd.DataFrame, name: str) -> list[Panel]:
-    """The panels of an analysis in rows of the table `diagnostics`."""
+    """Return the panels of an analysis in rows of the table `diagnostics`."""
     rows = every[every["name"].isin([name, BESIDE.get(name, name)])]
     settings = {text: json.loads(text) for text in rows["settings"].unique()}
     methods = {text: values.pop("method", {}) for text, values in settings.items()}
@@ -106,7 +106,7 @@ def _title(rows: pd.DataFrame, key: Sequence[str], every: Sequence[Sequence[str]
 
 
 def diagnostic_figure(panels: Sequence[Panel]) -> Figure:
-    """The picture of the panels of one analysis."""
+    """Draw the panels of one analysis."""
     drawing = DRAWINGS[panels[0].name]
     beside = drawing.axes > 1
     n_columns = drawing.axes if beside else min(len(panels), _COLUMNS)
@@ -129,7 +129,7 @@ def _look(place: int) -> dict[str, Any]:
 
 
 def _some(layers: Sequence[int]) -> list[int]:
-    """The layers that have a tick."""
+    """Return the layers that get a tick."""
     return list(layers if len(layers) <= _TICKS else layers[:: -(-len(layers) // 10)])
 
 
@@ -148,7 +148,8 @@ def _legend(axes: Axes) -> None:
 
 
 def _by_layer(axes: Axes, panel: Panel, rows: pd.DataFrame, column: str, label: str) -> None:
-    """Numbers against layers: one line per group of a column, heads averaged, the middle half of samples around it."""
+    """Draw numbers against layers: one line per group of `column`, heads averaged, with a band over the middle half of
+    samples."""
     for place, (name, group) in enumerate(rows.groupby(column, observed=True, sort=True)):
         samples = group.groupby(["layer", "sample_id"], observed=True)["value"].mean().groupby(level="layer")
         middle, low, high = samples.mean(), samples.quantile(0.25), samples.quantile(0.75)
@@ -159,7 +160,7 @@ def _by_layer(axes: Axes, panel: Panel, rows: pd.DataFrame, column: str, label: 
 
 
 def _hidden_states(axes: Sequence[Axes], panel: Panel) -> None:
-    """Means as lines, one standard deviation to either side as bands; of text and visual tokens apart beside it."""
+    """Draw means as lines, with one standard deviation to either side as a band. Text and visual tokens are drawn apart."""
     grid = panel.rows.groupby(["part", "quantity", "layer"], observed=True)["value"].mean().unstack("layer")
     for each, parts in zip(axes, (("prompt", "answer"), ("text", "visual")), strict=True):
         for place, part in enumerate(part for part in parts if part in grid.index.get_level_values("part")):
@@ -178,7 +179,7 @@ def _hidden_states(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _coverage(axes: Sequence[Axes], panel: Panel) -> None:
-    """Against the budget, all layers together."""
+    """Draw coverage against the budget, all layers together."""
     (each,), rows = axes, panel.rows
     means = rows.groupby(["part", "budget", "sample_id"], dropna=False, observed=True)["value"].mean().reset_index()
     full, methods = means[means["budget"].isna()], means[means["budget"].notna()]
@@ -212,7 +213,7 @@ def _outliers(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _prefix(axes: Sequence[Axes], panel: Panel) -> None:
-    """Kept ratios of every layer, one line a budget, and the Gini coefficients of the attention where they were measured."""
+    """Draw the kept ratio of every layer, one line per budget, and the Gini coefficients of attention if they were measured."""
     rows = panel.rows[panel.rows["quantity"] == "kept_ratio"]
     rows = rows[rows["x"].round(6).isin(_BUDGETS)]
     rows = rows.assign(budget=rows["x"].map("{:.0%} in all".format))
@@ -225,7 +226,7 @@ def _prefix(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _lorenz(axes: Sequence[Axes], panel: Panel) -> None:
-    """Shares of attention that the lowest shares of tokens gather, and the range of the Gini coefficients."""
+    """Draw the share of attention that the least attended tokens get, and print the range of the Gini coefficients."""
     (each,), rows = axes, panel.rows
     curves = _grid(rows[rows["quantity"] == "lorenz"], ["layer"])
     for layer, curve in curves.iterrows():
@@ -241,7 +242,7 @@ def _lorenz(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _histogram(axes: Sequence[Axes], panel: Panel) -> None:
-    """Four layers from the first to the last, prompt beside answer."""
+    """Draw four layers from the first to the last, with the densities of prompt and answer."""
     rows = panel.rows[panel.rows["quantity"] == "density"]
     places = np.unique(np.linspace(0, len(panel.layers) - 1, len(axes)).round().astype(int))
     used = axes[: len(places)]
@@ -265,7 +266,7 @@ def _histogram(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _heads(axes: Sequence[Axes], panel: Panel) -> None:
-    """A curve per KV head; those that hold least and most at small shares stand out."""
+    """Draw one curve per KV head, and highlight the two heads with the smallest and the largest mean."""
     (each,), rows = axes, panel.rows
     curves = _grid(rows, ["layer", "head"])
     for (layer, _), curve in curves.iterrows():
@@ -284,7 +285,7 @@ def _heads(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _sinks(axes: Sequence[Axes], panel: Panel) -> None:
-    """Attention on the first token, layers down and query heads across, and the largest activations beside it."""
+    """Draw attention on the first token, by layer and query head; beside it, the largest activations per layer."""
     rows = panel.rows
     mass = rows[rows["quantity"] == "first_token_mass"].groupby(["layer", "head"])["value"].mean().unstack("head")
     layers = [int(layer) for layer in mass.index]
@@ -312,7 +313,7 @@ def _sinks(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _spectrum(axes: Sequence[Axes], panel: Panel) -> None:
-    """Energy over frequency of keys and values: all layers together, then layer by layer."""
+    """Draw the energy of keys and values over frequency: all layers together, then layer by layer."""
     from matplotlib.colors import LogNorm
 
     rows, parts = panel.rows, ("keys", "values")
@@ -337,7 +338,7 @@ def _spectrum(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _grid(rows: pd.DataFrame, lines: list[str]) -> pd.DataFrame:
-    """Means over samples: one row per line of the picture, one column per place on the curve."""
+    """Return means over samples: one row per line of the figure, one column per x value."""
     return rows.groupby([*lines, "x"], observed=True)["value"].mean().unstack("x")
 
 
@@ -349,7 +350,7 @@ def _colour(panel: Panel, layer: Any) -> Any:
 
 
 def _layer_bar(axes: Axes, panel: Panel) -> None:
-    """The colour of each layer."""
+    """Draw a colour bar that maps colours to layers."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
@@ -378,4 +379,4 @@ DRAWINGS = {
     "vision": Drawing(partial(_parts, label="share, or cosine above that of all pairs"), _BAND),
     "power_spectrum": Drawing(_spectrum, "shares of the energy in 128 bands; left: all layers, then by layer", 3),
 }
-"""Analysis -> how it is drawn."""
+"""Analysis -> its drawing."""

@@ -1,7 +1,7 @@
-"""Pictures of scores (against the budget, against the share removed), and the frame that all pictures share.
+"""Figures of scores (against the budget, against the share removed), and the layout that all figures share.
 
-The colour and marker of each method are the same in every picture, in the report and in notebooks. Hues are Okabe and Ito's, told
-apart with every common colour vision; the two light ones are darkened and two are added, so that each has a contrast of 3:1 on
+A method has the same colour and marker in every figure, in the report and in notebooks. Hues are Okabe and Ito's, distinguishable
+with every common colour vision. The two light hues are darkened and two are added, so that every hue has a contrast of 3:1 on
 white and on a dark page. Methods of one family share a hue and differ by their markers.
 """
 
@@ -55,7 +55,7 @@ MARKERS = {
 
 
 class Look(NamedTuple):
-    """The colour (RGB in hex) and the matplotlib marker of a line."""
+    """Colour (RGB in hex) and matplotlib marker of a line."""
 
     colour: str
     marker: str
@@ -88,14 +88,14 @@ _LISTED = {
 }
 
 
-_OTHERS = ("brown", "pink", "gold", "sky")  # hues of names that are not shipped
+_OTHERS = ("brown", "pink", "gold", "sky")  # hues for methods that are not shipped
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """Return label -> look of the lines of a picture, no two alike while a hue has markers left.
+    """Map each label to its colour and marker. No two labels get the same ones while a hue has markers left.
 
-    A shipped method has the look of its name, whatever else is drawn. Any other label has the hue of the method whose name it
-    begins with, else one that its name decides; its marker is the next one that no shipped method and no line before it has.
+    A shipped method always has its own colour and marker. Another label gets the hue of the shipped method whose name it begins
+    with, or else a hue computed from the label. Its marker is the next that no shipped method and no earlier label has.
     """
     labels = set(labels)
     given = {label: _LISTED[label] for label in sorted(labels) if label in _LISTED}
@@ -111,7 +111,7 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
 
 
 def _hue(label: str) -> str | None:
-    """Return the hue of the longest shipped name that a label begins with."""
+    """Return the hue of the longest shipped name that the label begins with."""
     begun = [name for name in _LISTED if label.startswith(name)]
     return _LISTED[max(begun, key=len)].colour if begun else None
 
@@ -122,7 +122,7 @@ _DIFFERS_BY_PANEL = ("n=", "dataset_fingerprint=")
 
 @cache
 def _picture() -> type[Figure]:
-    """The class of all figures: matplotlib's, which notebooks show even where pyplot was never imported."""
+    """Return the class of all figures: matplotlib's, which notebooks show even if pyplot was never imported."""
     from matplotlib.figure import Figure
 
     class Picture(Figure):
@@ -137,7 +137,7 @@ def _picture() -> type[Figure]:
 def canvas(
     down: int, across: int, size: tuple[float, float], used: int | None = None, **axes: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `size` inches and its panels, row by row; those behind the first `used` are hidden."""
+    """Return a figure of `size` inches and its panels, row by row. Panels after the first `used` are hidden."""
     figure = _picture()(figsize=size, dpi=150, layout="constrained")
     panels = list(figure.subplots(down, across, squeeze=False, **axes).ravel())
     for panel in panels[used if used is not None else len(panels) :]:
@@ -146,7 +146,7 @@ def canvas(
 
 
 def legend_below(figure: Figure, panels: Iterable[Axes], size: float = 9.5) -> None:
-    """One legend for all panels, each label once."""
+    """Draw one legend below all panels, each label once."""
     handles: dict[str, Any] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
@@ -156,12 +156,12 @@ def legend_below(figure: Figure, panels: Iterable[Axes], size: float = 9.5) -> N
 
 
 def small_print(figure: Figure, words: Sequence[str], width: int) -> None:
-    """The caption above the panels, in lines of `width` letters."""
+    """Write the caption above the panels, in lines of `width` letters."""
     figure.suptitle(textwrap.fill("; ".join(words), width), fontsize=9, color="#555555")
 
 
 def log2_axis(axes: Axes, ticks: Sequence[float], labels: Sequence[str], name: str) -> None:
-    """An x axis in doublings with these ticks alone, and horizontal lines behind the panel."""
+    """Give a panel a logarithmic x axis (base 2) with only these ticks, and horizontal grid lines."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, labels)
     axes.set_xticks([], minor=True)
@@ -170,34 +170,34 @@ def log2_axis(axes: Axes, ticks: Sequence[float], labels: Sequence[str], name: s
 
 
 def plain(axes: Axes) -> None:
-    """Horizontal grid lines and no frame above and to the right."""
+    """Draw horizontal grid lines, and no frame above and to the right."""
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def point_style(colour: str, shape: str) -> dict[str, Any]:
-    """Colour and marker of a line's points, with a white edge where the marker has an area."""
+    """Return colour and marker of a line's points, with a white edge if the marker has an area."""
     stroke = shape == "x"
     edge = {"markeredgecolor": colour if stroke else "white", "markeredgewidth": 1.6 if stroke else 0.8}
     return {"color": colour, "marker": shape, **edge}
 
 
 def band(axes: Axes, points: Sequence[tuple[float, float | None, float | None]], colour: str) -> None:
-    """The intervals (x, low, high) of a line; points without one are left out."""
+    """Draw the intervals (x, low, high) of a line as a band; points without an interval are left out."""
     bounded = [point for point in points if point[1] is not None and point[2] is not None]
     if bounded:
         axes.fill_between(*zip(*bounded, strict=True), color=colour, alpha=0.15, linewidth=0)
 
 
 def save(figure: Figure, stem: Path, *, plain: bool = False) -> list[Path]:
-    """Write `<stem>.png` and `<stem>.svg`; the same figure always gives the same SVG. Returns the paths.
+    """Write `<stem>.png` and `<stem>.svg`, and return the paths. The same figure always gives the same SVG.
 
-    plain: the SVG alone, its words as text: small, and whoever searches it finds them.
+    plain: write only the SVG, with its text as text, so that the file is small and can be searched.
     """
     from matplotlib import rc_context
     from matplotlib.text import Text
 
-    for text in figure.findobj(Text):  # names are no formulas; those of log axes' ticks are
+    for text in figure.findobj(Text):  # names are not formulas, but the ticks of log axes are
         if "$" in text.get_text() and "mathdefault" not in text.get_text():
             text.set_parse_math(False)
     stem.parent.mkdir(parents=True, exist_ok=True)
@@ -210,10 +210,12 @@ def save(figure: Figure, stem: Path, *, plain: bool = False) -> list[Path]:
 
 
 def accuracy_figure(tables: Sequence[ScoreTable]) -> Figure:
-    """Scores against the budget: one panel per table, with a common score axis and one legend.
+    """Draw scores against the budget: one panel per table, with a common score axis and one legend.
 
-    All tables must have budgets of the same kind; a method keeps colour and shape in all panels.
-    Raises ConfigError when a table has no budgets, when kinds differ, or when a cell has no headline.
+    All tables must have budgets of the same kind. A method has the same colour and marker in all panels.
+
+    Raises:
+        ConfigError: a table has no budgets, the kinds differ, or a cell has no headline.
     """
     _check(tables)
     styles = looks(method.label for table in tables for method in table.methods if method.budgeted)
@@ -230,15 +232,17 @@ def accuracy_figure(tables: Sequence[ScoreTable]) -> Figure:
 def _check(tables: Sequence[ScoreTable]) -> None:
     for table in tables:
         if not table.budgets:
-            raise ConfigError(f"{table.dataset} holds no cell with a budget, so there is nothing to draw against one.")
+            raise ConfigError(
+                f"{table.dataset} has no cell with a budget, so there is no figure; give rows of methods with a budget."
+            )
         for (label, _), entry in table.entries.items():
             if entry.value is None:
                 raise ConfigError(
                     f"{table.dataset}: {label} is ok on {entry.scores.n_ok} of {entry.scores.n} samples, so it has no "
-                    "score to draw: run again with retry=oom,timeout,nan,error, or read the table instead."
+                    "score to draw; run again with retry=oom,timeout,nan,error, or read the table instead."
                 )
     if len({table.axis for table in tables}) > 1:
-        raise ConfigError("Budgets in entries and in fractions cannot share a figure: name tables of one kind.")
+        raise ConfigError("Budgets in entries and in fractions cannot share a figure; choose tables of one kind.")
 
 
 def _draw_scores(axes: Axes, table: ScoreTable, tables: Sequence[ScoreTable], styles: Mapping[str, Look]) -> None:
@@ -268,7 +272,7 @@ def _draw_scores(axes: Axes, table: ScoreTable, tables: Sequence[ScoreTable], st
 
 
 def _draw_level(axes: Axes, method: Line, entry: Entry) -> None:
-    """A line without a budget, from edge to edge."""
+    """Draw a method without a budget as a horizontal line from edge to edge."""
     colour = "black" if method.base == BASELINE else "#999999"
     axes.axhline(entry.value, color=colour, linestyle="--", linewidth=1.4, label=f"{line_label(method)} (no budget)")
     if entry.low is not None:
@@ -284,17 +288,17 @@ def _caption(tables: Sequence[ScoreTable]) -> list[str]:
 
 
 def removal_figure(tables: Sequence[ScoreTable]) -> Figure:
-    """FlashCache's Figure 2: scores when a share of the entries is removed, a line per order in which they go.
+    """Draw FlashCache's Figure 2: scores against the share of entries removed, one line per order of removal.
 
-    The full cache is where nothing is removed; one panel per table.
+    The full cache stands at a removed share of 0. There is one panel per table.
 
     Raises:
-        ConfigError: no table has a variant of FlashCache at a budget that is a fraction.
+        ConfigError: no table has a variant of FlashCache at a fractional budget.
     """
     drawn = [t for t in tables if t.axis == "fraction" and any(m.base == FLASHCACHE for m in t.methods)]
     if not drawn:
         raise ConfigError(
-            f"The rows hold no {FLASHCACHE} at budgets that are fractions; run variants of it with removal=largest, random and "
+            f"The rows have no {FLASHCACHE} at fractional budgets; run its variants with removal=largest, random and "
             "smallest (methods.flashcache.dba=false) at budget=[0.8,0.6,0.4,0.2]"
         )
     styles = looks(method.label for table in drawn for method in table.methods if method.base == FLASHCACHE)
@@ -319,10 +323,11 @@ def removal_figure(tables: Sequence[ScoreTable]) -> Figure:
 
 
 def position_figure(tables: Sequence[ScoreTable], metric: str) -> Figure:
-    """Fidelity against the token of a continuation: one panel per budget, a point where each stretch of tokens ends.
+    """Draw fidelity against the position in a continuation: one panel per budget, one point at the end of each stretch of tokens.
 
     Args:
-        tables: one per stretch, of one dataset and kind of budget. metric: what all of them hold, for the axis.
+        tables: one per stretch, of one dataset and kind of budget.
+        metric: name of the y axis.
     """
     ends = [int(table.metric.rpartition("_")[2]) for table in tables]
     methods = [method for method in tables[0].methods if method.budgeted]

@@ -1,4 +1,4 @@
-"""Writers of tables: markdown, csv and html here, LaTeX in a file of its own; `write` chooses by the format's name.
+"""Writers of tables: markdown, csv and html in this file, LaTeX in `latex`; `write` chooses by the format's name.
 
 Markdown is aligned, so that it reads well in a terminal too.
 """
@@ -20,7 +20,7 @@ HASHES = "Small below a number: the cells behind it; `mmkv-bench show <rows> <ha
 
 
 def html(tables: Sequence[Table], title: str, *, notes: str = "short") -> str:
-    """A whole document: contents with links, then every table. notes: those that are open, one of `NOTES`."""
+    """Return a whole document: a linked list of contents, then every table. notes: which notes are open, one of `NOTES`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = Environment(  # noqa: S701 - every text goes through a filter that escapes it
@@ -36,20 +36,23 @@ def html(tables: Sequence[Table], title: str, *, notes: str = "short") -> str:
 
 
 def _inline(text: str) -> str:
-    """A text of notes and captions, in which `code` alone is a sign."""
+    """Convert a note or a caption to html; `code` is its only markup."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 FORMATS = ("md", "csv", "latex", "html")
 LONG = 10
-"""From so many tables on, a list of contents stands before them."""
+"""From this number of tables on, a list of contents precedes them."""
 
 
 def write(tables: Sequence[Table], form: str, *, title: str = "Tables", notes: str = "short") -> str:
-    """The tables in one of `FORMATS`.
+    """Return the tables in one of `FORMATS`.
 
     Args:
-        title: of an html page. notes: one of `NOTES`.
+        tables: the tables.
+        form: one of `FORMATS`.
+        title: title of an html page.
+        notes: one of `NOTES`.
     """
     if form == "csv":
         return csv_text([record for table in tables for record in table.records()])
@@ -59,7 +62,7 @@ def write(tables: Sequence[Table], form: str, *, title: str = "Tables", notes: s
 
 
 def markdown(tables: Sequence[Table], *, notes: str = "short") -> str:
-    """All tables, with a list of contents where they are many."""
+    """Return all tables as markdown, with a list of contents if there are at least `LONG`."""
     contents = [f"{number}. {table.entry}" for number, table in enumerate(tables, 1)]
     head = ["\n".join([f"{len(tables)} tables:", "", *contents]) + "\n"] if len(tables) >= LONG else []
     return "\n".join([*head, *(_section(table, notes) for table in tables)])
@@ -90,7 +93,7 @@ def _cell(cell: GridCell) -> str:
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A markdown table whose columns line up in a fixed-width font."""
+    """Return a markdown table whose columns line up in a fixed-width font."""
     lines = [list(header), *map(list, rows)]
     widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(header))]
     texts = [
@@ -100,7 +103,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """Records that have the same keys, with these as the header; an empty field for null."""
+    """Return records with equal keys as csv: the keys are the header, and null is an empty field."""
     out = io.StringIO()
     if records:
         writer = csv.DictWriter(out, list(records[0]), lineterminator="\n")
@@ -110,7 +113,7 @@ def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def inert(value: Any) -> Any:
-    """A field that no spreadsheet takes for a formula: a text that begins like one gets a quote before it; numbers stay."""
+    """Protect a field from spreadsheets: a text that begins like a formula gets a quote before it; numbers stay."""
     if not isinstance(value, str) or len(value) < 2 or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return value
     try:

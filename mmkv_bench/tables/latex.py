@@ -1,7 +1,7 @@
-r"""The LaTeX writer: a float where a table fits a page, a `longtable` where it does not, and never a letter below 6 pt.
+r"""The LaTeX writer. A table that fits a page is a float, a longer one a `longtable`; no letter is smaller than 6 pt.
 
-A table is set in the largest size in which its widest grid fits the text, else with the words of long headers on lines of their
-own, else on a page turned by 90 degrees. Where that is too narrow at 6 pt, its columns are divided into several grids. UTF-8
+A table is set in the largest size in which its widest grid fits the width. If no size fits, long headers break into lines; if
+that is not enough, the page is turned by 90 degrees; if 6 pt is still too wide, the columns are divided into several grids. UTF-8
 marks become commands, so that any engine sets them.
 The first line names the `PACKAGES` that must be loaded.
 """
@@ -24,7 +24,7 @@ PACKAGES = {
     "pdflscape": r"\begin{landscape}",
     "xcolor": r"\textcolor",
 }
-"""Package -> what a table that needs it has."""
+"""Package -> text that shows that a table needs the package."""
 _SPECIAL = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -50,17 +50,17 @@ _SPECIAL = {
     "≠": r"\ensuremath{\neq}",
     "⊘": r"\ensuremath{\oslash}",
 }
-_FLOATS = 10  # LaTeX gives up where 18 wait for a page
+_FLOATS = 10  # tables between page breaks; LaTeX gives up if 18 floats wait for a page
 _TEXT = (345.0, 550.0)  # points across and down, of the narrowest text of class article
 _SIZES = ((10, ""), (9, r"\small"), (8, r"\footnotesize"), (7, r"\scriptsize"), (6, r"\fontsize{6}{7}\selectfont"))
-_EM = {10: 10.0, 9: 9.25, 8: 8.5, 7: 8.0, 6: 7.3}  # points across of a letter m; smaller letters are relatively wider
+_EM = {10: 10.0, 9: 9.25, 8: 8.5, 7: 8.0, 6: 7.3}  # width of a letter m in points; smaller letters are relatively wider
 _NO_SMALLER = r"\let\scriptsize\relax\def\textsuperscript#1{\raisebox{.4ex}{#1}}"
-_MOST = 150.0  # points of a column, which is a paragraph from there on
+_MOST = 150.0  # points; a wider column becomes a paragraph of this width
 
 
 @dataclass(frozen=True)
 class _Setting:
-    """Page and size of a table's letters. across, down: of its text, in points; stacked: headers break between words."""
+    """Size of a table's letters, and orientation of its page. across, down: points of text. stacked: headers break into lines."""
 
     size: int
     command: str
@@ -77,17 +77,17 @@ class _Setting:
 
     @property
     def gap(self) -> float:
-        """Points on either side of a column."""
+        """Points of space on either side of a column."""
         return 6.0 if self.size > 8 else 3.0
 
 
 def escape(text: str) -> str:
-    """Plain text as LaTeX text."""
+    """Escape plain text for LaTeX."""
     return "".join(_SPECIAL.get(character, character) for character in text)
 
 
 def latex(tables: Sequence[Table], *, notes: str = "short") -> str:
-    """All tables, below a line with the packages that they need. notes: below each, one of `NOTES`."""
+    """Return all tables, after a line with the packages that they need. notes: which notes stand below, one of `NOTES`."""
     colours = any(cell.look for table in tables for grid in table.grids for row in grid.cells for cell in row)
     used = {look.colour for look in VERDICTS.values()} if colours else set()
     texts = [_table(table, notes) for table in tables]
@@ -102,7 +102,7 @@ def _table(table: Table, how: str) -> str:
     setting, grids = _fitting(table.grids)
     shown, hidden = table.split_notes(how)
     notes = [r"\par\smallskip\footnotesize\raggedright " + r" \\ ".join(map(escape, shown))] if shown else []
-    notes += [f"% {' '.join(note.split())}" for note in hidden]  # what explains the marks stays beside them
+    notes += [f"% {' '.join(note.split())}" for note in hidden]  # hidden notes become comments, which explain the marks
     title = escape(". ".join(filter(None, (table.title, table.caption))))
     name = "".join(character if character.isalnum() or character == "-" else "-" for character in table.name)
     caption = [rf"\caption{{{title}}}"], [rf"\label{{tab:{name}}}"] if name else []
@@ -126,7 +126,7 @@ def _table(table: Table, how: str) -> str:
 
 
 def _fitting(grids: Sequence[Grid]) -> tuple[_Setting, list[Grid]]:
-    """The setting in which all grids fit across a page, and the grids, divided where none is wide enough."""
+    """Return the largest setting in which all grids fit the page's width, and the grids, divided if no setting fits."""
     for turned, stacked, (size, command) in product((False, True), (False, True), _SIZES):
         setting = _Setting(size, command, turned, stacked)
         if all(sum(_widths(group, setting)) <= setting.across for group in _joined(grids)):
@@ -136,7 +136,7 @@ def _fitting(grids: Sequence[Grid]) -> tuple[_Setting, list[Grid]]:
 
 
 def _divided(grid: Grid, setting: _Setting) -> Iterator[Grid]:
-    """Grids of the same labels and of some columns each, which fit across."""
+    """Divide a grid by columns into grids that fit the width; all of them have the same labels."""
     widths = _widths([grid], setting)
     columns: list[list[int]] = [[]]
     for column in range(grid.labels, len(grid.header)):
@@ -152,7 +152,7 @@ def _divided(grid: Grid, setting: _Setting) -> Iterator[Grid]:
 
 
 def _in_part(row: Sequence[GridCell], column: int, part: Sequence[int]) -> GridCell:
-    """The cell of a column among those of a part; the first one is that which covers it, where another does."""
+    """Return a column's cell within a part of the columns. If another cell spans the part's first column, that cell is used."""
     if column not in part:
         return row[column]
     covers = (at for at in range(column) if at + row[at].span > column)
@@ -162,7 +162,7 @@ def _in_part(row: Sequence[GridCell], column: int, part: Sequence[int]) -> GridC
 
 
 def _joined(grids: Sequence[Grid]) -> list[list[Grid]]:
-    """The grids that stand in one tabular: those whose columns are among the first one's."""
+    """Group the grids that share one tabular: grids whose columns are among the first grid's columns."""
     groups: list[list[Grid]] = []
     for grid in grids:
         first = groups[-1][0] if groups else None
@@ -204,7 +204,7 @@ def _header(grids: Sequence[Grid], setting: _Setting) -> list[str]:
 
 
 def _headings(grids: Sequence[Grid], setting: _Setting) -> list[list[str]]:
-    """The lines of every column's header."""
+    """Return the lines of every column's header."""
     if not setting.stacked:
         return [[name] for name in grids[0].header]
     widths = _widths(grids, setting)
@@ -215,7 +215,7 @@ def _headings(grids: Sequence[Grid], setting: _Setting) -> list[list[str]]:
 
 
 def _broken(name: str, width: float, size: int) -> list[str]:
-    """The lines of a name that breaks between words where it is wider [points]."""
+    """Break a name between words into lines of at most `width` points."""
     lines = [""]
     for word in _words(name):
         if lines[-1] and _width(lines[-1] + word.rstrip(), size) > width:
@@ -230,12 +230,12 @@ def _stacked(lines: Sequence[str]) -> str:
 
 
 def _words(name: str) -> list[str]:
-    """The parts between which a header may break."""
+    """Split a header where it may break."""
     return re.findall(r"[^_,\s]+[_,\s]*", name) or [name]
 
 
 def _rows(grids: Sequence[Grid]) -> Iterator[str]:
-    """The lines of the first grid, and of each other one below its heading, in the first one's columns."""
+    """Yield the LaTeX lines of the first grid, then of each other grid below its heading, in the first grid's columns."""
     header = list(grids[0].header)
     for number, grid in enumerate(grids):
         if number:
@@ -254,7 +254,7 @@ def _rows(grids: Sequence[Grid]) -> Iterator[str]:
 
 
 def _in_columns(first: Grid, grid: Grid) -> list[list[GridCell]]:
-    """The rows of a grid in the columns of another one, empty where it has no such column."""
+    """Return the rows of a grid in the columns of `first`; columns that the grid lacks are empty."""
     if list(grid.header) == list(first.header):
         return grid.cells
     columns = {name: at for at, name in enumerate(grid.header)}
@@ -273,7 +273,7 @@ def _cell(cell: GridCell) -> str:
 
 
 def _columns(grids: Sequence[Grid], setting: _Setting) -> str:
-    """The columns' kinds: paragraphs where they are wide."""
+    """Return the column specification; wide columns are paragraphs."""
     kinds = []
     for column, width in enumerate(_widths(grids, setting)):
         plain = "l" if column < grids[0].labels else "c"
@@ -283,7 +283,7 @@ def _columns(grids: Sequence[Grid], setting: _Setting) -> str:
 
 
 def _widths(grids: Sequence[Grid], setting: _Setting) -> list[float]:
-    """Points across of every column of joined grids, with its gaps."""
+    """Return the width in points of every column of joined grids, with its gaps."""
     first = grids[0]
     most = [
         max(_width(word.rstrip(), setting.size) for word in (_words(name) if setting.stacked else [name]))
@@ -305,7 +305,7 @@ def _cell_width(cell: GridCell, size: int) -> float:
 
 
 def _height(grids: Sequence[Grid], setting: _Setting) -> float:
-    """Points down of joined grids, with the rules."""
+    """Return the height in points of joined grids, with their rules."""
     widths = _widths(grids, setting)
     lines = max(map(len, _headings(grids, setting))) + bool(grids[0].groups) + len(grids)
     for row in (row for grid in grids for row in _in_columns(grids[0], grid)):
@@ -318,7 +318,7 @@ def _height(grids: Sequence[Grid], setting: _Setting) -> float:
 
 
 def _width(text: str, size: int) -> float:
-    """Points across, estimated from above by kinds of letters of Computer Modern."""
+    """Estimate a text's width in points from above, by kinds of letters of Computer Modern."""
     narrow = sum(text.count(letter) for letter in "ijl.,:;'!|")
     wide = sum(character.isupper() or character in "mw%+=<>±@_†‡§¶◊∥✓✗○" for character in text)
     return _EM[size] * (0.3 * narrow + 0.8 * wide + 0.53 * (len(text) - narrow - wide))

@@ -1,4 +1,4 @@
-"""The `metrics` rows of cells: one per cell and metric, computed from per-sample scores. A pure function of frames."""
+"""The `metrics` rows of cells: one per cell and metric, computed from per-sample scores. Pure functions of frames."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ def metrics_rows(
     reasons: Mapping[str | tuple[str, str], str | None] | None = None,
     judges: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """One `metrics` row per cell and metric of `samples`, in the order of `cells`, then of metric names.
+    """Return one `metrics` row per cell and metric of `samples`, in the order of `cells`, then of metric names.
 
-    The difference is the cell's score minus that of the `full` cell of the same context and protocol, over the samples
-    ok in both; it is null where there is no such cell, and for `full` itself. So `samples` and `cells` must hold the
-    `full` cells beside those that are wanted.
+    The difference is the cell's score minus the score of the `full` cell of the same context and protocol, over the samples
+    ok in both. It is null without such a cell, and for `full` itself. So `samples` and `cells` must contain the
+    `full` cells too.
 
-    samples, cells: frames of the tables of those names.
-    lmms_eval, judges: (cell, metric) -> lmms-eval's own aggregate, the judge's columns. reasons: cell, or cell and
-    metric, -> why lmms-eval gives no aggregate.
+    samples, cells: frames of the tables of these names.
+    lmms_eval, judges: (cell, metric) -> lmms-eval's aggregate, the judge's columns. reasons: cell, or (cell, metric), -> why
+    lmms-eval gives no aggregate.
 
-    Raises StoreError for rows that contradict each other, such as two `full` cells of one context.
+    Raises:
+        StoreError: rows contradict each other, such as two `full` cells of one context.
     """
     lmms_eval, reasons, judges = lmms_eval or {}, reasons or {}, judges or {}
     check(cells, samples)
@@ -85,18 +86,19 @@ def metrics_rows(
 
 
 def headlines(scores: Sequence[Scores], dataset: str, metric: str) -> list[dict[str, Any]]:
-    """n, n_ok, value and interval of each of a table's cells (null unless every sample is ok), and the score with failures as 0.
+    """Return n, n_ok, value and interval of each of the cells, and its score with failures as 0. Value and interval are null
+    unless every sample is ok.
 
-    Where less is better, 0 would flatter a failure, and nothing is counted in its place; nor is an answer 0 that no judge
-    has judged, nor a failure of which the metric's parts are not known.
+    There is no score with failures as 0 if smaller values are better (0 would flatter a failure), if an answer was not judged, or
+    if the parts of a failure are unknown.
     """
     aggregator = aggregate_of(metric)
     for cell in scores:
         # failed samples may lack parts, as when no sample of a cell reached the scorer
         if aggregator and cell.n_ok and (cell.parts is None or np.isnan(cell.parts[cell.ok]).any()):
             raise StoreError(
-                f"{dataset}: a metric that is no mean over samples has rows without the parts it is aggregated from; score the "
-                "answers again with stage=score"
+                f"{dataset}: rows of {metric} lack the parts from which it is aggregated; score the answers again with "
+                "stage=score"
             )
     complete = [(_aggregated(cell, aggregator), cell.clusters) for cell in scores if cell.complete]
     ends = iter(intervals(complete, dataset, aggregator, is_share(metric)))
@@ -117,14 +119,14 @@ def _headline(scores: Scores, aggregator: Pooled | None, metric: str, interval: 
 
 
 def aggregate(scores: Scores, aggregator: Pooled | None = None) -> float:
-    """The score of a set of samples: their mean unless the metric has an aggregate of its own."""
+    """Return the score of a set of samples: their mean, or the metric's aggregate."""
     if aggregator is None:
         return float(np.mean(scores.values))
     return aggregator(_aggregated(scores, aggregator))
 
 
 def _aggregated(scores: Scores, aggregator: Pooled | None) -> np.ndarray:
-    """The values that are aggregated: float64 [n], or the parts [n, k]."""
+    """Return the values that are aggregated: float64 [n], or the parts [n, k]."""
     if aggregator is None:
         return scores.values
     assert scores.parts is not None, "whoever asks for an aggregate of parts has made sure that there are any"
@@ -132,8 +134,8 @@ def _aggregated(scores: Scores, aggregator: Pooled | None) -> np.ndarray:
 
 
 def _with_failures(scores: Scores, aggregator: Pooled | None, metric: str) -> float | None:
-    """The aggregate with failed samples as 0, whose parts are those of an empty answer already; None where that says
-    nothing."""
+    """Return the aggregate with failed samples as 0, or None if it would say nothing. The parts of a failed sample are those of
+    an empty answer already."""
     parts_known = aggregator is None or (scores.parts is not None and not np.isnan(scores.parts).any())
     if not scores.n or not parts_known or scores.unjudged or lower_is_better(metric):
         return None
@@ -143,12 +145,14 @@ def _with_failures(scores: Scores, aggregator: Pooled | None, metric: str) -> fl
 def _differences(
     cells: Sequence[Mapping[str, Any]], scores: Mapping[tuple[str, str], Scores]
 ) -> dict[tuple[str, str], Difference]:
-    """(cell, metric) -> the cell minus `full` of its context; all cells that have the same `full` at once."""
+    """Map (cell, metric) to the cell's difference to `full` of its context. Cells with the same `full` are computed together."""
     full_of: dict[tuple[str, ...], str] = {}
     for row in cells:
         if row["base"] == BASELINE and full_of.setdefault(context_key(row), row["cell"]) != row["cell"]:
             other = full_of[context_key(row)]
-            raise StoreError(f"Cells {other} and {row['cell']} are both `full` of the same context: one must go.")
+            raise StoreError(
+                f"Cells {other} and {row['cell']} are both `full` of the same context; keep only one of them."
+            )
     full = {cell["cell"]: full_of.get(context_key(cell)) for cell in cells}
     groups: dict[tuple[str, str], list[str]] = {}
     for cell, metric in scores:

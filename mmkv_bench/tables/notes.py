@@ -1,4 +1,4 @@
-"""Marks on cells, and the notes of tables of costs, fidelity, groups and ranks; `score_notes` has those of scores."""
+"""Marks on cells, and the notes of tables of costs, fidelity, groups and ranks. `score_notes` has the notes of scores."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _EMBEDDED = "tiny"
 
 
 def fallback_letters(table: ScoreTable) -> dict[str, str]:
-    """Fallback reason -> its letter in the table."""
+    """Map each fallback reason to its letter in the table."""
     return {reason: chr(ord("a") + i) for i, reason in enumerate(table.fallbacks)}
 
 
 def marks(table: ScoreTable, method: Line, entry: Entry, budget: str) -> list[str]:
-    """The marks behind a cell's number, in a fixed order."""
+    """Return the marks behind a cell's number, in a fixed order."""
     audit = entry.audit
     flags = {
         OVER: audit.over > 0,
@@ -41,22 +41,22 @@ def marks(table: ScoreTable, method: Line, entry: Entry, budget: str) -> list[st
 
 
 def notes_that_hold(*candidates: tuple[object, Rank, str]) -> list[Note]:
-    """The notes whose condition, the first of each three, holds."""
+    """Return the notes whose condition is true. candidates: (condition, rank, text) of each note."""
     return [Note(text, rank) for true, rank, text in candidates if true]
 
 
 def mostly_prefill(method: Line, entry: Entry) -> bool:
-    """True if most answers come from the full prefill, so that the cell cannot tell methods apart."""
+    """Tell whether most answers come from the full prefill, so that the cell cannot tell methods apart."""
     return method.base != BASELINE and 2 * entry.audit.from_prefill > entry.audit.n
 
 
 def gate_rank(verdict: str) -> Rank:
-    """The rank of a sentence of `sweep.verdict`: a failed check comes first."""
+    """Return the rank of a sentence of `sweep.verdict`: a warning if the check failed."""
     return Rank.WARNING if " failed:" in verdict else Rank.READING
 
 
 def cost_notes(table: CostTable) -> list[Note]:
-    """Notes of a table of costs."""
+    """Return the notes of a table of costs."""
     of = "repeat" if table.per_pass else "sample"
     entries = [entry for costs in table.entries.values() for entry in costs.values()]
     levels = {entry.level for entry in entries if entry.level is not None}
@@ -98,7 +98,7 @@ def cost_notes(table: CostTable) -> list[Note]:
 
 
 def fidelity_notes(table: ScoreTable, metrics: Sequence[str]) -> list[Note]:
-    """Notes of a table of fidelity. table: one of its metrics."""
+    """Return the notes of a table of fidelity. table: one of its metrics. metrics: all its metrics."""
     first = "without token 1, which the full prefill gives to all methods"
     if not protocol(table.context["protocol"]).from_prefill:
         first = "token 1 included"
@@ -124,10 +124,13 @@ def fidelity_notes(table: ScoreTable, metrics: Sequence[str]) -> list[Note]:
 def group_notes(
     fixture: bool, absent: Mapping[str, tuple[int, int]], calibrated: Sequence[str], gates: Sequence[str]
 ) -> list[Note]:
-    """Notes of a table of means over datasets.
+    """Return the notes of a table of means over datasets.
 
     Args:
-        absent: group -> (datasets with a table, datasets).
+        fixture: the data are fixtures.
+        absent: group -> (datasets with a table, all datasets).
+        calibrated: labels of calibrated lines.
+        gates: sentences about the full-cache gates.
     """
     groups = ", ".join(f"{name} ({here} of {size} datasets)" for name, (here, size) in absent.items())
     labels = ", ".join(calibrated)
@@ -141,7 +144,7 @@ def group_notes(
 
 
 def task_rank_notes(methods: int, tasks: int, model: str, some: Sequence[str]) -> list[Note]:
-    """Notes of ranks over tasks. some: methods that are compared on some of the tasks only."""
+    """Return the notes of ranks over tasks. some: methods that are compared only on some of the tasks."""
     text = (
         f"{RANKS}, of m = {methods} compared on all {tasks} tasks, each task at p <= "
         f"{ALPHA:g} / {tasks}: with {LEVEL:.0%} confidence all true ranks, and all means over these tasks, are within."
@@ -151,7 +154,7 @@ def task_rank_notes(methods: int, tasks: int, model: str, some: Sequence[str]) -
 
 
 def predicts_nothing(model: str) -> list[str]:
-    """The sentence beside every ranking of the embedded model; none of other models."""
+    """Return the sentence that stands beside every ranking of the embedded model; nothing for other models."""
     text = (
         "Rankings of the embedded model predict no paper's: mean Kendall's tau -.15 to the orders that papers print (87 "
         "settings, at 10 %)."

@@ -1,14 +1,15 @@
-"""What a cache knew when it was compressed: the loss of many questions per document, split by cause.
+"""Loss of many questions per document, split by what the cache was compressed for.
 
-A document is compressed once and asked several questions. Beside compressing anew for each of them (`query_aware`):
+A document is compressed once and asked several questions. The baseline is compressing anew for each question (`query_aware`):
 
-- room: minus compressing once for all (`query_joint`), the price of holding what all questions need.
-- unknown: `query_joint` minus compressing for another question (`query_first`), the price of not knowing this one.
-- wording: minus compressing for the same question in other words (`query_paraphrase`).
-- generic, agnostic: minus compressing for a fixed instruction, or for no question.
-- turns: minus asking it in a conversation (`turns`), after other questions and answers under the same budget; also by turn.
+- room: the baseline minus compressing once for all questions (`query_joint`), the price of keeping what all questions need.
+- unknown: `query_joint` minus compressing for another question (`query_first`), the price of not knowing this question.
+- wording: the baseline minus compressing for the same question in other words (`query_paraphrase`).
+- generic, agnostic: the baseline minus compressing for a fixed instruction, or for no question.
+- turns: the baseline minus asking in a conversation (`turns`), after other questions and answers under the same budget; also by
+  turn.
 
-Differences are paired by sample. Their unit is the document: intervals are of the means over documents.
+Differences are paired by sample. Intervals are for means over documents, the independent units.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 KNOWN = ("each", "joint", "other", "paraphrase", "generic", "agnostic", "turns")
-"""Columns of scores; `other`: rows of `query_first` whose question is not the one that was known."""
+"""Columns of scores; `other`: rows of `query_first` whose question is not the question that the cache was compressed for."""
 LOSSES = {
     "room": ("each", "joint"),
     "unknown": ("joint", "other"),
@@ -46,50 +47,67 @@ _PROTOCOLS = {
     "query_agnostic": "agnostic",
     "turns": "turns",
 }
-_LINE = ["model", "dataset", "metric", "method", "reading", "budget", "seed"]
-_SAMPLE = [*_LINE, "cluster", "sample_id"]
+MODES = {name: [name] for name in ("each", "joint")} | {"first": ["same", "other"]}
+MODES |= {name: [name] for name in ("paraphrase", "generic", "agnostic", "turns")}
+"""What was known -> its columns of scores, of which a sample has one; `first` is `query_first`, its known question included."""
+LINE = ["model", "dataset", "metric", "method", "reading", "budget", "seed"]
+_SAMPLE = [*LINE, "cluster", "sample_id"]
 
 LEAST = 10
-"""Documents that an interval takes."""
+"""Smallest number of documents for an interval."""
 
 _BY_TURN = "by turn of the conversation; in brackets the same questions, each compressed for anew"
 
 _TURNS = "; turns: in a conversation, after other questions of the document"
 
 _NOTHING = (
-    "{} has no such scores of several questions a document; run a dataset with questions (dataset=questions_records) with "
-    "'protocol=[query_aware,query_joint,query_first]', or choose others with --dataset and --metric"
+    "{} has no scores of several questions per document; run dataset=questions_records with "
+    "'protocol=[query_aware,query_joint,query_first]', or choose other rows with --dataset and --metric"
 )
+
+
+class NoQuestionsError(StoreError):
+    """A store without scores of several questions a document."""
 
 
 def question_tables(
     root: Path, datasets: Sequence[str] | None = None, metrics: Sequence[str] | None = None
 ) -> list[Table]:
-    """Return a table per model, dataset and metric of a store with rows of several questions a document.
+    """Return a table per model, dataset and metric of a store with rows of several questions per document.
 
     Args:
-        metrics: None: those of the datasets, without fidelity.
+        root: folder of the store.
+        datasets: names of datasets; None: all.
+        metrics: names of metrics; None: all except fidelity.
 
     Raises:
-        StoreError: the store has no such rows.
+        NoQuestionsError: the store has no such rows.
     """
+    return [table for table, _ in tables_with_scores(root, datasets, metrics)]
+
+
+def tables_with_scores(
+    root: Path, datasets: Sequence[str] | None = None, metrics: Sequence[str] | None = None
+) -> list[tuple[Table, pd.DataFrame]]:
+    """Return the tables of `question_tables`, each with the lines of `paired_scores` that it is made of."""
     scores = paired_scores(root)
     if datasets:
         scores = scores[scores["dataset"].isin(datasets)]
     scores = scores[scores["metric"].isin(metrics) if metrics else ~scores["metric"].isin(list(FIDELITY))]
     if scores.empty:
-        raise StoreError(_NOTHING.format(root))
-    return [_table(names, rows) for names, rows in scores.groupby(_LINE[:3], sort=False)]
+        raise NoQuestionsError(_NOTHING.format(root))
+    return [(_table(names, rows), rows) for names, rows in scores.groupby(LINE[:3], sort=False)]
 
 
 def paired_scores(root: Path) -> pd.DataFrame:
-    """Return scores by sample: a line per cell without its protocol and sample, a column per name of `KNOWN`, `same` and `turn`.
+    """Return scores by sample: a line per cell without its protocol and sample, a column per name of `KNOWN`, `same` and `place`.
 
-    same: of the question that the cache of `query_first` was compressed for. turn: from 1, the question's place in the
-    conversation of `turns`. NaN where a score is missing.
+    same: score of the question for which the cache of `query_first` was compressed. place: the question's position in its
+    document's order, from 1: first the question that `query_first` knows and `turns` begins with. NaN if a score is missing.
 
     Raises:
-        StoreError: no rows of several questions, or two cells that a line does not tell apart, such as those of two versions.
+        NoQuestionsError: no rows of several questions.
+        StoreError: two cells for the same line, such as cells of two versions.
     """
     from mmkv_bench.store.store import Store
 
@@ -97,7 +115,7 @@ def paired_scores(root: Path) -> pd.DataFrame:
     cells = store.cells().to_pandas()
     cells = cells[cells["protocol"].isin(_PROTOCOLS)]
     if cells.empty:
-        raise StoreError(_NOTHING.format(root))
+        raise NoQuestionsError(_NOTHING.format(root))
     cells = cells.assign(known=cells["protocol"].map(_PROTOCOLS))
     shares = (cells["budget_fraction"].astype(float) * 100).map("{:g}%".format)
     cells["budget"] = cells["budget_entries"].map("{:g}".format).where(cells["budget_entries"].notna(), shares)
@@ -108,7 +126,7 @@ def paired_scores(root: Path) -> pd.DataFrame:
     answers = store.responses(cells["cell"], ["cell", "sample_id", "question_number", "question_known"]).to_pandas()
     answers = answers[answers["question_number"].notna()]
     if answers.empty:
-        raise StoreError(_NOTHING.format(root))
+        raise NoQuestionsError(_NOTHING.format(root))
     scores = store.samples(cells["cell"], ["cell", "dataset", "sample_id", "cluster", "metric", "value"]).to_pandas()
     rows = scores.merge(answers, on=["cell", "sample_id"]).merge(cells[named], on="cell")
     number = rows["question_number"].astype("Int64").astype(str)
@@ -117,22 +135,70 @@ def paired_scores(root: Path) -> pd.DataFrame:
     if len(twice):
         line = twice.iloc[0]
         raise StoreError(
-            f"{root} has two cells of {line['method']} {line['budget']} ({line['known']}) for {line['sample_id']}, of other "
-            "versions or parameters; name the method's variants (variants.<name>), or use a folder for each version"
+            f"{root} has two cells of {line['method']} {line['budget']} ({line['known']}) for {line['sample_id']}, with "
+            "different versions or parameters; name the method's variants (variants.<name>), or use a folder for each version"
         )
     wide = rows.pivot_table(index=_SAMPLE, columns="known", values="value", aggfunc="first", sort=False)
-    talks = rows[rows["known"] == "turns"].drop_duplicates(_SAMPLE)
-    turn = talks.set_index(_SAMPLE)["question_known"].str.count(",").astype(float) + 1
-    return wide.reindex(columns=[*KNOWN, "same"]).join(turn.rename("turn")).reset_index()
+    wide = wide.reindex(columns=[*KNOWN, "same"]).reset_index()
+    return wide.merge(_places(rows), on=["dataset", "sample_id"], how="left")
+
+
+def _places(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the place of each question in its document's order, from 1: its number where no row says what comes first."""
+    sample = ["dataset", "sample_id"]
+    asked = rows.drop_duplicates(sample)
+    asked = asked.assign(size=asked.groupby(["dataset", "cluster"])["question_number"].transform("max") + 1)
+    asked = asked.set_index(sample)[["question_number", "size"]].astype(float)
+    known = rows.dropna(subset=["question_known"]).drop_duplicates([*sample, "known"]).set_index(sample)
+    listed = known.loc[known["known"] == "joint", "question_known"].str.count(",").astype(float) + 1
+    size = listed.reindex(asked.index).fillna(asked["size"])
+    ordered = known.loc[known["known"].isin(["same", "other", "turns"]), "question_known"]
+    first = ordered[~ordered.index.duplicated()].str.split(",").str[0].astype(float).reindex(asked.index)
+    place = (asked["question_number"] - (first if len(ordered) else 0)) % size + 1
+    return place.rename("place").reset_index()
+
+
+def by_place(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean score of each mode at each place of a question in its document's order.
+
+    Args:
+        scores: of `paired_scores`.
+
+    Returns:
+        A line per line of scores, mode of `MODES` and place: `label` of the method, `mode`, `place`, `value`, `low` and `high`
+        (95 %, over documents; NaN of fewer than `LEAST`), `documents`.
+    """
+    import pandas as pd
+
+    made = []
+    for names, line in sorted(scores.groupby(LINE), key=lambda item: (*item[0][:3], _place(*item[0][3:]))):
+        named = dict(zip(LINE, names, strict=True)) | {"label": label(names[3], names[4], names[6])}
+        for mode, columns in MODES.items():
+            value = line[columns].bfill(axis=1).iloc[:, 0]
+            for place, rows in line.assign(value=value).dropna(subset=["value", "place"]).groupby("place"):
+                clusters, interval = rows["cluster"].to_numpy(str), NO_INTERVAL
+                documents = len(set(clusters))
+                if documents >= LEAST:
+                    (interval,) = intervals([(rows["value"].to_numpy(np.float64), clusters)], named["dataset"])
+                ends = {"low": interval.low, "high": interval.high, "documents": documents}
+                made.append(named | {"mode": mode, "place": int(place), "value": rows["value"].mean()} | ends)
+    return pd.DataFrame(made).astype({"low": float, "high": float})
+
+
+def label(method: str, reading: str, seed: str) -> str:
+    """Return a line's name as tables print it."""
+    return method + (f" ({reading})" if reading == "released" else "") + (f" seed={seed}" if seed else "")
 
 
 def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[float, Interval, int]]:
     """Return the mean of each loss of `LOSSES` over documents, its interval and the number of documents.
 
-    A loss is positive where the second of its columns is worse, also of metrics of which less is better.
+    A loss is positive if the second of its columns is worse, also for metrics of which smaller values are better.
 
     Args:
-        line: samples of one line of `paired_scores`; those with both columns count.
+        line: samples of one line of `paired_scores`; samples with both columns count.
+        dataset: name of the dataset, which seeds the bootstrap.
+        metric: name of the metric.
     """
     sign, made = (-1 if lower_is_better(metric) else 1), {}
     for name, (first, second) in LOSSES.items():
@@ -150,17 +216,18 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
     model, dataset, metric = names
     held = [name for name in KNOWN if rows[name].notna().any()]
     causes = [name for name in LOSSES if name != "turns" or name in held]
-    turns = sorted(rows["turn"].dropna().unique())
+    turns = sorted(rows.loc[rows["turns"].notna(), "place"].dropna().unique())
     grid, split, talk = [], [], []
-    for (method, reading, budget, seed), line in sorted(rows.groupby(_LINE[3:]), key=lambda item: _place(*item[0])):
-        label = method + (f" ({reading})" if reading == "released" else "") + (f" seed={seed}" if seed else "")
-        means = [line[name].mean() for name in held]
-        grid.append([label, budget, *(_number(value) for value in means)])
-        talk.append([label, budget, *(_at_turn(line[line["turn"] == turn]) for turn in turns)])
+    for (method, reading, budget, seed), line in sorted(rows.groupby(LINE[3:]), key=lambda item: _place(*item[0])):
+        name = label(method, reading, seed)
+        means = [line[column].mean() for column in held]
+        grid.append([name, budget, *(_number(value) for value in means)])
+        if line["turns"].notna().any():
+            talk.append([name, budget, *(_at_turn(line[line["place"] == turn]) for turn in turns)])
         if not budget:
             continue
-        found = losses(line, dataset, metric)
-        split.append([label, budget, *(_loss(found.get(name)) for name in causes)])
+        made = losses(line, dataset, metric)
+        split.append([name, budget, *(_loss(made.get(cause)) for cause in causes)])
     documents, questions = rows["cluster"].nunique(), rows["sample_id"].nunique()
     same = rows.dropna(subset=["same", "each"])
     notes = [
@@ -172,16 +239,16 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
         ),
         Note(
             "Losses, positive where the second is worse: room = each - joint; unknown = joint - other, at questions that were "
-            "not known; wording = each - paraphrase; generic and agnostic: each minus these. Paired by sample, means over "
+            "not known; wording = each - paraphrase; generic, agnostic and turns: each minus these. Paired by sample, means over "
             "documents, 95 % bootstrap intervals over documents, not corrected for their number.",
             Rank.MARK,
         ),
     ]
     if documents < LEAST:
-        notes.append(Note(f"No intervals: {documents} documents, and they take {LEAST} or more.", Rank.WARNING))
-    missing = sum(int(rows[name].isna().sum()) for name in held if name != "other")
-    if "other" in held:
-        missing += int((rows["other"].isna() & rows["same"].isna()).sum())
+        notes.append(
+            Note(f"No intervals: {_count(documents, 'document')}, and they take {LEAST} or more.", Rank.WARNING)
+        )
+    missing = sum(_missing(line) for _, line in rows.groupby(LINE[3:]))
     if missing:
         notes.append(Note(f"{missing} scores are missing (failed, or not there yet) and left out.", Rank.WARNING))
     if len(same):
@@ -192,7 +259,7 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
                 Rank.READING,
             )
         )
-    heading = f"model={model}; {documents} documents, {questions} questions"
+    heading = f"model={model}; {_count(documents, 'document')}, {_count(questions, 'question')}"
     return Table(
         title=f"{dataset}, {metric}: many questions per cache",
         caption=heading,
@@ -210,13 +277,24 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
     )
 
 
+def _missing(line: pd.DataFrame) -> int:
+    """Count the scores that one line lacks, in modes of which it has some."""
+    lacking = [line[columns].isna().all(axis=1) for columns in MODES.values()]
+    return sum(int(gone.sum()) for gone in lacking if not gone.all())
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def _place(method: str, reading: str, budget: str, seed: str) -> tuple[object, ...]:
-    """Return a line's sort key: `full` first, then by name and size, whatever order a store has."""
+    """Return a line's sort key: `full` first, then by name and size, independent of the store's order."""
     return method != "full", method, reading, float(budget.rstrip("%") or 0), seed
 
 
 def _at_turn(line: pd.DataFrame) -> GridCell:
-    """Return the mean score of one turn's questions, with that of `each` beside it."""
+    """Return the mean score of one turn's questions. The mean of the same questions under `query_aware` (column `each`) follows
+    in brackets if it exists."""
     both = line[line["turns"].notna() & line["each"].notna()]
     if both.empty:
         return _number(line["turns"].mean())

@@ -1,8 +1,8 @@
-"""The rows that tables are made from: read from a store, and checked.
+"""The rows from which tables are made: read from a store, and checked.
 
-Frames are those of `store/schema.py`: `cells` (one row per cell), `samples` (one per cell, sample and metric) and
-`responses` (one per cell and sample; only the columns of `RESPONSE_COLUMNS`). Texts may be categories, which is how `load`
-reads them: each name once.
+Frames are those of `store/schema.py`: `cells` (one row per cell), `samples` (one row per cell, sample and metric) and
+`responses` (one row per cell and sample; only the columns of `RESPONSE_COLUMNS`). Texts may be categories: `load` reads each name
+only once.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
 BASELINE = "full"
-FIXTURE = "_fixture"  # how labels of datasets of our own making end
+FIXTURE = "_fixture"  # suffix of the labels of fixture datasets
 
-# Two cells may stand in one table, or be compared, only where all of these agree.
+# Two cells may share a table, or be compared, only if all of these are equal.
 CONTEXT = (
     "model",
     "model_fingerprint",
@@ -50,11 +50,11 @@ CONTEXT = (
     "lmms_eval",
 )
 LIMITS = ("min_pixels", "max_pixels", "video_max_pixels", "frames", "max_prompt_tokens")
-"""Settings of `model` that change what a model is shown; the context's `limits` are those that were set."""
+"""Settings of `model` that change the model's input; the context's `limits` are the settings that are not null."""
 
-NO_ROWS = "'{}' holds no result rows: give the folder that a run printed as its rows."
+NO_ROWS = "'{}' has no result rows; give the folder that a run printed as its rows."
 AT_ONCE = 1 << 18
-"""Answers of a store above which those of some cells at a time are read for the audit, and of a cell never a part."""
+"""Most answers of a store that are read at once for the audit. In a larger store, cells are read in blocks of whole cells."""
 
 SAMPLE_COLUMNS = ("cell", "sample_id", "cluster", "metric", "value", "status", "parts")
 _FEW = ("cell", "sample_id", "status")
@@ -63,11 +63,11 @@ RESPONSE_COLUMNS = (*_FEW, "fallback", "finish_reason", *audit.COLUMNS)
 
 @dataclass
 class Rows:
-    """The frames of one store. `responses` and `metrics` may be empty; then what they would mark is not marked.
+    """The frames of one store. If `responses` or `metrics` is empty, the marks and notes from it are missing.
 
-    responses: of a large store they are read anew, some cells after the other, whenever they are gone through (`AnswerBlocks`).
-    full: the answers of `full` alone, with `audit.FREE_COLUMNS`; None where nobody has read them.
-    held: the metrics that the store has rows of, where `samples` are not those of all; primary: the study's primary endpoint.
+    responses: in a large store they are read anew at each iteration, in blocks of cells (`AnswerBlocks`).
+    full: the answers of `full`, with `audit.FREE_COLUMNS`; None if they were not read.
+    held: all metrics in the store, if `samples` does not have all of them. primary: the study's primary endpoint.
     """
 
     cells: pd.DataFrame
@@ -80,16 +80,17 @@ class Rows:
 
     @property
     def names(self) -> Sequence[str]:
-        """The metrics that the store has rows of."""
+        """All metrics of which the store has rows."""
         return list(self.samples["metric"].drop_duplicates()) if self.held is None else self.held
 
 
 class ReadOnce:
-    """The rows of a store's cells (None: of all), each table read when it is first asked for and never again, but for the
-    answers of a `large` store: `responses` are then without what an audit counts, which `blocks` read.
+    """The rows of a store's cells (None: all cells). Each table is read once, at its first use.
 
-    further: columns of `responses` beside those that tables read. fidelity: the metrics of fidelity whose scores are read
-    beside those of all others; None: all of them.
+    In a `large` store, `responses` lacks the columns that an audit counts; `blocks` reads them.
+
+    further: columns of `responses` in addition to those that tables read. fidelity: the metrics of fidelity to read, in addition
+    to all other metrics; None: all of them.
     """
 
     def __init__(
@@ -102,14 +103,14 @@ class ReadOnce:
         self.store, self.names, self._further, self._fidelity = store, cells, further, fidelity
 
     def of_metrics(self, metrics: Collection[str]) -> ReadOnce:
-        """Rows for tables of these metrics, or of all but those of fidelity: of a large store without the scores of other
-        metrics of fidelity, which are most."""
+        """Return rows for tables of these metrics, or of all metrics without fidelity. In a large store, unused fidelity scores,
+        which are most scores, are not read."""
         wanted = set(FIDELITY).intersection(metrics)
         return ReadOnce(self.store, self.names, self._further, wanted) if self.large else self
 
     @cached_property
     def large(self) -> bool:
-        """True if the answers of all cells are more than memory should hold in all columns."""
+        """True if the answers of all cells, with all columns, are too many for memory."""
         return self.store.rows_in_files("responses") > AT_ONCE
 
     @cached_property
@@ -118,7 +119,7 @@ class ReadOnce:
         return self.store.responses(self.names, list(dict.fromkeys([*columns, *self._further])), coded=True)
 
     def blocks(self, cells: Sequence[str]) -> Iterator[pa.Table]:
-        """The answers of these cells as `responses` of a small store has them, some cells after the other."""
+        """Yield the answers of these cells, several cells at a time. The columns are those of `responses` in a small store."""
         from mmkv_bench.store.packing import blocks
 
         for own in blocks(cells, self.store.counts("responses"), AT_ONCE):
@@ -126,7 +127,7 @@ class ReadOnce:
 
     @cached_property
     def held(self) -> list[str] | None:
-        """The metrics that there are scores of, where not all scores are read."""
+        """The metrics that the store has scores of; None if all scores are read."""
         if self._fidelity is None:
             return None
         return sorted(self.store.samples(self.names, ["metric"], coded=True)["metric"].unique().to_pylist())
@@ -137,7 +138,7 @@ class ReadOnce:
         return self.store.samples(self.names, SAMPLE_COLUMNS, coded=True, metrics=wanted or None)
 
     def full(self, cells: Collection[str]) -> pa.Table:
-        """Answers of these cells, which are of `full`."""
+        """Return the answers of these cells of `full`, with `audit.FREE_COLUMNS`."""
         return self.store.responses(cells, audit.FREE_COLUMNS)
 
     @cached_property
@@ -150,16 +151,16 @@ class ReadOnce:
 
 
 class AnswerBlocks:
-    """The frames of answers of some cells after the other; each time they are gone through they are read.
+    """The frames of answers, several cells at a time. Each iteration reads them anew.
 
-    cells: whose, in their order.
+    cells: hashes of the cells, in their order.
     """
 
     def __init__(self, rows: ReadOnce, cells: Sequence[str]) -> None:
         self._rows, self._cells = rows, cells
 
     def __len__(self) -> int:
-        """Number of answers."""
+        """Count the answers."""
         return self._rows.responses.num_rows
 
     def __iter__(self) -> Iterator[pd.DataFrame]:
@@ -168,7 +169,7 @@ class AnswerBlocks:
 
 
 def _answers(store: Store, rows: pa.Table) -> pd.DataFrame:
-    """The frame of answers, of whole cells; `chosen` only where some lie apart."""
+    """Return the frame of answers of whole cells. It has the column `chosen` only if some answers were requested by id."""
     apart = audit.chosen_apart(store, rows)
     answers = frame(rows.select(RESPONSE_COLUMNS))
     if apart is not None:
@@ -177,46 +178,47 @@ def _answers(store: Store, rows: pa.Table) -> pd.DataFrame:
 
 
 def load(root: Path | str, cells: Collection[str] | None = None, fidelity: Collection[str] | None = None) -> Rows:
-    """Rows of the store at `root`: of all its cells, or of those named (a run's own). fidelity: see `ReadOnce`; six of every
+    """Return the rows of the store at `root`, of all its cells or of `cells`. fidelity: see `ReadOnce`; six of every
     seven scores are of fidelity, and most tables show none.
 
-    Raises ConfigError when there is no such folder, when it holds no rows, or when none of its answers is scored.
+    Raises:
+        ConfigError: there is no such folder, it has no rows, or none of its answers is scored.
     """
     return frames(ReadOnce(open_store(root), cells, fidelity=fidelity))
 
 
 def open_store(root: Path | str) -> Store:
-    """The store in a rows folder. Raises ConfigError when there is no such folder."""
+    """Return the store in a rows folder. Raises ConfigError if the folder does not exist."""
     from mmkv_bench.store.store import Store
 
     if not Path(root).is_dir():
-        raise ConfigError(f"There is no rows folder at '{root}': give the folder that a run printed as its rows.")
+        raise ConfigError(f"There is no rows folder at '{root}'; give the folder that a run printed as its rows.")
     return Store(Path(root))
 
 
 def frames(rows: ReadOnce) -> Rows:
-    """The frames of rows that are read, or are read now; errors as of `load`."""
+    """Return the frames of `rows`, which are read if necessary. Raises the errors of `load`."""
     from mmkv_bench.store.packing import ALIKE
 
     root = rows.store.root
     samples, described = frame(agreeing(rows.store, rows.samples, rows.metrics)), rows.cells
-    if rows.large:  # read as they lie in files
+    if rows.large:  # in the order of the files
         responses = AnswerBlocks(rows, list(described.sort_values([*ALIKE])["cell"]))
     else:
         responses = _answers(rows.store, rows.responses)
     full = rows.full(set(described["cell"][described["base"] == BASELINE])).to_pandas()
-    pa.default_memory_pool().release_unused()  # what reading took and these frames do not hold
+    pa.default_memory_pool().release_unused()  # memory that reading took and the frames do not use
     if samples.empty and not len(responses):
         raise ConfigError(NO_ROWS.format(root))
     if samples.empty:
         raise ConfigError(
-            f"'{root}' holds {len(responses)} answers but no scores: run the same command again with stage=score."
+            f"'{root}' has {len(responses)} answers but no scores: run the same command again with stage=score."
         )
     return Rows(described, samples, responses, rows.metrics.to_pandas(), full, rows.held, primary_of(root))
 
 
 def cells_of(store: Store, names: Collection[str] | None = None) -> pd.DataFrame:
-    """The frame of `cells`. Configurations, which are long and the same for all cells of a run, are in memory once each."""
+    """Return the frame of `cells`. Configurations are long and equal within a run, so each is in memory once."""
     table = store.cells(names, coded=True)
     for number, field in enumerate(table.schema):
         if field.name != "config" and pa.types.is_dictionary(field.type):
@@ -226,7 +228,7 @@ def cells_of(store: Store, names: Collection[str] | None = None) -> pd.DataFrame
 
 
 def frame(table: pa.Table) -> pd.DataFrame:
-    """Texts as categories and lists as they are in arrow: no Python object for each row."""
+    """Convert a table to a frame: texts become categories and lists stay in arrow, without a Python object per row."""
     import pandas as pd
 
     def kept(kind: pa.DataType) -> pd.ArrowDtype | None:
@@ -240,23 +242,27 @@ def frame(table: pa.Table) -> pd.DataFrame:
 
 
 def check(cells: pd.DataFrame, samples: pd.DataFrame) -> None:
-    """Raises StoreError for scores of unknown cells and cells described twice."""
+    """Raise StoreError for scores of unknown cells and for cells with two rows."""
     twice = cells["cell"][cells["cell"].duplicated()].tolist()
     if twice:
-        raise StoreError(f"Cell {twice[0]} is described by more than one row of `cells`: the store is damaged.")
+        raise StoreError(
+            f"Cell {twice[0]} has more than one row in `cells`: the store is damaged; restore it from a copy."
+        )
     unknown = sorted(set(samples["cell"].unique()) - set(cells["cell"]))
     if unknown:
-        raise StoreError(f"Scores of cell {unknown[0]} have no row in `cells`: run the same command again to write it.")
+        raise StoreError(
+            f"Cell {unknown[0]} has scores but no row in `cells`; run the same command again to write the row."
+        )
 
 
 def choose(column: pd.Series, wanted: Sequence[str] | None, what: str) -> pd.Series:
-    """Mask of the rows whose value is among `wanted` (all rows when None); unknown values are a ConfigError."""
+    """Mask the rows whose value is in `wanted` (None: all rows). Raise ConfigError for a value that no row has."""
     if not wanted:
         return column.notna() | column.isna()
     present = {str(value) for value in column.dropna().unique()}
     for name in wanted:
         if name not in present:
-            raise ConfigError(f"The rows hold no {what} '{name}': {nearest(name, present)}.")
+            raise ConfigError(f"The rows have no {what} '{name}': {nearest(name, present)}.")
     return column.isin(list(wanted))
 
 
@@ -266,22 +272,23 @@ def choose_cells(
     protocols: Sequence[str] | None,
     readings: Sequence[str] | None,
 ) -> pd.Series:
-    """Mask of the cells that the filters name; cells without a reading, as those of `full`, pass that filter."""
+    """Mask the cells that pass the filters. Cells without a reading, such as those of `full`, pass the filter of readings."""
     keep = choose(cells["dataset"], datasets, "dataset") & choose(cells["protocol"], protocols, "protocol")
     return keep & (choose(cells["reading"], readings, "reading") | cells["reading"].isna())
 
 
 def missing(value: object) -> bool:
-    """True for a null scalar of a frame (None, NaN or NA)."""
+    """Tell whether a scalar of a frame is null (None, NaN or NA)."""
     import pandas as pd
 
     return bool(pd.isna(value))
 
 
 def with_limits(cells: pd.DataFrame) -> pd.DataFrame:
-    """Cells with what the context reads from longer columns: `limits`, as `frames=32 max_pixels=100352`, from their
-    configuration (where images stand in a prompt is among them); `device`, `processor` (the kind of CPU where answers hang on
-    it) and `lmms_eval`'s version, "" where rows do not tell."""
+    """Add the context's columns that are read from longer columns.
+
+    `limits` comes from the configuration, as `frames=32 max_pixels=100352`, and includes the position of images in a prompt.
+    `device`, `processor` (kind of CPU, if answers depend on it) and `lmms_eval` (version) are "" if the rows do not have them."""
     empty = [""] * len(cells)
     device, cpu, versions = (list(cells.get(name, empty)) for name in ("device", "cpu", "versions"))
     versions_of = {text: {} if missing(text) or not text else json.loads(text) for text in set(versions)}
@@ -298,7 +305,7 @@ def with_limits(cells: pd.DataFrame) -> pd.DataFrame:
 
 @lru_cache(maxsize=256)
 def config_of(text: str) -> Mapping[str, Any]:
-    """A cell's configuration, read once for all cells that have it: nobody changes it."""
+    """Parse a cell's configuration (JSON). The result is shared by all cells with this text: do not change it."""
     return json.loads(text)
 
 
@@ -314,8 +321,8 @@ _LINE = ("method", "base", "reading", "parameters", "budget_kind", "budget_entri
 
 
 def latest(cells: pd.DataFrame) -> pd.Series:
-    """Mask of the cells (with the column `limits`) that no later version of the same method stands beside: its numbers
-    were mended, and a table shows a method once. Versions are no part of a table's context."""
+    """Mask the cells (with the column `limits`) that are the latest version of their method: a later version corrects the
+    numbers, and a table shows a method once. Versions are no part of a table's context."""
     if "method_version" not in cells:
         return cells["cell"].notna()
     version = cells["method_version"].astype("float64").fillna(1)
@@ -324,5 +331,5 @@ def latest(cells: pd.DataFrame) -> pd.Series:
 
 
 def context_key(row: Mapping[str, Any] | pd.Series, columns: Sequence[str] = CONTEXT) -> tuple[str, ...]:
-    """Values that a cell shares with every cell that it may be compared with."""
+    """Return the values that a cell shares with every cell that it may be compared with."""
     return tuple("" if missing(row[column]) else str(row[column]) for column in columns)

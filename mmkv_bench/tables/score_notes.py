@@ -45,7 +45,7 @@ _ROUNDING = 1e-5  # MMMU's aggregate comes with five digits
 
 
 def score_notes(table: ScoreTable) -> list[Note]:
-    """Notes of a table of scores."""
+    """Return the notes of a table of scores."""
     return [
         *_data_notes(table),
         *_failure_notes(table),
@@ -60,12 +60,12 @@ def score_notes(table: ScoreTable) -> list[Note]:
 
 
 def _cells(table: ScoreTable) -> list[tuple[str, Line, Entry]]:
-    """Every cell of the table once, as (words, method, entry), line by line."""
+    """Return every cell of the table once, as (words, method, entry), line by line."""
     return [(cell_words(method.label, budget), method, entry) for method, budget, entry in table.cells]
 
 
 def _data_notes(table: ScoreTable) -> list[Note]:
-    """Direction of the metric, data, the full-cache check, and judges."""
+    """Return notes on the metric's direction, the data, the full-cache check, and judges."""
     entries = table.entries.values()
     judges = sorted({judge for entry in entries for judge in entry.judges})
     n_unjudged, n_answers = sum(entry.scores.unjudged for entry in entries), sum(entry.scores.n for entry in entries)
@@ -86,7 +86,7 @@ def _data_notes(table: ScoreTable) -> list[Note]:
 
 
 def _nothing_right(table: ScoreTable) -> bool:
-    """Return True where the full cache scores 0 and a larger value would be better."""
+    """Tell whether the full cache scores 0 and a larger value would be better."""
     full = table.entries.get((BASELINE, ""))
     worst = full is not None and full.value == 0 and full.scores.n_ok > 0
     return worst and table.compressed and table.metric not in FIDELITY and not lower_is_better(table.metric)
@@ -121,7 +121,7 @@ def _failure_notes(table: ScoreTable) -> list[Note]:
 
 
 def _bold_notes(table: ScoreTable) -> list[Note]:
-    """The meaning of bold, budgets without it, and the lines that are not compared."""
+    """Return notes on the meaning of bold, budgets without bold, and lines that are not compared."""
     columns = {budget: column for budget, column in table.columns.items() if len(column.names) > 1}
     if not columns:
         return _study_notes(table)
@@ -161,7 +161,7 @@ def _at(budgets: Sequence[str]) -> str:
 
 
 def _resolution(table: ScoreTable, columns: Mapping[str, Column]) -> list[Note]:
-    """The smallest difference that each column could have separated; none where no column could separate any."""
+    """Return a note on the smallest difference that each column could have separated; nothing if no column is decidable."""
     gaps = {budget: gap for budget, column in columns.items() if (gap := column.resolution) is not None}
     if not gaps:
         return []
@@ -188,7 +188,7 @@ def _study_notes(table: ScoreTable) -> list[Note]:
 
 
 def _rival_notes(table: ScoreTable, budgets: Sequence[str]) -> list[Note]:
-    """The lines that are shown and not compared."""
+    """Return notes on the lines that are shown but not compared."""
     families = [table.family(budget) for budget in budgets]
     presets = {label: of for family in families for label, of in family.presets.items()}
     controls = [method.label for method in table.methods if method.base in CONTROLS and method.base != BASELINE]
@@ -207,7 +207,7 @@ def _rival_notes(table: ScoreTable, budgets: Sequence[str]) -> list[Note]:
 
 
 def _mark_notes(table: ScoreTable) -> list[Note]:
-    """One note that explains all marks of the table, and one for each mark that lists its cells."""
+    """Return one note that explains all marks of the table, and for each mark a note that lists its cells."""
     cells = _cells(table)
     meanings: dict[str, str] = {}
     details = []
@@ -259,7 +259,7 @@ def _mark_notes(table: ScoreTable) -> list[Note]:
 
 
 def _listed(cells: Sequence[tuple[str, int, int]], shorten: bool = True) -> str:
-    """(words, count, of how many answers) of each cell; only the range where there are many cells."""
+    """List (words, count, number of answers) of each cell; for many cells give only the range."""
     if shorten and len(cells) > _MANY:
         counts = sorted(count for _, count, _ in cells)
         return f"{len(cells)} cells, {counts[0]} to {counts[-1]} answers each of {max(n for *_, n in cells)}"
@@ -267,7 +267,7 @@ def _listed(cells: Sequence[tuple[str, int, int]], shorten: bool = True) -> str:
 
 
 def _bytes(entry: Entry) -> str:
-    """Bytes against the full cache's: all that are held, or, of older rows, those of entries and metadata."""
+    """Describe the bytes as shares of the full cache's: all bytes held, or in older rows the bytes of entries and metadata."""
     if entry.audit.held is not None:
         host = f", {entry.audit.host:.0%} on the host" if entry.audit.host else ""
         return f"holds {entry.audit.held:.0%} of full's bytes{host}"
@@ -281,7 +281,7 @@ def _some(cells: Sequence[str]) -> str:
 
 
 def _free_notes(table: ScoreTable) -> list[Note]:
-    """The protocol's own caveat, or the share of answer tokens that no method can affect; none for `full` alone."""
+    """Return the protocol's caveat, or the share of answer tokens that no method can affect; nothing for `full` alone."""
     if not table.compressed:
         return []
     name = table.context["protocol"]
@@ -300,7 +300,7 @@ def _free_notes(table: ScoreTable) -> list[Note]:
 
 
 def _state_notes(table: ScoreTable) -> list[Note]:
-    """What budgets mean for the whole of a model of which only some layers are compressed."""
+    """Return a note on what budgets mean for a whole model, if only some of its layers are compressed."""
     shares: dict[str, list[float]] = {}
     for _, budget, entry in table.cells:
         if budget and entry.audit.of_all:
@@ -346,7 +346,7 @@ def _line_notes(table: ScoreTable) -> list[Note]:
 
 
 def _version_notes(table: ScoreTable) -> list[Note]:
-    """Older numbers that are left out, and lines whose budgets show different versions."""
+    """Return notes on older numbers that are left out, and on lines whose budgets show different versions."""
     notes = []
     for label, budgets in table.versions.items():
         older = [
@@ -367,7 +367,7 @@ def _version_notes(table: ScoreTable) -> list[Note]:
 
 
 def _origin_notes(table: ScoreTable) -> list[Note]:
-    """Kinds of CPU, quantised weights, calibrations, answers that cannot be read, and lmms-eval's aggregates."""
+    """Return notes on kinds of CPU, quantised weights, calibrations, unreadable answers, and lmms-eval's aggregates."""
     kinds = sorted(table.cpus.items(), key=lambda kind: (-kind[1], kind[0]))
     readers: dict[tuple[str, ...], list[str]] = {}
     for label, artefacts in table.calibrations.items():

@@ -1,7 +1,7 @@
-"""Tables of scores: methods by budgets of one model, dataset, protocol and metric, with its failure rules.
+"""Tables of scores: methods by budgets for one model, dataset, protocol and metric, with the rules for failures.
 
 A table cell is a method at a budget; its seeds are averaged within each sample. It has a headline only if every sample
-is ok. Budgets in entries and in fractions make tables of their own; neither is ever turned into the other.
+is ok. Budgets in entries and budgets in fractions make separate tables; they are never converted into each other.
 `tables/build.py` makes tables from rows.
 """
 
@@ -28,7 +28,7 @@ from mmkv_bench.tables.scores import Scores, common_samples
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a table. `budgeted` is False for `full` and whatever else takes no budget."""
+    """One line of a table. `budgeted` is False for `full` and other methods without a budget."""
 
     label: str
     name: str
@@ -40,27 +40,27 @@ class Line:
 
     @property
     def cheats(self) -> bool:
-        """True for a ceiling: it was given the full cache's own answer, is not marked best and does not compete."""
+        """True for a ceiling: the method got the full cache's answer, so it does not compete and is never marked best."""
         return bool(self._values.get("reads_answer"))
 
     @cached_property
     def calibrated(self) -> bool:
-        """True if built with a calibration: numbers measured on data before the first prompt."""
+        """True if the method uses a calibration: numbers measured on data before the first prompt."""
         return bool(calibrations(self.parameters))
 
     @property
     def may_exceed(self) -> bool:
-        """True if more entries than the budget are no defect: a released code's, or the paper's own formula."""
+        """True if exceeding the budget is no defect: the released code, or the paper's formula, does so."""
         return self.reading == "released" or bool(self._values.get("over_budget"))
 
     @property
     def renamed(self) -> bool:
-        """True for a variant that changes nothing but the name."""
+        """True for a variant that changes only the name."""
         return self.name != self.base and not self.tuned and self.base not in ("custom", "kvpress")
 
     @property
     def resamples(self) -> bool:
-        """True for the controls that evict nothing and give a smaller prompt."""
+        """True for the controls that evict nothing but shorten the prompt."""
         return self.base in RESAMPLING
 
     @cached_property
@@ -69,25 +69,27 @@ class Line:
 
     @property
     def variant(self) -> tuple[str, str, str | None, str]:
-        """Identity of the line, whatever its label says."""
+        """Identity of the line, independent of its label."""
         return self.name, self.base, self.reading, self.parameters
 
 
 CONTROLS = ("full", "oracle", "blind")
-"""Families (`base`) that are no methods: what the uncompressed cache, the answer's own attention and no image give."""
+"""Families (`base`) that are not methods: the uncompressed cache, the answer's own attention, and no image."""
 
 PRESETS = {"adakv_official": "adakv", "mmshift_llava": "mmshift", "snapkv_kvpress": "snapkv"}
-"""Methods of conf/method that are another's parts with other constants -> that other one, which is predeclared."""
+"""Methods of conf/method with another method's parts and other constants -> that other method, which is predeclared."""
 
-_NEARLY_ALL = 0.8  # of a column's lines
+_NEARLY_ALL = 0.8  # share of a column's lines
 _LOADED = {"kvpress": ("press",), "custom": ("path", "name")}
-"""Families whose method is what these parameters name."""
+"""Families whose method is named by these parameters."""
 
 
 @dataclass(frozen=True)
 class ComparisonFamily:
-    """competitors: the lines that compete; presets: line -> the predeclared line of its method, beside which it does not compete;
-    method: of which nearly all lines are presets, so that all of them compete ("" where there is none)."""
+    """The lines of a column that are compared.
+
+    competitors: these lines. presets: label of a line -> label of its method's predeclared line, beside which it does not
+    compete. method: the method whose presets nearly all lines are, so that all lines compete; otherwise ""."""
 
     competitors: tuple[Line, ...]
     presets: dict[str, str]
@@ -95,11 +97,11 @@ class ComparisonFamily:
 
 
 def family(methods: Sequence[Line]) -> ComparisonFamily:
-    """The family of the lines of one column. It looks at what was asked for alone, never at a score.
+    """Return the comparison family of the lines of one column. It depends only on the lines, never on a score.
 
-    Predeclared is the line that has its method's name and default parameters, in the reading `paper` where both are
-    there. Without such a line all presets of the method compete. Where nearly all lines are presets of one method
-    (ablations of it), they are what the reader compares, and all lines compete.
+    Predeclared is the line with its method's name and default parameters, in the reading `paper` if both readings are
+    in the column. Without such a line, all presets of the method compete. If nearly all lines are presets of one method
+    (its ablations), the reader compares these, so all lines compete.
     """
     lines = [method for method in methods if method.base not in CONTROLS and not method.cheats]
     groups: dict[tuple[Hashable, ...], list[Line]] = {}
@@ -118,29 +120,30 @@ def family(methods: Sequence[Line]) -> ComparisonFamily:
 
 @cache
 def _method(line: Line) -> tuple[Hashable, ...]:
-    """The method that a line is a preset of."""
+    """Return the identity of the method that a line is a preset of."""
     keys = _LOADED.get(line.base, ())
     parameters = json.loads(line.parameters) if keys else {}
     return PRESETS.get(line.base, line.base), *(json.dumps(parameters.get(key)) for key in keys)
 
 
 def calibrations(parameters: str) -> dict[str, str]:
-    """Method -> checksum of the calibrations that a line's parameters (JSON) name; empty for a method that read none.
+    """Map method to checksum for the calibrations in a line's parameters (JSON); empty for a method that read none.
 
-    A word instead (`auto`, a path) or null was never looked up: that variant works without one.
+    If the parameter is a string (`auto`, a path) or null, no calibration was read: that variant works without one.
     """
     named = json.loads(parameters).get("calibration")
     return dict(named) if isinstance(named, Mapping) else {}
 
 
 def calibration_words(configs: Iterable[str], checksums: Mapping[str, str]) -> tuple[str, ...]:
-    """Name, checksum and samples of each of `calibrations`, as a phrase.
+    """Return one phrase per artefact in `checksums`: its name, checksum and samples.
 
-    Rows have the samples in their configuration (`calibrations`: checksum -> dataset in words, number of samples). For
-    older rows the checksum, which covers the samples too, finds the artefact in `conf/calibration`.
+    New rows have the samples in their configuration (`calibrations`: checksum -> dataset in words, number of samples). For
+    older rows, the artefact in `conf/calibration` is looked up by its checksum, which covers the samples too.
 
     Args:
-        configs: of the cells that read them (JSON).
+        configs: configurations (JSON) of the cells that read the artefacts.
+        checksums: name of the artefact -> its checksum.
     """
     samples: dict[str, Any] = {}
     for config in configs:
@@ -156,7 +159,7 @@ def calibration_words(configs: Iterable[str], checksums: Mapping[str, str]) -> t
 
 @cache
 def _committed(folder: Path) -> dict[str, dict[str, Any]]:
-    """First 16 digits of the checksum -> samples and dataset of every artefact below the configuration folder."""
+    """Map the first 16 digits of the checksum to samples and dataset, for every artefact below the configuration folder."""
     artefacts = [json.loads(path.read_text()) for path in sorted(folder.glob("calibration/*/*.json"))]
     return {
         artefact["checksum"][:16]: {"samples": len(artefact["samples"]), "dataset": artefact["dataset"]}
@@ -173,11 +176,13 @@ AXES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One table cell. `value`, `low`, `high` are None unless every sample is ok; `common` is the score over the samples
-    ok in every cell of the table, `zero` the score with failures counted as 0 (None where less is better), `lmms_eval`
-    lmms-eval's own aggregate (its mean over seeds), `lmms_eval_ours` the same on the scale of `value`,
-    `unread` the answers in which no choice could be read, `judges` who judged, with prompts and temperature, `cells` the hashes
-    of the cells behind it, one a seed."""
+    """One table cell.
+
+    value, low, high: headline and its interval; None unless every sample is ok. common: score over the samples that are
+    ok in every cell of the table. zero: score with failures counted as 0 (None if smaller values are better). lmms_eval:
+    lmms-eval's aggregate (mean over seeds); lmms_eval_ours: the same on the scale of `value`. unread: number of answers from
+    which no choice could be parsed. judges: judges with their prompts and temperature. cells: hashes of the cells, one per
+    seed."""
 
     scores: Scores
     value: float | None
@@ -197,23 +202,21 @@ class Entry:
 
     @property
     def headline(self) -> float:
-        """`value` of a cell of which every sample is ok."""
+        """`value` of a cell whose samples are all ok."""
         assert self.value is not None, "only a complete cell has a headline"
         return self.value
 
 
 @dataclass
 class ScoreTable:
-    """Entries by (label, budget); `budgets` are exact decimal strings in ascending order, "" stands for no budget.
+    """Entries by (label, budget). `budgets` are exact decimal strings in ascending order; "" stands for no budget.
 
-    `waiting` counts the answers, by (label, budget), that have no score yet; `columns` holds, by budget, the methods that
-    compete there (`compare.columns`); `gate` says whether `full` scores what
-    is printed for it (None: nobody expects it to);
-    `free` is the share of the answers that no method can change (`audit.free_share`), `calibrations` says of each calibrated
-    line what its artefacts were made of, `primary` is the study's primary endpoint, `versions` the versions by budget of lines
-    that have several (see `versions`), `cpus` how many cells were made beside which kind of CPU,
-    `weights_files` the GGUF files of the weights,
-    `letters` the fallbacks of all tables that it stands beside in one.
+    waiting: number of answers without a score yet, by (label, budget). columns: the methods that compete, by budget
+    (`compare.columns`). gate: sentence on whether `full` reaches its printed score; None if no score is expected.
+    free: share of the answers that no method can change (`audit.free_share`). calibrations: phrases on the artefacts of each
+    calibrated line. primary: the study's primary endpoint. versions: versions by budget, for lines with several versions.
+    cpus: number of cells by kind of CPU. weights_files: the GGUF files of the weights.
+    letters: names of the fallbacks of all tables that are joined with this one.
     """
 
     context: dict[str, str]
@@ -241,59 +244,59 @@ class ScoreTable:
 
     @property
     def compressed(self) -> bool:
-        """True if any of its methods is not `full`."""
+        """True if any of the table's methods is not `full`."""
         return any(method.base != BASELINE for method in self.methods)
 
     @property
     def mostly_free(self) -> bool:
-        """True if the full prefill gives at least half of what the answers say, whatever a method keeps."""
+        """True if the full prefill gives at least half of the answers' tokens, whatever a method keeps."""
         return self.free is not None and self.free >= MOSTLY and self.compressed
 
     def entry(self, label: str, budget: str) -> Entry | None:
-        """The cell in that column; what takes no budget stands in every column."""
+        """Return the cell in a column. A method without a budget is in every column."""
         return self.entries.get((label, budget)) or self.entries.get((label, ""))
 
     @property
     def cells(self) -> list[tuple[Line, str, Entry]]:
-        """Every cell once, line by line: method, budget, entry."""
+        """Every cell once, line by line: (method, budget, entry)."""
         places = [(method, budget) for method in self.methods for budget in ("", *self.budgets)]
         return [(line, at, self.entries[line.label, at]) for line, at in places if (line.label, at) in self.entries]
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """The readings of its methods, `paper` first; empty for `full` alone."""
+        """Readings of the table's methods, `paper` first; empty for `full` alone."""
         return tuple(sorted({method.reading for method in self.methods if method.reading}))
 
     @cached_property
     def common_ids(self) -> np.ndarray:
-        """Ids of the samples that are ok in every cell of the table, ascending, object [m]."""
+        """Ids of the samples that are ok in every cell, ascending, object [m]."""
         every = [entry.scores for entry in self.entries.values()]
         return every[0].ids[common_samples(every)] if every else np.array([], dtype=object)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The distinct numbers of samples of the table's cells."""
+        """Distinct numbers of samples of the table's cells, ascending."""
         return tuple(sorted({entry.scores.n for entry in self.entries.values()}))
 
     @cached_property
     def fallbacks(self) -> tuple[str, ...]:
-        """Names of the fallbacks that occur in the table, in order, or those that `letters` stand for."""
+        """Names of the fallbacks in the table, in order; `letters` if they are given."""
         occurring = sorted({reason for entry in self.entries.values() for reason in entry.audit.fallbacks})
         return self.letters or tuple(occurring)
 
     @cached_property
     def comparable(self) -> bool:
-        """True if all cells are ok on all of the same samples."""
+        """True if all cells have the same samples and all of these are ok."""
         return _comparable(list(self.entries.values()))
 
     def ranked(self, budget: str) -> Column | None:
-        """The column of those that compete at a budget, where anything may be said of who is best there: all of them are
-        ok on all of the same samples, and one is better than another."""
+        """Return the column of the competing methods at a budget, or None if their order is open. The order is open if the
+        methods are not ok on the same samples, or if none is better than another."""
         column = self.columns.get(budget)
         return column if column is not None and column.beats.any() and self._same_samples(budget) else None
 
     def unranked(self) -> list[str]:
-        """Budgets at which nothing is said of who is best, because those that compete are not ok on the same samples."""
+        """Return the budgets at which methods cannot be ranked, because those that compete are not ok on the same samples."""
         return [b for b, column in self.columns.items() if len(column.names) > 1 and not self._same_samples(b)]
 
     def _same_samples(self, budget: str) -> bool:
@@ -303,23 +306,24 @@ class ScoreTable:
         return self._comparable_at[budget]
 
     def lines(self, budget: str) -> tuple[Line, ...]:
-        """The methods with a cell of that very budget."""
+        """Return the methods with a cell at exactly this budget."""
         return tuple(method for method in self.methods if (method.label, budget) in self.entries)
 
     def family(self, budget: str) -> ComparisonFamily:
-        """The lines of this budget that compete, unless they are over it or stored otherwise (see `columns`)."""
+        """Return the comparison family of the lines at this budget. `columns` leaves out cells over the budget or stored
+        otherwise."""
         return family(self.lines(budget))
 
     def best(self, budget: str) -> tuple[str, ...]:
-        """Methods at this budget of which no other is proven better: with 95 % confidence the truly best one is among them.
+        """Return the methods at this budget that no other is proven better than. With 95 % confidence the best one is among them.
 
-        Empty where no method is proven better than another, and where samples failed or differ between cells.
+        The result is empty if no method is proven better than another, or if samples failed or differ between cells.
         """
         column = self.ranked(budget)
         return column.winners if column else ()
 
     def above_bold(self, budget: str) -> frozenset[str]:
-        """Presets at this budget with a better score than a bold one has, which do not compete and so cannot be bold."""
+        """Return the presets at this budget that score better than a bold method. They do not compete, so they cannot be bold."""
         if budget not in self._above_at:
             sign = -1 if lower_is_better(self.metric) else 1
             shown = {label: entry for (label, at), entry in self.entries.items() if at == budget}
@@ -332,7 +336,7 @@ class ScoreTable:
         return self._above_at[budget]
 
     def rank(self, label: str, budget: str) -> tuple[int, int] | None:
-        """From and to of a method's rank among those that compete, 1 = best, at 95 %; None where it has none."""
+        """Return the lowest and the highest rank of a competing method, 1 = best, at 95 %; None if it has no rank."""
         column = self.ranked(budget)
         if column is None or label not in column.names:
             return None

@@ -1,6 +1,6 @@
 """Tables of scores for the writers: a row per method, a column per budget, then common samples, ranks and pairs.
 
-A table of fidelity to `full` has a column per metric: how far distributions are, and how far answers go along with full's.
+A table of fidelity to `full` has a column per metric: how far distributions differ, and how long answers agree with full's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 SHORT = 12
-"""Digits of a cell's hash that tables show; every command takes them."""
+"""Digits of a cell's hash in tables; every command accepts this many."""
 RANKS = "Ranks among the compared methods (95%)"
 PAIRS = "Paired differences whose interval, Holm-corrected within the budget, excludes 0"
 _PAIR_HEADER = ("budget", "better", "worse", "difference", "Holm interval", "Holm p", "n")
@@ -52,12 +52,14 @@ def tables_of_scores(
     compare: bool = False,
     against: str | None = None,
 ) -> list[Table]:
-    """Every table with caption and notes.
+    """Return every table with caption and notes.
 
     Args:
-        pairs: the separated pairs below each table; records are of all pairs then.
-        compare: every comparison of the lines that are shown (`comparisons`), or with `against` those with that line, beside the
-            whole table's verdict.
+        tables: tables of scores.
+        intervals: print intervals and ranks.
+        pairs: list the separated pairs below each table; the records are then all pairs.
+        compare: list all comparisons of the shown lines (`comparisons`), beside the whole table's verdict.
+        against: list only the pairs and comparisons with this line.
     """
     return [
         _table(table, tables, intervals, pairs, comparisons(table, against) if compare else None, against)
@@ -66,7 +68,7 @@ def tables_of_scores(
 
 
 def frame(tables: Sequence[ScoreTable]) -> pd.DataFrame:
-    """The lines of csv as a frame: one row per table cell."""
+    """Return the csv records as a frame: one row per table cell."""
     import pandas as pd
 
     return pd.DataFrame([record for table in tables for record in _records(table)])
@@ -115,7 +117,7 @@ def _table(
 
 
 def row(table: ScoreTable, method: Line, columns: Sequence[str], intervals: bool) -> list[GridCell | str]:
-    """The method's name and its cell at each budget."""
+    """Return the method's label and its cell at each budget."""
     if method.budgeted:
         return [line_label(method), *(_cell(table, method, budget, intervals) for budget in columns)]
     one = _cell(table, method, "", intervals, span=len(columns))
@@ -141,7 +143,7 @@ def _cell(table: ScoreTable, method: Line, budget: str, intervals: bool, span: i
 
 
 def _ranks(table: ScoreTable) -> list[list[str]]:
-    """Name and ranks, as `2-5`, of every line that has one; a column for each budget at which there are ranks."""
+    """Return the label and the ranks (`2-5`) of every line with a rank; one column per budget with ranks."""
     budgets = [budget for budget in table.budgets if table.ranked(budget)]
     rows = []
     for method in table.methods:
@@ -152,7 +154,7 @@ def _ranks(table: ScoreTable) -> list[list[str]]:
 
 
 def _pairs(table: ScoreTable, against: str | None) -> list[list[str]]:
-    """The better one's score minus the worse one's, of every separated pair."""
+    """Return a row for every separated pair: the better line's score minus the worse line's."""
     rows = []
     for pair in separated_pairs(table, against):
         ahead = pair if pair.better == pair.a else pair.turned
@@ -178,7 +180,8 @@ def _compared(table: ScoreTable, compared: Sequence[Pair]) -> list[list[str]]:
 
 
 def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]:
-    """The number of comparisons, here and in the whole table, and those that the whole table does not prove."""
+    """Return notes on the number of comparisons, listed and in the whole table, and on those that the whole table does not
+    prove."""
     if not compared:
         return [Note("No comparisons: fewer than two of these lines have scores.", Rank.WARNING)]
     most = {budget: len(column.p) for budget, column in table.columns.items()}
@@ -198,19 +201,19 @@ def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]
 
 
 def _name(table: ScoreTable, tables: Sequence[ScoreTable]) -> str:
-    """Dataset, metric, protocol, readings and axis, with a number where several tables have the same."""
+    """Join dataset, metric, protocol, readings and axis into a name; add a number if several tables would have the same name."""
     names = ["-".join(filter(None, (t.dataset, t.metric, t.context["protocol"], *t.readings, t.axis))) for t in tables]
     at = next(i for i, other in enumerate(tables) if other is table)
     return names[at] + (f"-{names[: at + 1].count(names[at])}" if names.count(names[at]) > 1 else "")
 
 
 def _records(table: ScoreTable) -> list[dict[str, Any]]:
-    """One record per table cell; `full` has one per table, without a budget."""
+    """Return one record per table cell; `full` has one per table, without a budget."""
     return [record(table, *cell) for cell in table.cells]
 
 
 def record(table: ScoreTable, method: Line, budget: str, entry: Entry) -> dict[str, Any]:
-    """The line of csv of a table cell."""
+    """Return the csv record of a table cell."""
     audit = entry.audit
     rank = table.rank(method.label, budget) or (None, None)
     return {
@@ -254,8 +257,8 @@ _PAIR_FIELDS = ("a", "b", "n", "difference", "low", "high", "p", "test", "compet
 
 
 def _pair_records(table: ScoreTable) -> list[dict[str, Any]]:
-    """One record per two lines of a table at a budget. Of two that are compared `low` and `high` are at Holm's level, of others,
-    to which `holm_level` and the columns beside it do not apply, at 95 %."""
+    """Return one record per pair of lines at a budget. If the pair is compared, `low` and `high` are at Holm's level. Otherwise
+    they are at 95 %, and `holm_level` and the following columns do not apply."""
     return [
         {
             **table.context,
@@ -274,7 +277,7 @@ def _pair_records(table: ScoreTable) -> list[dict[str, Any]]:
 
 
 GROUP = "fidelity"
-"""Name for all of these metrics on a command line."""
+"""Name of all metrics of fidelity on a command line."""
 
 COLUMNS = {
     "fidelity_kl": "KL [nats, <= 5]",
@@ -291,12 +294,12 @@ COLUMNS = {
 
 
 def among(metrics: Sequence[str]) -> set[str]:
-    """The metrics of fidelity that a list asks for."""
+    """Return the metrics of fidelity that a list of names includes."""
     return set(FIDELITY) if GROUP in metrics else set(FIDELITY).intersection(metrics)
 
 
 def names(metrics: Sequence[str] | None, rows: Rows) -> list[str] | None:
-    """A list of metrics in which `fidelity` stands for those of its metrics that the rows hold."""
+    """Replace `fidelity` in a list of metrics by those of its metrics that the rows have."""
     present = [name for name in FIDELITY if name in rows.names]
     if metrics is None:
         return None
@@ -309,15 +312,16 @@ def fidelity_tables(
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
 ) -> list[Table]:
-    """One table per dataset, protocol and kind of budget: a line per method and budget, a column per metric.
+    """Return one table per dataset, protocol and kind of budget: a line per method and budget, a column per metric.
 
-    Raises ConfigError when no answer of the rows was held against full's.
+    Raises:
+        ConfigError: the rows have no metric of fidelity.
     """
     measured = [name for name in COLUMNS if name in rows.names]
     if not measured:
         raise ConfigError(
-            "These rows hold no fidelity: they were made with fidelity=off, with sharing=off, without `full`, or before it "
-            "was measured. Run them again in another folder (out=<folder>) for it."
+            "These rows have no fidelity: they were made with fidelity=off, with sharing=off, without `full`, or before it "
+            "was measured; run them again in another folder (out=<folder>)."
         )
     tables = build(rows, datasets=datasets, protocols=protocols, readings=readings, metrics=measured)
     groups: dict[tuple[str, ...], dict[str, ScoreTable]] = {}
@@ -354,13 +358,13 @@ def _fidelity_cell(table: ScoreTable, label: str, budget: str) -> str:
 
 
 def joined_tables(tables: Sequence[ScoreTable], *, intervals: bool = True) -> list[Table]:
-    """One table for all that differ in dataset and metric alone. What holds for some tasks only is a note with their names."""
+    """Join tables that differ only in dataset and metric into one. A note that holds for some of them names these."""
     return [_joined(family, tables, intervals, number) for number, family in enumerate(families(tables), 1)]
 
 
 def _joined(family: Sequence[ScoreTable], tables: Sequence[ScoreTable], intervals: bool, number: int) -> Table:
     letters = tuple(sorted({reason for table in family for reason in table.fallbacks}))
-    family = [replace(table, letters=letters) for table in family]  # one letter means one fallback in all columns
+    family = [replace(table, letters=letters) for table in family]  # so a letter means the same fallback in all columns
     metrics = list(dict.fromkeys(table.metric for table in family))
     names = [table.dataset if len(metrics) == 1 else f"{table.dataset}, {table.metric}" for table in family]
     columns = [table.budgets or ("",) for table in family]

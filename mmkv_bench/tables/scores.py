@@ -1,7 +1,7 @@
 """Scores as arrays: the `samples` rows coded once, and the scores of each cell cut out of them.
 
-Names become numbers in the order of the names, so that sorted numbers are sorted names: `samples` are positions in the
-sheet's sample ids, `clusters` in its cluster labels. They may be compared among all scores of one sheet.
+Names become numbers in the order of the names, so sorted numbers are sorted names. `samples` are positions in the
+sheet's sample ids, `clusters` positions in its cluster labels. Such numbers are comparable within one sheet.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of one cell, or of the seeds of one cell averaged within each sample; samples in ascending id order.
+    """Scores of one cell, or of several seeds averaged within each sample; samples in ascending id order.
 
-    samples, clusters: int [n], see above; values: float64 [n], NaN where the sample is not ok (in any of its seeds).
-    parts: float64 [n, k], what a metric that is no mean is aggregated from; None where no sample has any. A sample that
-    is not ok has those of an empty answer, or NaN where nobody knows them (no sample of its cell was ok).
-    unjudged: how many samples are answered and have no value: a judge did not answer, or a measure was not
-    taken while answering, which are no failures of the model.
-    ids: object [S], the ids that `samples` are positions in.
+    samples, clusters: int [n], as the module's docstring says. values: float64 [n], NaN unless the sample is ok in all
+    seeds.
+    parts: float64 [n, k], from which a metric that is no mean is aggregated; None if no sample has parts. A failed
+    sample has the parts of an empty answer, or NaN if these are unknown (no sample of its cell was ok).
+    unjudged: number of samples with an answer but no value: a judge did not answer, or a measure was not
+    taken during generation. These are no failures of the model.
+    ids: object [S], the ids into which `samples` are positions.
     """
 
     samples: np.ndarray
@@ -42,7 +43,7 @@ class Scores:
 
     @property
     def sample_ids(self) -> np.ndarray:
-        """object [n]"""
+        """Sample ids, object [n]."""
         return self.ids[self.samples]
 
     @property
@@ -59,18 +60,18 @@ class Scores:
 
     @property
     def complete(self) -> bool:
-        """True if every sample is ok: only then is there a headline."""
+        """True if every sample is ok; only then is there a headline."""
         return self.n > 0 and self.n_ok == self.n
 
     def among(self, samples: np.ndarray) -> Scores:
-        """Scores over the samples that are in `samples`, int [m]."""
+        """Return the scores of the samples that are in `samples`, int [m]."""
         keep = np.isin(self.samples, samples)
         parts = None if self.parts is None else self.parts[keep]
         return Scores(self.samples[keep], self.clusters[keep], self.values[keep], parts, ids=self.ids)
 
 
 def common_samples(scores: Iterable[Scores]) -> np.ndarray:
-    """The samples that are ok in all of them, ascending, int [m]."""
+    """Return the samples that are ok in all scores, ascending, int [m]."""
     every = [own.samples[own.ok] for own in scores]
     if not every:
         return np.array([], dtype=np.int64)
@@ -82,13 +83,13 @@ def common_samples(scores: Iterable[Scores]) -> np.ndarray:
 class Sheet:
     """The `samples` rows of some cells, sorted by metric, cell and sample.
 
-    cells, metrics    names; the rows of the i-th cell and j-th metric are those from starts[j, i] to starts[j, i + 1],
+    cells, metrics    names; the rows of the i-th cell and j-th metric go from starts[j, i] to starts[j, i + 1],
                       int [metrics, cells + 1]
     ids               object [S], the sample ids in ascending order
     sample, cluster   int [rows], positions in the ids and in the cluster labels
     value             float64 [rows], at most the metric's cap (`CAPS`), NaN for null
     answered          bool [rows], the response's status is ok
-    parts             list<double> [rows], or None where no row has any
+    parts             list<double> [rows], or None if no row has parts
     """
 
     cells: tuple[str, ...]
@@ -103,9 +104,10 @@ class Sheet:
 
     @classmethod
     def of(cls, samples: pd.DataFrame, cells: Sequence[str]) -> Sheet:
-        """The rows of `cells`, in their order; rows of other cells are left out.
+        """Make a sheet of the rows of `cells`, in their order; rows of other cells are left out.
 
-        Raises StoreError for a sample that has two scores of a metric in a cell.
+        Raises:
+            StoreError: a sample has two scores of a metric in a cell.
         """
         of_cell = placed(samples["cell"], cells)
         metrics, of_metric = coded(samples["metric"])
@@ -120,7 +122,9 @@ class Sheet:
         if len(twice):
             row = order[twice[0]]
             sample, metric, cell = ids[of_sample[row]], metrics[of_metric[row]], cells[of_cell[row]]
-            raise StoreError(f"Sample {sample} has more than one {metric} score in cell {cell}: the store is damaged.")
+            raise StoreError(
+                f"Sample {sample} has more than one {metric} score in cell {cell}: the store is damaged; restore it from a copy."
+            )
         edges = np.arange(len(metrics) * len(cells) + 1) * max(len(ids), 1)
         bounds = np.searchsorted(key, edges)
         at = np.arange(len(metrics))[:, None] * len(cells) + np.arange(len(cells) + 1)
@@ -137,12 +141,12 @@ class Sheet:
         )
 
     def metrics_of(self, cells: Sequence[int]) -> list[str]:
-        """The metrics that some of these cells have a score of, by name. cells: positions."""
+        """Return the names of the metrics with a score in any of these cells, in order. cells: positions."""
         sizes = np.diff(self.starts, axis=1)[:, list(cells)]
         return [self.metrics[number] for number in np.flatnonzero(sizes.any(axis=1))]
 
     def rows(self, cell: int, metric: str) -> slice:
-        """The rows of a cell (its position) and metric, sorted by sample; empty where it has none."""
+        """Return the rows of a cell (its position) and metric, sorted by sample; an empty slice if there are none."""
         if metric not in self._numbers:
             return slice(0, 0)
         number = self._numbers[metric]
@@ -153,15 +157,15 @@ class Sheet:
         return {name: number for number, name in enumerate(self.metrics)}
 
     def every(self) -> Iterator[tuple[int, str, slice]]:
-        """Every cell (its position) and metric that there are rows of, with the rows."""
+        """Yield (position of the cell, metric, rows) for every cell and metric with rows."""
         for number, metric in enumerate(self.metrics):
             for cell in np.flatnonzero(np.diff(self.starts[number])):
                 yield int(cell), metric, slice(int(self.starts[number, cell]), int(self.starts[number, cell + 1]))
 
     def scores(self, cells: Sequence[int], metric: str) -> Scores:
-        """The scores of a cell, or of several that differ by seed only. cells: positions.
+        """Return the scores of a cell, or of several cells that differ only by seed. cells: positions.
 
-        A sample counts as ok when each of its rows has status ok and a value; its value is then the mean over its rows.
+        A sample is ok if each of its rows has status ok and a value; its value is then the mean over its rows.
         """
         slices = [self.rows(cell, metric) for cell in sorted(cells, key=lambda cell: self.cells[cell])]
         if len(slices) == 1:
@@ -175,7 +179,7 @@ class Sheet:
         return self._joined(slices)
 
     def _joined(self, slices: Sequence[slice]) -> Scores:
-        """The mean over cells within each sample, by compensated summation in the order of the cells' names."""
+        """Average over cells within each sample, by compensated summation in the order of the cells' names."""
         samples = np.unique(np.concatenate([self.sample[at] for at in slices]))
         n = len(samples)
         counts, ok, answered = (np.zeros(n, dtype=np.int64) for _ in range(3))
@@ -200,7 +204,7 @@ class Sheet:
         return Scores(samples, cluster, values, parts / counts[:, None] if width else None, unjudged, self.ids)
 
     def _parts(self, at: slice) -> np.ndarray | None:
-        """The parts [n, k] of these rows, NaN where a row has none; None where no row has any."""
+        """Return the parts [n, k] of these rows, NaN for a row without parts; None if no row has parts."""
         lists = None if self.parts is None else self.parts[at]
         if lists is None or lists.null_count == len(lists):
             return None
@@ -208,26 +212,28 @@ class Sheet:
         flat = lists.flatten().to_numpy(zero_copy_only=False)
         width = len(flat) // int(present.sum())
         if set(lists.value_lengths().drop_null().unique().to_pylist()) != {width}:
-            raise StoreError("samples: the parts of one metric have different lengths: the store is damaged.")
+            raise StoreError(
+                "samples: the parts of one metric have different lengths: the store is damaged; restore a copy."
+            )
         parts = np.full((len(lists), width), np.nan)
         parts[present] = flat.reshape(-1, width)
         return parts
 
 
 def capped(values: np.ndarray, metrics: Iterable[str], of_metric: np.ndarray) -> np.ndarray:
-    """Values float64 [rows], each at most the cap of its metric. of_metric: int [rows], positions in `metrics`."""
+    """Limit values, float64 [rows], to the caps of their metrics. of_metric: int [rows], positions in `metrics`."""
     caps = np.array([CAPS.get(name, np.inf) for name in metrics] or [np.inf])
     return np.minimum(values, caps[of_metric])
 
 
 def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-    """(the distinct values in ascending order, object; position of each row's value among them, int [n], -1 for null)."""
+    """Return (the distinct values, ascending, object; position of each row's value among them, int [n], -1 for null)."""
     import pandas as pd
 
     categories = column if isinstance(column.dtype, pd.CategoricalDtype) else column.astype("category")
     names, codes = categories.cat.categories.to_numpy(object), categories.cat.codes.to_numpy()
     used = np.zeros(len(names) + 1, dtype=bool)
-    used[codes] = True  # the last place is that of -1
+    used[codes] = True  # the last element stands for -1
     order = np.argsort(names.astype(str), kind="stable")
     order = order[used[order]]
     rank = np.full(len(names) + 1, -1, dtype=np.int64)
@@ -236,14 +242,14 @@ def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
 
 
 def placed(column: pd.Series, names: Iterable[str]) -> np.ndarray:
-    """The position of each row's text among the names, int64 [n]; -1 for null and for other texts."""
+    """Return the position of each row's text in `names`, int64 [n]; -1 for null and for other texts."""
     places = {name: position for position, name in enumerate(names)}
     distinct, codes = coded(column)
     return np.array([*(places.get(name, -1) for name in distinct), -1], dtype=np.int64)[codes]
 
 
 def _clusters(samples: pd.DataFrame) -> np.ndarray:
-    """Positions of the clusters in the order of their labels; a sample without one is a cluster of its own."""
+    """Return the positions of the clusters in the order of their labels; a sample without a cluster is a cluster by itself."""
     _, of_row = coded(samples["cluster"])
     if (of_row >= 0).all():
         return of_row
@@ -253,14 +259,14 @@ def _clusters(samples: pd.DataFrame) -> np.ndarray:
 
 
 def numbers(column: pd.Series) -> np.ndarray:
-    """A column as float64 [n], NaN for null (also one of nulls alone, which has no type)."""
+    """Return a column as float64 [n], NaN for null. A column of nulls has no type and works too."""
     if column.dtype == np.float64:
         return column.to_numpy()
     return column.to_numpy(np.float64, na_value=np.nan)
 
 
 def is_text(column: pd.Series, text: str) -> np.ndarray:
-    """Mask of the rows that hold the text, bool [n]; null does not."""
+    """Mask the rows that equal the text, bool [n]; null is False."""
     return (column == text).to_numpy(bool, na_value=False)
 
 
@@ -275,7 +281,7 @@ def _lists(samples: pd.DataFrame, order: np.ndarray) -> pa.Array | None:
 
 
 def lists_of(column: pd.Series, kind: pa.DataType, order: np.ndarray) -> pa.ListArray:
-    """The lists of a column, in that order of rows."""
+    """Return the lists of a column in the given order of rows."""
     import pyarrow as pa
 
     lists = pa.array(column, type=pa.list_(kind), from_pandas=True)

@@ -1,6 +1,6 @@
-"""Progress of a store: cells, samples, failures and scores of each dataset, from its rows alone.
+"""Progress of a store: cells, samples, failures and scores of each dataset, from the store's rows alone.
 
-Many processes may be writing meanwhile; what is counted is what they had committed.
+Many processes may be writing at the same time; only committed rows are counted.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ from mmkv_bench.store.study import planned_cells
 from mmkv_bench.store.tally import Tally, remembered, tally
 
 _CELL = ("cell", "dataset", "method", "budget_entries", "budget_fraction", "protocol", "reading", "seed", "config")
-_TIMED = r'"scenario": ?"efficiency"'  # in the configuration of cells that answer nothing
-_LATELY = 3600.0  # seconds that a rate is of
+_TIMED = r'"scenario": ?"efficiency"'  # in the configuration of cells that have no answers
+_LATELY = 3600.0  # seconds over which the rate is measured
 
 
 @dataclass(frozen=True)
 class DatasetStatus:
-    """One dataset of a store.
+    """Progress of one dataset of a store.
 
     Attributes:
-        cells: begun, and those that jobs in a queue are to begin.
-        samples: that its cells are to answer: the largest limit of their runs, or all there are; where neither is
-            written down, those that some cell has answered.
-        rows: answered by its cells, failures among them; complete: cells that have answered all samples.
-        scored: cells whose scores are of all their answers; stale: cells with answers that are not scored.
+        cells: cells that were begun, and cells that queued jobs will begin.
+        samples: number of samples per cell: the largest limit of the runs, or the size of the dataset; if neither is
+            known, the number of samples that some cell has answered.
+        rows: answers of the cells, failures included.
+        complete: cells that have answered all samples.
+        scored: cells whose scores cover all their answers.
+        stale: cells with answers that are not scored.
     """
 
     dataset: str
@@ -56,20 +58,20 @@ class DatasetStatus:
 
     @property
     def planned(self) -> int:
-        """Rows that its cells will have."""
+        """Number of rows that the cells will have."""
         return self.cells * self.samples
 
 
 @dataclass(frozen=True)
 class Status:
-    """A store.
+    """Progress of a store.
 
     Attributes:
-        failures: (dataset, status, the message's beginning) -> how many rows ended so, the most frequent first.
-        passes: status -> passes of `scenario=efficiency` that ended so; their cells are in no dataset.
-        running: cells that a living process answered last, samples that are in no part yet; writers: such processes.
-        rate: answers per second of the last hour, or since the first of them; None where there were none.
-        last: when the newest answer was committed, seconds of Unix time; None without answers.
+        failures: (dataset, status, beginning of the message) -> number of rows, the most frequent first.
+        passes: status -> number of passes of `scenario=efficiency`; their cells are in no dataset.
+        running: cells that a living process answered last, with samples that are in no part yet. writers: such processes.
+        rate: answers per second in the last hour, or since the first of them; None without any.
+        last: time of the newest committed answer, in seconds of Unix time; None without answers.
     """
 
     root: Path
@@ -83,18 +85,18 @@ class Status:
 
     @property
     def missing(self) -> int:
-        """Answers that are still to be made."""
+        """Number of answers that are still missing."""
         return sum(max(one.planned - one.rows, 0) for one in self.datasets)
 
     @property
     def left(self) -> float | None:
-        """Seconds that they take at `rate`."""
+        """Seconds that the missing answers take at `rate`; None if there is no rate, or nothing is missing."""
         return self.missing / self.rate if self.rate and self.missing else None
 
 
 def status(store: Store) -> Status:
-    """Count a store's rows. Raises StoreError for damaged ones."""
-    # Cells last: whoever writes rows has written their cells before.
+    """Count a store's rows. Raises StoreError for damaged rows."""
+    # Cells are read last: a process writes cells before their rows.
     counted = tally(store)
     metrics = remembered(store, "metrics", ("cell", "n", "answers_digest"))
     times = store.timings()
@@ -104,12 +106,16 @@ def status(store: Store) -> Status:
     cells = cells.filter(texts_in(cells["config"], lambda text: re.search(_TIMED, text) is None))
     names = cells["cell"].combine_chunks().cast(pa.string())
     if len(names.unique()) != len(names):
-        raise StoreError(f"cells of {store.root} are described by more than one row of `cells`: the store is damaged")
+        raise StoreError(
+            f"some cells of {store.root} have more than one row in `cells`: the store is damaged; restore it from a copy"
+        )
     counts, n = counted.counts, numbers_of(counted.counts["n"])
     of_row = places(counts["cell"], names)
     if (of_row < 0).any():
         missing = counts["cell"][int(np.flatnonzero(of_row < 0)[0])].as_py()
-        raise StoreError(f"answers of cell {missing} have no row in `cells` of {store.root}: the store is damaged")
+        raise StoreError(
+            f"cell {missing} of {store.root} has answers but no row in `cells`: the store is damaged; restore it from a copy"
+        )
     answered = np.bincount(of_row, n, len(names)).astype(np.int64)
     bad = places(counts["status"], texts_of(list(STATUSES[:1]))) < 0
     failed = np.bincount(of_row[bad], n[bad], len(names)).astype(np.int64)
@@ -123,10 +129,10 @@ def status(store: Store) -> Status:
         for name, digest in digests.items()
         if digest is not None and answer_digests.get(name, (0, digest))[1] != digest
     ]
-    scored[places(pa.chunked_array([texts_of(other)]), names)] = 0  # of answers that were made again since
+    scored[places(pa.chunked_array([texts_of(other)]), names)] = 0  # their answers were made again after scoring
     dataset = np.asarray(cells["dataset"].to_pylist(), object)
     stated = _stated(cells)
-    waiting: dict[str, list[int]] = {}  # samples of each cell that jobs are to answer and that none of them has begun
+    waiting: dict[str, list[int]] = {}  # dataset -> sample counts of planned cells that no job has begun
     begun = set(names.to_pylist()) if (planned := planned_cells(store.root)) else set()
     for cell, (name, samples) in planned.items():
         if cell not in begun:
@@ -149,20 +155,20 @@ def status(store: Store) -> Status:
             )
         )
     totals = [(status, searched) for status, phase, searched in zip(*timings, strict=True) if phase == "total"]
-    ended = Counter(status for status, searched in totals if not (searched and status == "oom"))  # where a search ends
+    ended = Counter(status for status, searched in totals if not (searched and status == "oom"))  # oom ends a search
     failures = _failures(counts.take(column_of(np.flatnonzero(bad))), dataset[of_row[bad]])
     rate, last = _pace(n, numbers_of(counts["first"]) / 1e6, numbers_of(counts["last"]) / 1e6, time.time())
     return Status(store.root, tuple(datasets), failures, ended, len(counted.running), counted.writers, rate, last)
 
 
 def _seen(found: Tally, own: np.ndarray) -> int:
-    """Samples of some rows of the counts."""
+    """Count the distinct samples in some rows of the counts."""
     digests = found.counts["samples"].take(column_of(np.flatnonzero(own))).unique().to_pylist()
     return len(set().union(*(found.sets[digest] for digest in digests)))
 
 
 def _pace(n: np.ndarray, first: np.ndarray, last: np.ndarray, now: float) -> tuple[float | None, float | None]:
-    """(answers per second lately, the newest's time); those of one count as evenly spread from its first to its last."""
+    """Return (answers per second lately, time of the newest answer). Answers of one count are taken as evenly spread in time."""
     if not len(n):
         return None, None
     start = max(now - _LATELY, first[last > now - _LATELY].min(initial=now))
@@ -173,7 +179,7 @@ def _pace(n: np.ndarray, first: np.ndarray, last: np.ndarray, now: float) -> tup
 
 
 def failed_rows(store: Store) -> list[dict[str, Any]]:
-    """The rows that are failures: dataset, sample_id, cell's name, status and message, by dataset and sample."""
+    """Return the failed rows: dataset, sample_id, cell's label and hash, status and message, sorted by dataset and sample."""
     rows = store.responses(None, ("cell", "sample_id", "status", "error"), coded=True)
     rows = rows.filter(pc.not_equal(rows["status"].cast(pa.string()), STATUSES[0])).to_pylist()
     cells = {row["cell"]: row for row in store.cells({row["cell"] for row in rows}, _CELL[:-1]).to_pylist()}
@@ -186,7 +192,7 @@ def failed_rows(store: Store) -> list[dict[str, Any]]:
 
 
 def label(cell: Mapping[str, Any]) -> str:
-    """A stored cell as messages name it: `snapkv@64 strict seed=1`."""
+    """Return the name of a stored cell for messages: `snapkv@64 strict seed=1`."""
     parts = [cell["method"]]
     if cell["budget_entries"] is not None:
         parts[0] += f"@{cell['budget_entries']}"
@@ -198,8 +204,8 @@ def label(cell: Mapping[str, Any]) -> str:
 
 
 def _stated(cells: pa.Table) -> np.ndarray:
-    """int64 [cells]: samples that each cell's run asked for, 0 where its configuration does not say. A configuration is
-    read once for all its cells."""
+    """Return the number of samples that each cell's run requested, int64 [cells]; 0 if its configuration does not state it. Each
+    configuration is parsed once for all its cells."""
     configs = cells["config"].combine_chunks()
     read = [json.loads(text) for text in configs.dictionary.to_pylist()]
     keys = list(zip(configs.indices.to_pylist(), cells["dataset"].to_pylist(), strict=True))

@@ -1,7 +1,7 @@
 """The cells of one context and kind of budget: lines, budgets, seeds and versions, and the full-cache check of their model.
 
-The check says whether `full` scores what a paper prints for it. Where it does not, the model, its prompts or the data are set up
-differently, and differences between methods say less about the paper's.
+The check compares the score of `full` with a paper's. If they differ, the model, its prompts or the data are set up
+differently, and differences between methods say less about the paper's differences.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FullCacheGate:
-    """Score that is expected of `full`. `scale`: printed value = scale x ours; source: where it is printed."""
+    """Expected score of `full`. scale: printed value = scale x ours. source: the paper or setting that states the score."""
 
     expected: float
     tolerance: float
@@ -30,20 +30,20 @@ class FullCacheGate:
     source: str
 
     def passes(self, value: float) -> bool:
-        """True if the headline `value` is within the tolerance, both in the printed unit (rounding errors aside)."""
+        """Tell whether the headline `value` is within the tolerance, in the printed unit and up to rounding errors."""
         return abs(self.scale * value - self.expected) <= self.tolerance + 1e-9
 
 
 def gates_of(config: str) -> bool:
-    """True if a cell's configuration (JSON) has gates: the model's file has a list, or gate.expected is given."""
+    """Tell whether a cell's configuration (JSON) has gates: the model's file has a list, or gate.expected is given."""
     values = config_of(config)
     return (values.get("model") or {}).get("gates") is not None or _asked(values).get("expected") is not None
 
 
 def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
-    """The gate of a dataset's metric: `gate.expected` of the run, else the entry of the model's file, else None.
+    """Return the gate of a dataset's metric: `gate.expected` of the run, else the entry of the model's file, else None.
 
-    `gate.expected` is one number, so it is of one table: the first headline metric of a run with one dataset. Fixture data
+    `gate.expected` is one number, so it applies to one table: the first headline metric of a run with one dataset. Fixture data
     have no gate.
     """
     if dataset.endswith(FIXTURE):
@@ -61,7 +61,7 @@ def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
 
 
 def find_group(config: str, group: str) -> FullCacheGate | None:
-    """The gate of a group of datasets (`MileBench T-1`): the mean that the model's file has for it, else None."""
+    """Return the gate of a group of datasets (`MileBench T-1`): the mean in the model's file, or None without one."""
     values = config_of(config)
     gates = (values.get("model") or {}).get("gates") or []
     printed = next((entry for entry in gates if entry.get("group") == group), None)
@@ -69,18 +69,20 @@ def find_group(config: str, group: str) -> FullCacheGate | None:
 
 
 def _printed(entry: Mapping[str, Any], asked: Mapping[str, Any]) -> FullCacheGate:
-    """The paper's, in its unit; a tolerance of the run is in the run's own, whichever number it is of."""
+    """Return a paper's gate in the paper's unit. A tolerance of the run is in the run's unit and is converted."""
     scale = float(entry.get("scale", 1))
     tolerance = entry["tolerance"] if asked.get("tolerance") is None else scale * asked["tolerance"]
     return FullCacheGate(float(entry["expected"]), float(tolerance), scale, entry["source"])
 
 
 def verdict(gate: FullCacheGate | None, value: float | None, n: int, transformers: str) -> str:
-    """One sentence for a table: passed, failed or not run, and on what.
+    """Say in one sentence for a table whether the check passed, failed or was not run, and on which data.
 
     Args:
-        value: headline of `full`; None when it has none (no `full` in the table, or not every sample is ok).
-        n: its samples; transformers: the version it ran under.
+        gate: the gate, or None.
+        value: headline of `full`; None if it has none (no `full` in the table, or not every sample is ok).
+        n: number of its samples.
+        transformers: version of transformers.
     """
     if gate is None:
         return "Full-cache gate not run: no paper prints a full-cache score for this model, dataset and metric."
@@ -92,7 +94,7 @@ def verdict(gate: FullCacheGate | None, value: float | None, n: int, transformer
 
 
 def _of_expected(values: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(dataset, metric) that `gate.expected` is of; None where the configuration leaves it open."""
+    """Return the (dataset, metric) that `gate.expected` refers to, or None if the configuration does not determine them."""
     datasets = values.get("datasets") or {}
     metrics = [metric for node in datasets.values() for metric in (node.get("metrics") or [])[:1]]
     return (*datasets, *metrics) if len(datasets) == len(metrics) == 1 else None
@@ -110,32 +112,32 @@ _READ = (
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """The cells of one table cell, which differ by seed only: their places in the sheet, names and seeds."""
+    """The cells of one table cell, which differ only by seed: their positions in the sheet, their hashes and seeds."""
 
     places: tuple[int, ...]
     cells: tuple[str, ...]
     seeds: tuple[int | None, ...]
 
     def refuse_twins(self) -> None:
-        """Raises StoreError for two cells of one seed."""
+        """Raise StoreError if two cells have the same seed."""
         if len(set(self.seeds)) < len(self.seeds):
             raise StoreError(
-                f"Cells {', '.join(sorted(self.cells))} are the same method, parameters, budget and seed but differ in "
-                "something that no table shows (see their `config`): keep them in rows folders of their own."
+                f"Cells {', '.join(sorted(self.cells))} have the same method, parameters, budget and seed, but differ in "
+                "something that no table shows (see their `config`); keep them in separate rows folders."
             )
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Common part of the tables of one context and kind of budget, whatever the metric.
+    """Common part of the tables of one context and kind of budget, for every metric.
 
-    groups: (label, budget) -> cells, method by method, budgets as texts in their own order.
-    config: configuration of a cell that records admission checks, of `full` if it does; None where no cell does.
-    full: names of the cells of `full`. calibrations: what the artefacts of each calibrated line were made of, by label.
+    groups: (label, budget) -> cells, method by method, budgets as sorted texts.
+    config: configuration of a cell with gates, of `full` if it has gates; None if no cell has any.
+    full: hashes of the cells of `full`. calibrations: label of a calibrated line -> phrases on its artefacts.
     versions: label -> budget -> versions of the method, the shown one first; only for lines with several versions.
-    cpus: kind of CPU -> cells made on it; empty where rows do not record it.
+    cpus: kind of CPU -> number of cells made on it; empty if the rows do not record it.
     random_weights: some of the cells were made with random weights.
-    weights_files: column `weights_file`, each value once; empty where weights come from no GGUF file.
+    weights_files: the distinct values of column `weights_file`; empty if no weights come from a GGUF file.
     """
 
     context: dict[str, str]
@@ -152,7 +154,7 @@ class Sweep:
 
     @classmethod
     def of(cls, cells: pd.DataFrame, axis: str) -> Sweep:
-        """The sweep of the rows of these cells."""
+        """Make the sweep of these rows of `cells`."""
         every = cells[[name for name in _READ if name in cells]].to_dict("records")
         rows = [row for row in every if row["latest"]]
         methods = _methods(rows)
@@ -194,14 +196,14 @@ class Sweep:
 
 
 def sweeps(cells: pd.DataFrame) -> Iterator[Sweep]:
-    """The sweeps of these cells, context by context; budgets in entries and in fractions apart."""
+    """Yield the sweeps of these cells, context by context; budgets in entries and in fractions make separate sweeps."""
     for _, group in cells.groupby(list(CONTEXT), dropna=False, sort=True):
         for axis in [kind for kind in ("entries", "fraction") if (group["budget_kind"] == kind).any()] or ["none"]:
             yield Sweep.of(group[group["budget_kind"].isin([axis, "none"])], axis)
 
 
 def _budget(cell: Mapping[str, Any]) -> str:
-    """The budget as asked: "64" entries, "0.2" of the prompt, "" for none."""
+    """Return the budget as the user gave it: "64" entries, "0.2" of the prompt, "" for none."""
     kind = cell["budget_kind"]
     if kind == "entries":
         return str(int(cell["budget_entries"]))
@@ -209,7 +211,7 @@ def _budget(cell: Mapping[str, Any]) -> str:
 
 
 def _variant(cell: Mapping[str, Any]) -> tuple[str, str, str | None, str]:
-    """Identity of a table's line: display name, family, reading, parameters (JSON)."""
+    """Return the identity of a table's line: display name, family, reading, parameters (JSON)."""
     return (
         cell["method"],
         cell["base"],
@@ -221,7 +223,7 @@ def _variant(cell: Mapping[str, Any]) -> tuple[str, str, str | None, str]:
 def _versions(
     cells: Sequence[Mapping[str, Any]], label_of: Mapping[tuple[str, str, str | None, str], str]
 ) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Label -> budget -> versions of the method's numbers, the newest first, of lines that have more than one."""
+    """Map label and budget to the versions of the method's numbers, newest first, for lines with more than one version."""
     versions: dict[str, dict[str, set[int]]] = {}
     for row in cells:
         version: Any = row.get("method_version")
@@ -236,10 +238,10 @@ def _versions(
 
 
 def _methods(cells: Sequence[Mapping[str, Any]]) -> tuple[Line, ...]:
-    """The table's lines: `full`, `random`, then the others by name.
+    """Return the table's lines: `full`, `random`, then the others by name.
 
-    Namesakes of one reading tell the parameters in which they differ; where the table holds both readings, the released
-    ones are told.
+    The labels of lines with the same name and reading give the parameters in which the lines differ. If the table has both
+    readings, the released lines are labelled.
     """
     variants = {_variant(row): row for row in cells}
     values = {variant: {"base": variant[1], **json.loads(variant[3])} for variant in variants}

@@ -1,17 +1,17 @@
-"""The one table type that all builders make and all writers take.
+"""The table type that all builders make and all writers accept.
 
 Builders turn results into a `Table`: scores and fidelity (`score_text`), costs (`cost_text`), groups of datasets and ranks over
 tasks (`dataset_groups`) and the papers' tables (`mmkv_bench.papers`). Writers turn a list of tables into text: `formats.write`
-has markdown, csv, LaTeX and html, one writer a format. A builder knows no format, and a writer knows no kind of table.
+has markdown, csv, LaTeX and html, one writer per format. Builders do not depend on formats, nor writers on kinds of tables.
 
 A table has a title, a caption, grids, notes and records:
 
 - A `Grid` is a header and rows. Its first `labels` columns name a row. `groups` names the group of every other column. A grid
   whose header is part of the first grid's header (ranks, common samples) continues the first one in LaTeX.
 - A `GridCell` has the printed text, its value, an interval, marks (†, a), bold, a verdict word and hashes of stored cells.
-  A verdict of `VERDICTS` is written with its sign and, where the format has any, in its colour.
+  A verdict of `VERDICTS` is written with its sign and, if the format has colours, in its colour.
 - A `Note` has a rank (`Rank`). Writers print the `MOST_NOTES` most important ones, or all or none of them (`NOTES`).
-- `records` gives the unrounded lines of csv, one per cell. It is called by the csv writer alone.
+- `records` returns the unrounded lines of csv, one per cell. Only the csv writer calls it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from typing import Any
 from mmkv_bench.errors import ConfigError, nearest
 
 MOST_NOTES = 5
-"""Notes below a table where they are `short`."""
+"""Number of notes below a table if they are `short`."""
 
 NOTES = ("none", "short", "all")
-"""How many notes stand below a table."""
+"""Allowed amounts of notes below a table."""
 
 
 @dataclass(frozen=True)
 class VerdictStyle:
-    """Look of a verdict word. colour: name of a class in html and of a colour in LaTeX (`COLOURS`)."""
+    """Sign and colour of a verdict word. colour: a key of `COLOURS`, used as a class in html and as a colour in LaTeX."""
 
     sign: str
     colour: str
 
 
 COLOURS = {"good": "00704F", "bad": "B34700", "open": "4B5D8A", "quiet": "666666"}
-"""Colour class -> RGB, told apart with every common colour vision; each has 4.5:1 contrast or more on white."""
+"""Colour class -> RGB, distinguishable with every common colour vision; each has at least 4.5:1 contrast on white."""
 
 VERDICTS = {
     "agrees": VerdictStyle("✓", "good"),
@@ -61,11 +61,11 @@ VERDICTS = {
     "failed": VerdictStyle("✗", "bad"),
     "ambiguous": VerdictStyle("?", "open"),
 }
-"""Verdict word, or state of a number that is not there -> its look."""
+"""Verdict word, or state of a missing number -> its sign and colour."""
 
 
 def signed(word: str) -> str:
-    """A verdict word behind its sign, where it has one."""
+    """Put a verdict word's sign before it, if it has one."""
     return f"{VERDICTS[word].sign} {word}" if word in VERDICTS else word
 
 
@@ -95,12 +95,15 @@ class GridCell:
     """One printed cell.
 
     Attributes:
-        text: without interval, marks and verdict; value: the number, None where the text is none.
-        interval: `[0.71, 0.80]` or ""; marks: signs behind the number, which notes explain.
-        verdict: a word of `VERDICTS`, or any other, which has no look.
-        hashes: of the store's cells behind the number; details: sentences that html opens at the cell.
-        span: columns that the cell covers in LaTeX, where it is given; other formats repeat it.
-        further: cells that stand in the same place, behind this one.
+        text: printed text without interval, marks and verdict.
+        value: the number; None if the text is no number.
+        interval: `[0.71, 0.80]` or "".
+        marks: signs behind the number, which notes explain.
+        verdict: a word of `VERDICTS`, or another word, which has no sign.
+        hashes: hashes of the store's cells behind the number.
+        details: sentences that html opens at the cell.
+        span: number of columns that the cell covers in LaTeX, or 0; other formats repeat the cell.
+        further: more cells that are printed behind this one.
     """
 
     text: str
@@ -116,13 +119,13 @@ class GridCell:
 
     @property
     def look(self) -> VerdictStyle | None:
-        """The sign and the colour of the verdict, None of a word that has none."""
+        """Sign and colour of the verdict; None for a word without them."""
         return VERDICTS.get(self.verdict)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A header, and rows of as many cells; a cell that is a text has nothing but it. heading: stands above the grid."""
+    """A header, and rows with as many cells. A text stands for a cell with only this text. heading: printed above the grid."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[GridCell | str]]
@@ -132,12 +135,12 @@ class Grid:
 
     @property
     def spans(self) -> list[tuple[str, int]]:
-        """The groups with their number of columns, one after the other."""
+        """The groups in order, with their number of columns."""
         return [(name, len(list(columns))) for name, columns in groupby(self.groups)]
 
     @property
     def cells(self) -> list[list[GridCell]]:
-        """The rows with a `GridCell` everywhere."""
+        """The rows, with every text converted to a `GridCell`."""
         return [[GridCell(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows]
 
 
@@ -146,8 +149,10 @@ Records = Callable[[], Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Table:
-    """One table with all that belongs to it. short: the caption in a list of contents, `caption` unless given; name: what links
-    and LaTeX labels call it, its number unless given."""
+    """One table with everything that belongs to it.
+
+    short: caption in a list of contents; "" means `caption`. name: name in links and LaTeX labels; "" means the table's
+    number."""
 
     title: str
     caption: str
@@ -159,13 +164,14 @@ class Table:
 
     @property
     def entry(self) -> str:
-        """The table's line in a list of contents."""
+        """Line of the table in a list of contents."""
         return ": ".join(filter(None, (self.title, self.short or self.caption)))
 
     def split_notes(self, how: str = "short") -> tuple[list[str], list[str]]:
-        """The texts of the notes that are printed, the most important first, and of those that are not, for one of `NOTES`.
+        """Return the texts of the printed notes, the most important first, and of the hidden notes, for one of `NOTES`.
 
-        Short notes are all warnings and meanings of marks, also where these are more than `MOST_NOTES`. `none` has neither.
+        Short notes always include all warnings and meanings of marks, even if these are more than `MOST_NOTES`. `none` returns
+        no notes at all.
         """
         if how == "none":
             return [], []
@@ -173,19 +179,20 @@ class Table:
         needed = sum(note.rank <= Rank.MARK for note in notes)
         texts = [note.text for note in notes]
         most = max(MOST_NOTES, needed)
-        if how == "all" or most + 1 == len(texts):  # a line that says "1 more" takes the room of the note
+        if how == "all" or most + 1 == len(texts):  # a line that says "1 more" would take as much space as the note
             most = len(texts)
         return texts[:most], texts[most:]
 
 
 def renamed(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
-    """The tables with other names for lines, in cells and notes; records keep the ids.
+    """Rename lines of the tables, in cells and notes; records keep the ids.
 
     Args:
-        names: `line=name`, the line as it is printed or without what stands in parentheses behind it, which then stays.
+        tables: the tables.
+        names: `line=name`. line: as printed, or without its words in parentheses, which then stay behind the name.
 
     Raises:
-        ConfigError: no line is called so, or another line has the name.
+        ConfigError: no line has that name, or another line has the new name.
     """
     printed = {row[0].text for table in tables for grid in table.grids for row in grid.cells if row}
     lines = printed | {text.partition(" (")[0] for text in printed}
@@ -206,20 +213,20 @@ def renamed(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
 
 
 def captioned(tables: Sequence[Table], caption: str | None) -> list[Table]:
-    """The tables, with a caption in place of title and caption; ConfigError where it would stand at several tables."""
+    """Replace title and caption by `caption`. Raises ConfigError unless there is exactly one table."""
     if caption is None:
         return list(tables)
     if len(tables) != 1:
         raise ConfigError(
-            f"--caption is of one table and there are {len(tables)}; choose one with --dataset, --metric or --protocol, or "
-            "--join them"
+            f"--caption needs exactly one table, but there are {len(tables)}; choose one with --dataset, --metric or --protocol, "
+            "or use --join"
         )
     return [replace(tables[0], title=caption, caption="", short="")]
 
 
 def _renamed(table: Table, new: Mapping[str, str]) -> Table:
     any_line = "|".join(map(re.escape, sorted(new, key=len, reverse=True)))
-    # In a sentence a name is followed by what no further word of a phrase ("the full cache") would be.
+    # Renames a name only before punctuation or these words: "full" in "the full cache" is no line.
     named = re.compile(rf"(?<![\w-])({any_line})(?=$|[:;,.)]| \(| at | and | by | on )")
 
     def cell(one: GridCell) -> GridCell:

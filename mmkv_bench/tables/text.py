@@ -13,7 +13,7 @@ _UNITS = {"seconds": ((1.0, "s"), (1e-3, "ms")), "bytes": ((2**30, "GiB"), (2**2
 
 
 def score(value: float | None) -> str:
-    """Two decimals, without a minus on zero; "-" for nothing."""
+    """Format with two decimals, without a minus on zero; "-" for None."""
     if value is None:
         return "-"
     text = f"{value:.2f}"
@@ -21,22 +21,22 @@ def score(value: float | None) -> str:
 
 
 def signed(value: float) -> str:
-    """Two decimals with a sign, but for zero."""
+    """Format with two decimals and a sign; zero has no sign."""
     return score(value) if float(f"{value:.2f}") <= 0 else f"+{score(value)}"
 
 
 def interval_text(low: float | None, high: float | None) -> str:
-    """`[0.71, 0.80]`, or "" without an interval."""
+    """Format as `[0.71, 0.80]`; "" without an interval."""
     return "" if low is None or high is None else f"[{score(low)}, {score(high)}]"
 
 
 def p_value(p: float) -> str:
-    """Three decimals, or that it is smaller."""
+    """Format with three decimals; `<0.001` for smaller values."""
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, never in powers of ten; whole numbers as they are; "-" for nothing."""
+    """Format with three significant digits, never in powers of ten; whole numbers stay; "-" for None."""
     if value is None:
         return "-"
     if value == 0 or (value == int(value) and abs(value) < 1e6):
@@ -45,14 +45,14 @@ def number(value: float | None) -> str:
 
 
 def number_span(low: float | None, high: float | None, size: float = 1.0) -> str:
-    """`[0.71, 0.8]` in units of `size`; "" without an interval, and where nothing varies."""
+    """Format as `[0.71, 0.8]` in units of `size`; "" without an interval, or if its ends are equal."""
     return "" if low is None or high is None or low == high else f"[{number(low / size)}, {number(high / size)}]"
 
 
 def unit_of(unit: str, values: Sequence[float]) -> tuple[float, str]:
-    """Size and name of the largest unit (s or ms; GiB to B) in which the largest value is one at least.
+    """Return size and name of the largest unit (s or ms; GiB to B) in which the largest value is at least one.
 
-    unit: as the rows have it; any but seconds and bytes stays.
+    unit: unit of the rows; units other than seconds and bytes stay.
     """
     sizes = _UNITS.get(unit)
     if sizes is None:
@@ -61,19 +61,19 @@ def unit_of(unit: str, values: Sequence[float]) -> tuple[float, str]:
     return next((size for size in sizes if most >= size[0]), sizes[-1])
 
 
-# Context that a caption names only where it tells two tables apart, and what must be equal for it to do so.
+# Context that a caption names only if it differs between tables; the value names what must be equal in these tables.
 _WITHIN = {"model_fingerprint": "model", "dataset_fingerprint": "dataset"}
 _QUIET = (*_WITHIN, "dtype", "attention", "generation", "numerics_version", "torch", "transformers")
 _QUIET += ("device", "processor", "lmms_eval")
 
 
 def title(table: ScoreTable) -> str:
-    """Dataset and metric."""
+    """Return dataset and metric."""
     return f"{table.dataset}, {table.metric}"
 
 
 def caption(table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool = True) -> str:
-    """Axis, model, protocol, reading, sample count and interval kind, and what tells this table from the others."""
+    """Return axis, model, protocol, reading, sample count, interval kind, and what distinguishes this table from the others."""
     contexts = [each.context for each in tables]
     parts = [axis_words(table.axis), *context_words(table.context, table.readings, contexts)]
     if table.mostly_free:
@@ -88,14 +88,14 @@ def caption(table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool = T
 
 
 def axis_words(axis: str) -> str:
-    """The unit of a table's budgets."""
+    """Describe the unit of a table's budgets."""
     return AXES[axis] if axis == "none" else f"budget: {AXES[axis]}"
 
 
 def context_words(
     context: Mapping[str, str], readings: Sequence[str], contexts: Sequence[Mapping[str, str]]
 ) -> list[str]:
-    """Model, protocol, reading, and what tells this context from the others that are shown with it."""
+    """Return model, protocol, reading, and what distinguishes this context from `contexts`."""
     parts = [f"model={context['model']}", f"protocol={context['protocol']}"]
     if readings:
         parts.append(f"reading={' and '.join(readings)}")
@@ -111,14 +111,14 @@ def context_words(
 
 
 def size_text(table: ScoreTable) -> str:
-    """`n=500`, or `n=300 to 500` where the cells hold different numbers of samples."""
+    """Return `n=500`, or `n=300 to 500` if the cells have different numbers of samples."""
     low, high = table.sizes[0], table.sizes[-1]
     return f"n={low}" if low == high else f"n={low} to {high}"
 
 
 def line_label(method: Line) -> str:
-    """The method's name in the table, with `ceiling` where it cheats, `calibrated` where it was measured on data before,
-    and `tuned` where its parameters are not the defaults."""
+    """Return the method's name for the table. Append `ceiling` if the method cheats, `calibrated` if it reads a calibration, and
+    `tuned` if its parameters are not the defaults."""
     flags = {"ceiling": method.cheats, "calibrated": method.calibrated, "tuned": method.tuned}
     words = ", ".join(word for word, true in flags.items() if true)
     if not words:
@@ -127,5 +127,5 @@ def line_label(method: Line) -> str:
 
 
 def cell_words(label: str, budget: str) -> str:
-    """A cell in words: `snapkv at 64`."""
+    """Describe a cell: `snapkv at 64`."""
     return f"{label} at {budget}" if budget else label

@@ -1,4 +1,4 @@
-"""Rows for a tracker of experiments: identity and results, one row per cell and headline metric, under keys that stay."""
+"""Rows for an experiment tracker: identity and results, one row per cell and headline metric, under keys that never change."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
 COSTS = {"ttft_s": "ttft_s", "tpot_s": "tpot_s", "peak_bytes": "peak_total"}
-"""Key of a line -> the cost that it holds (`cost_names`)."""
+"""Key of a row -> name of its cost."""
 GROUP_COSTS = {"group_prefill_s": "prefill_s", "group_decode_s": "decode_s", "group_peak_bytes": "peak_total"}
-"""Keys and costs of runs that shared prefills, whose times and peak are a group's."""
+"""Key of a row -> name of its cost, in runs that shared prefills: these times and peaks belong to a group."""
 
 
 def tracked_rows(store: Store) -> list[dict[str, Any]]:
-    """Rows in the order of the cells, those of later versions of a method alone.
+    """Return the rows in the order of the cells; only the latest version of a method has rows.
 
     A row has the cell's identity (`budget` as a number, entries or a fraction), `score` with its interval and `difference`
-    to full, `answers` and `failures`, and medians of `ttft_s` and `tpot_s` [s] and the largest `peak_bytes` where the cell
-    ran by itself, null elsewhere. `group_prefill_s` and `group_decode_s` [s] are medians and `group_peak_bytes` the largest of
-    the shared runs that the cell was in. Cells of scenario=efficiency have a row per length and batch, without a score.
+    to full, `answers` and `failures`. It has medians of `ttft_s` and `tpot_s` [s] and the largest `peak_bytes` if the cell
+    ran by itself, otherwise null. `group_prefill_s` and `group_decode_s` [s] are medians, and `group_peak_bytes` is the largest,
+    of the shared runs of the cell. Cells of scenario=efficiency have a row per length and batch, without a score.
     """
     cells = store.cells().to_pandas()
     if cells.empty:
@@ -62,8 +62,8 @@ _NO_SCORE: dict[str, Any] = dict.fromkeys(("metric", "score", "low", "high", "di
 
 
 def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The cell's headlines: the metrics that its dataset's configuration names, else all but measures; one empty line without
-    any."""
+    """Return the cell's headlines: the metrics in its dataset's configuration, or else all metrics except measures. Without
+    scores, return one empty line."""
     if cell.get("weights") == "random":
         return [_NO_SCORE]
     node = (config_of(cell["config"]).get("datasets") or {}).get(cell["dataset"]) or {}
@@ -75,7 +75,7 @@ def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[st
 
 
 def _totals(rows: pd.DataFrame) -> dict[str, Any]:
-    """Counts, medians, and the largest peak; those of shared runs stand under names of their own."""
+    """Return counts, medians, and the largest peak; values of shared runs have separate keys (`GROUP_COSTS`)."""
     totals: dict[str, Any] = {"answers": len(rows), "failures": int((rows["status"] > 0).sum())}
     for names, shared in ((COSTS, False), (GROUP_COSTS, True)):
         of = rows[rows["group"] == shared]

@@ -121,7 +121,7 @@ def test_evaluate_is_the_commands_run_and_its_rows_make_the_same_tables(tmp_path
     for wrong, said in (
         ({"method": "snapvk"}, "did you mean 'snapkv'"),
         ({"budget": 17}, "have no budget 17"),
-        ({"dataset": "docvqa"}, "hold no dataset 'docvqa'"),
+        ({"dataset": "docvqa"}, "have no dataset 'docvqa'"),
     ):
         with pytest.raises(ConfigError, match=said):
             load_rows(tmp_path, **wrong)

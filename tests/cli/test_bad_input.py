@@ -64,7 +64,7 @@ def nowhere(tmp_path, monkeypatch):
             "job model=hf model.path=org/name budget=abc of 2: budget='abc' is not a budget",
         ),
         (["-m", *HUB, "sede=1,2"], "did you mean 'seed'"),
-        (["budget"], "'budget' is no verb"),
+        (["budget"], "'budget' is not a verb"),
         (["tabels"], "did you mean 'tables'"),
         (["snapkv", "64"], "write `mmkv-bench method=snapkv budget=64`"),
         (["plan", "method", "snapkv"], "write `mmkv-bench plan method=snapkv`"),
@@ -100,7 +100,7 @@ def nowhere(tmp_path, monkeypatch):
         (["tables"], "the following arguments are required: rows"),
         (["tables", "x", "--format", "pdf"], "--format: invalid choice: 'pdf'"),
         (["score", "stage=generate"], "`score` generates nothing"),
-        (["data", "list", "docvqa"], "list takes no 'docvqa'"),
+        (["data", "list", "docvqa"], "list takes no names, but got 'docvqa'"),
         (["launch", "processes=2"], "write --processes 2"),
     ],
     keep=36,
@@ -176,7 +176,7 @@ def test_a_full_disk_is_one_sentence_and_exit_code_2(capsys):
         raise OSError(errno.ENOSPC, "No space left on device", "runs/default/journal")
 
     assert guarded([], full) == 2
-    assert "no space left on the device that holds runs/default/journal" in capsys.readouterr().err
+    assert "no space left on the device of runs/default/journal" in capsys.readouterr().err
 
 
 def test_a_full_disk_met_by_the_store_is_exit_code_2(capsys):

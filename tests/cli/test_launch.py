@@ -113,9 +113,9 @@ def test_visible_devices_are_those_of_the_environment(monkeypatch, value, device
 @each(
     ("overrides", "processes", "words"),
     [
-        ((), None, "write --processes N"),
+        ((), None, "give --processes N"),
         (("shard=0/2",), 2, "launch divides the run itself"),
-        (("stage=score",), 2, "stage=score is one process's work"),
+        (("stage=score",), 2, "stage=score needs only one process"),
         (("budget=0",), 2, "budget=0 keeps nothing"),
     ],
 )

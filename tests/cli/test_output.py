@@ -39,7 +39,7 @@ def test_a_sweep_takes_no_secret_as_it_is(capsys, tmp_path):
         said = capsys.readouterr()
         assert "oc.env:" in said.err and word.partition("=")[2] not in said.err + said.out, word
     assert main(["sweep", "judge.api_key=${oc.env:NOT_SET}", "seed=0,1", "launcher=slurm", "dry=true"]) == 2
-    assert "is given as it is" not in capsys.readouterr().err
+    assert "is given in plain text" not in capsys.readouterr().err
 
 
 def test_what_would_not_end_and_places_that_cannot_be_are_refused(capsys, tmp_path):

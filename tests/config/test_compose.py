@@ -181,7 +181,7 @@ def test_datasets_follow_the_page_size():
         ("experiment=dmo", "did you mean 'demo'"),
         ("methods.snapkv.window=3", "choose it with 'method=[mmshift,snapkv]'"),
         ("methods.snapvk.window=3", "did you mean 'snapkv'"),
-        ("+budget=3", "exists already and is changed without a plus; write budget=3"),
+        ("+budget=3", "already exists, so it is changed without a plus; write budget=3"),
         ("+experiment=demo", "write experiment=demo"),
         ("++method=snapkv", "write method=snapkv"),
         ("~budget", "keys cannot be removed"),
@@ -194,10 +194,10 @@ def test_datasets_follow_the_page_size():
         ("budget=[1,", "cannot read the override"),
         ("=3", "cannot read the override"),
         ("method@x=snapkv", "cannot read the override"),
-        ("budget.x=3", "budget is a value and has no keys below it"),
+        ("budget.x=3", "budget is a value without keys below it"),
         ("datasets.pages.generation.max_new_tokens=abc", "is text; allowed: a whole number"),
         ("datasets.pages.generation={max_new_tokens: abc}", "is text; allowed: a whole number"),
-        ("datasets.pages.generation=3", "where keys are needed"),
+        ("datasets.pages.generation=3", "but keys are needed"),
         ("datasets.pages_walk.generation.max_new_tokens=3", "choose it with 'dataset=[pages,pages_walk]'"),
         ("datasets.pages.genration.max_new_tokens=3", "did you mean 'generation'"),
         ("methods=3", "unknown method '3'"),
@@ -220,7 +220,7 @@ def test_an_override_that_means_nothing_is_refused_in_one_sentence(override, wor
 def test_a_list_that_hydra_would_read_for_minutes_is_refused():
     """A plan of 20,000 budgets or 100,000 seeds did not end within a minute: the time grows with the square of their number."""
     for text in (f"seed=[{','.join(['1'] * 4001)}]", f"seed={','.join(['1'] * 100_000)}"):
-        with pytest.raises(ConfigError, match=r"seed=... holds [\d,]+ values; allowed: at most 4,000 in one override"):
+        with pytest.raises(ConfigError, match=r"seed=... has [\d,]+ values; allowed: at most 4,000 in one override"):
             parse(text)
     for quoted in (f'"{"," * 5000}"', f"'it\\'s{',' * 5000}'"):  # one value
         assert parse(f"dataset.prompt={quoted}").value().count(",") == 5000

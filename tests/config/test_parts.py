@@ -74,7 +74,7 @@ def test_both_forms_compose_from_a_folder_of_the_users_own(tmp_path):
 @each(
     ("change", "words"),
     [
-        (("{window: all}", "windw"), "method mine: there is no scorer 'windw'; did you mean 'window'"),
+        (("{window: all}", "windw"), "method mine: unknown scorer 'windw'; did you mean 'window'"),
         (("[window, sinks]", "[window, sink]"), "selector topk has no parameter 'sink'; did you mean 'sinks'"),
         (("unused: 2", "unusd: 2"), "allocator uniform has no parameter 'unusd'; did you mean 'unused'"),
         (("reducer: evict", "reducer: [evict]"), r"reducer is \['evict'\]; allowed: <name>, {<name>: all}"),

@@ -71,7 +71,7 @@ def test_a_table_of_the_users_own_folder_offers_its_rows_as_files_do(folder):
 
 def test_a_file_that_is_no_table_is_named(folder):
     (folder / "dataset" / "tables" / "bench.yaml").write_text("rows: {}")
-    with pytest.raises(ConfigError, match=r"bench\.yaml is no table; a table has template and rows"):
+    with pytest.raises(ConfigError, match=r"bench\.yaml is not a table; a table needs the keys template and rows"):
         files.members(folder / "dataset")
 
 

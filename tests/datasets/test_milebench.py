@@ -325,7 +325,7 @@ def test_a_picture_that_is_missing_or_broken_is_the_error_of_its_sample_alone(re
     assert "FileNotFoundError" in errors[1]
     found = check(spec, conf("milebench_docvqa")["about"])
     assert (found.rows, found.ready) == (4, False)
-    assert found.missing == [f"pictures that samples name: {Path('images', '1_1.png')}"]
+    assert found.missing == [f"pictures named by samples do not exist: {Path('images', '1_1.png')}"]
 
 
 @pytest.mark.parametrize(

@@ -447,5 +447,5 @@ def test_what_an_analysis_does_not_take_is_refused(capsys, tmp_path):
 def test_rows_that_are_not_the_tables_are_refused(tmp_path):
     import pyarrow as pa
 
-    with pytest.raises(StoreError, match="are not those of the table"):
+    with pytest.raises(StoreError, match="are missing or unknown"):
         Store(tmp_path).write_diagnostics(pa.table({"value": [1.0]}))

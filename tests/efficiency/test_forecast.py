@@ -193,10 +193,10 @@ def test_memory_of_the_prompts_that_are_measured_is_counted_with_their_tower(tmp
 @each(
     ("words", "sentence"),
     [
-        (["--prompt-tokens", "64"], "--prompt-tokens has no meaning under scenario=efficiency"),
-        (["--image", "28x28"], "say it with lengths=[...] and prompts="),
+        (["--prompt-tokens", "64"], "--prompt-tokens does not work with scenario=efficiency"),
+        (["--image", "28x28"], "give lengths=[...] and prompts="),
         (["lengths=200000"], "lengths=200000 with new_tokens=16 is more than the model's context of 128000"),
-        (["model=hf", "model.path=org/name"], "a plan of scenario=efficiency needs the shape of"),
+        (["model=hf", "model.path=org/name"], "scenario=efficiency cannot plan"),
     ],
 )
 def test_a_mistake_is_told_in_one_sentence(words, sentence, tmp_path, capsys, monkeypatch):

@@ -30,7 +30,7 @@ def test_pixels_holds_and_reads_its_budget_beside_full_of_the_same_shape(tmp_pat
 def test_budgets_without_a_place_for_a_picture_and_prompts_of_text_are_refused(tmp_path, capsys):
     for words, why in (
         (("prompts=text", "budget=60%"), "method pixels needs visual tokens"),
-        (("prompts=image", "budget=8"), "there is no place for a picture"),
+        (("prompts=image", "budget=8"), "which is too short for a picture"),
     ):
         assert main(["model.device=cpu", f"out={tmp_path}", *ASKED, *words]) == 2
         assert why in capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_a_division_is_scaled_exactly_and_what_a_head_cannot_hold_goes_to_the_ot
     [
         (
             [*RANDOM, "method=adakv"],
-            "method adakv divides its budget by what the weights make of the prompt (HeadPool)",
+            "method adakv divides its budget by the prompt's scores (HeadPool)",
         ),
         ([*RANDOM, "method=adakv"], "allowed: profiles=<folder of its rows of real prompts>, or real weights"),
         ([*RANDOM, "method=adakv", "profiles=nowhere"], "profiles=nowhere is not a folder"),
@@ -97,8 +97,8 @@ def test_a_division_is_scaled_exactly_and_what_a_head_cannot_hold_goes_to_the_ot
         ),
         ([*RANDOM, "method=hybridkv", "prompts=image", "profiles={ROWS}"], "not which heads are dynamic"),
         ([*RANDOM, "method=hybridkv", "prompts=image"], "not which heads are dynamic"),
-        ([*RANDOM, "method=snapkv", "profiles={ROWS}"], "is taken by no method of this run"),
-        (["method=adakv", "profiles={ROWS}"], "is taken by no method of this run"),
+        ([*RANDOM, "method=snapkv", "profiles={ROWS}"], "is not used by any method of this run"),
+        (["method=adakv", "profiles={ROWS}"], "is not used by any method of this run"),
     ],
 )
 def test_a_division_that_nothing_tells_is_refused_in_one_sentence(words, said):

@@ -327,7 +327,7 @@ RANDOM = ["model=qwen2_5_vl_3b", "model.weights=random", "model.layers=1", "mode
         (["lengths=5000"], "lengths=5000 with new_tokens=4 is more than the model's context of 4096 tokens"),
         (["lengths=4094"], "give lengths of at most 4093"),
         (["lengths=64", "new_tokens=1000000000"], "give new_tokens of at most 4033"),
-        (["lengths=9000000", "new_tokens=1000000000"], "give new_tokens of at most 4081 and shorter lengths"),
+        (["lengths=9000000", "new_tokens=1000000000"], "give new_tokens of at most 4081, and shorter lengths"),
         (["lengths=64", "model.max_prompt_tokens=10"], "give a larger model.max_prompt_tokens"),
         (["lengths=[40,8]"], "lengths=8 is out of range"),
         (["repeats=0"], "repeats=0 is out of range"),
@@ -340,20 +340,20 @@ RANDOM = ["model=qwen2_5_vl_3b", "model.weights=random", "model.layers=1", "mode
         (["batch=max", "memory_limit=much"], "memory_limit=much is not an amount of memory"),
         (["batch=max", "memory_limit=900000GiB"], "memory_limit=900000GiB is more than the"),
         (["batch_prefill=both"], "batch_prefill=both is unknown"),
-        (["batch=2", "batch_prefill=together", "method=kivi"], "use batch_prefill=one_by_one, or leave it out"),
+        (["batch=2", "batch_prefill=together", "method=kivi"], "use batch_prefill=one_by_one, or leave the method out"),
         (["batch=2", "method=elastic_cache", "reading=released"], "so it decodes alone"),
         (["new_tokens=2"], "new_tokens=2 is out of range"),
         (["scenario=speed"], "scenario=speed is unknown"),
-        (["dataset=docvqa"], "asks no dataset and got dataset=docvqa"),
-        (["stage=score"], "stage=score has no meaning under scenario=efficiency"),
+        (["dataset=docvqa"], "takes no dataset but got dataset=docvqa"),
+        (["stage=score"], "stage=score has no effect under scenario=efficiency"),
         (["protocol=query_agnostic"], "protocol=query_agnostic is not timed"),
-        (["method=oracle"], "method oracle reads the full cache's own answer"),
+        (["method=oracle"], "method oracle reads the full cache's answer"),
         (["method=look_m"], "method look_m needs visual tokens"),
         (
             [*RANDOM, "method=adakv"],
-            "method adakv divides its budget by what the weights make of the prompt (HeadPool)",
+            "method adakv divides its budget by the prompt's scores (HeadPool)",
         ),
-        ([*RANDOM, "method=flashcache"], "random weights would time another division"),
+        ([*RANDOM, "method=flashcache"], "random weights would distort"),
         ([*RANDOM, "method=sparsemm"], "no committed calibration"),
     ],
 )
@@ -453,7 +453,7 @@ def test_where_every_kernel_is_waited_for_the_command_measures_nothing(tmp_path,
     with second_device() as device:
         type(device).blocking = True
         assert verb("run")([*ASKED, "model.device=cuda", f"out={tmp_path / 'rows'}"]) == 2
-    assert "CUDA_LAUNCH_BLOCKING is set, so every kernel is waited for" in capsys.readouterr().err
+    assert "CUDA_LAUNCH_BLOCKING is set, so the host waits for every kernel" in capsys.readouterr().err
     assert not len(Store(tmp_path / "rows").timings()) and not len(Store(tmp_path / "rows").cells())
 
 

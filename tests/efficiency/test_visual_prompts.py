@@ -216,7 +216,7 @@ def test_cells_of_text_are_those_that_they_were_before_there_were_pictures():
     "words, said",
     [
         (["prompts=picture"], "prompts=picture is unknown"),
-        (["method=look_m"], "method look_m needs visual tokens and prompts=text have none"),
+        (["method=look_m"], "method look_m needs visual tokens, but prompts=text has none"),
         (["method=look_m", "prompts=[image,text]"], "choose one, or leave the method out"),
         (
             ["model=llava_v1_5_7b", "model.weights=random", "prompts=video"],
@@ -236,5 +236,5 @@ def test_prompts_that_cannot_be_are_refused_in_one_sentence(words, said):
 
 def test_a_length_that_holds_no_picture_is_refused_before_any_pass(tmp_path):
     outcome = go(tmp_path, *ASKED, "method=snapkv", "lengths=16", "prompts=image")
-    assert outcome.code == 2 and "lengths=16 holds no image that tiny takes" in outcome.document["error"]
+    assert outcome.code == 2 and "lengths=16 is too short for any image of tiny" in outcome.document["error"]
     assert Store(tmp_path).timings().num_rows == 0

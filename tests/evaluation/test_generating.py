@@ -251,6 +251,6 @@ def test_hub_data_are_refused_when_the_hub_is_online_already(picture_task, own_t
 def test_a_task_that_needs_a_package_of_its_own_names_it(monkeypatch):
     """decord is no requirement of this project or of lmms-eval; tasks of the latter import it."""
     monkeypatch.setitem(sys.modules, "decord", None)
-    said = "longvideobench needs a package that is not there: .*decord.*; install it"
+    said = "longvideobench needs a missing package: .*decord.*; install it"
     with pytest.raises(DataError, match=said), task_errors("longvideobench", code=True):
         importlib.import_module("lmms_eval.tasks.longvideobench.utils")

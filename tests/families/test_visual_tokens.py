@@ -261,17 +261,20 @@ def test_the_command_prints_tokens_and_bytes(capsys):
     ("words", "why"),
     [
         (["model=qwen2_5_vl_7", "10x10"], "did you mean"),
-        (["model=qwen2_5_vl_7b"], "a model and a size are needed"),
-        (["10x10"], "a model and a size are needed"),
-        (["model=qwen2_5_vl_7b", "10x"], "is no size"),
+        (["model=qwen2_5_vl_7b"], "needs a model and a size"),
+        (["10x10"], "needs a model and a size"),
+        (["model=qwen2_5_vl_7b", "10x"], "is neither a size"),
         (["model=qwen2_5_vl_7b", "10x10", "model.frames=0"], "whole number >= 1"),
         (["model=qwen2_5_vl_7b", "10x10", "model.frame=3"], "did you mean"),
         (["model=llava_v1_5_7b", "10x10", "model.frames=3"], "takes no videos"),
-        (["model=llava_v1_5_7b", "10x10", "model.max_pixels=1000"], "scales to fixed sizes; leave it out"),
-        (["model=qwen2_5_vl_7b", "10x10", "model.min_pixels=5000", "model.max_pixels=1000"], "exclude each other"),
+        (
+            ["model=llava_v1_5_7b", "10x10", "model.max_pixels=1000"],
+            "scales to fixed sizes, and only Qwen-VL has pixel limits",
+        ),
+        (["model=qwen2_5_vl_7b", "10x10", "model.min_pixels=5000", "model.max_pixels=1000"], "contradict each other"),
         (
             ["model=qwen2_5_vl_7b", "10x10", "model.max_pixels=1000"],
-            "at least 3136 and at most 1000 pixels exclude each other",
+            "at least 3136 and at most 1000 pixels contradict each other",
         ),
         (
             ["model=qwen3_vl_8b", "64x48", "model.frames=4", "model.min_pixels=999"],

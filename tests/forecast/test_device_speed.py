@@ -74,7 +74,7 @@ def test_the_best_round_counts_and_its_calls_are_divided(monkeypatch):
 def test_stored_devices_are_read_without_torch_and_damaged_files_are_none(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))
     assert main(["plan", "--devices"]) == 0
-    assert "nothing was measured yet" in capsys.readouterr().out
+    assert "no device was measured yet" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="none was measured"):
         device_speed.named("nvidia-h100-80gb-hbm3")
     file = device_speed.save(SPEED)

@@ -12,6 +12,7 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.forecast.device_speed import DeviceSpeed, save
 from mmkv_bench.forecast.forecast import Assumptions, forecast, workloads_of
+from mmkv_bench.forecast.passes import notes_of
 from mmkv_bench.plan.planner import outline
 from mmkv_bench.store.store import Store
 from tests.cli.setting import CHECKOUT, verb
@@ -96,9 +97,9 @@ def test_lengths_of_stored_answers_are_taken(tmp_path):
         (["--bandwidth", "inf"], "--bandwidth: 'inf' is not a number above 0"),
         (["--prompt-tokens", "8k"], "--prompt-tokens: '8k' is not a whole number >= 1"),
         (["--prompt-tokens", "2048,200000"], "--prompt-tokens 200000 is beyond the context of qwen2_5_vl_7b"),
-        (["--prompt-tokens", "64", "--visual-tokens", "65"], "--visual-tokens 65 is more than --prompt-tokens 64"),
-        (["--image", "large"], "--image large is no size in pixels"),
-        (["--image", "28x28", "--prompt-tokens", "9"], "--image says how long a prompt is"),
+        (["--prompt-tokens", "64", "--visual-tokens", "65"], "--visual-tokens 65 exceeds --prompt-tokens 64"),
+        (["--image", "large"], "--image large is not a size in pixels"),
+        (["--image", "28x28", "--prompt-tokens", "9"], "--image determines the length of prompts"),
         (["model=hf", "model.path=org/name", "--image", "28x28"], "--image needs the settings of a processor"),
         (["--device", "h100"], "--device h100: no measurement of it"),
         (["model=llama_3_8b", "--visual-tokens", "3"], "llama_3_8b has no visual tokens"),
@@ -158,6 +159,36 @@ def test_the_speed_up_is_that_of_the_milliseconds_beside_it_where_computing_bind
     assert few.speed_up == pytest.approx(full.ms / few.ms) and few.speed_up != pytest.approx(full.read / few.read)
     full, few, _ = foreseen(tmp_path, *QWEN, "method=snapkv", prompt_tokens=[32768]).datasets[0].lines
     assert few.ms is None and few.speed_up == pytest.approx(full.read / few.read)
+
+
+def test_documents_are_prefilled_once_and_replays_and_conversations_are_counted(tmp_path):
+    """DocVQA states 5,349 questions on 1,286 pages: 100 of them on 25 pages. Qwen2.5-VL-7B, 32 tokens an answer."""
+    words = ("model=qwen2_5_vl_7b", "dataset=docvqa", "limit=100", "budget=64")
+    plan = outline(compose([*words, "method=kvzip", "protocol=[query_agnostic,query_joint]", f"out={tmp_path}/rows"]))
+    store = Store(plan.out)
+    (work,) = workloads_of(plan, plan.coverage(store), store, Assumptions(prompt_tokens=[5000]))
+    assert work.prefills == {5000: 25 + 100}
+    assert work.fed == {(2048, 5000): 2 * 2 * 25, (904, 5000): 2 * 25}, (
+        "the context once more, in chunks, a page and protocol"
+    )
+    told = foreseen(tmp_path, *words, "method=kvzip", "protocol=query_agnostic", prompt_tokens=[5000], **H100)
+    plain = foreseen(tmp_path, *words, "method=snapkv", "protocol=query_agnostic", prompt_tokens=[5000], **H100)
+    fed = 2 * 28 * 233_046_016 * 5000 + 4 * 28 * 28 * 128 * (5000 * 5000 + (2 * 2048 * 2049 + 904 * 905) // 2)
+    more = told.datasets[0].prefill_hours - plain.datasets[0].prefill_hours
+    assert more == pytest.approx(25 * fed / 7e14 / 3600)
+
+    plan = outline(compose([*words, "method=snapkv", "protocol=turns", f"out={tmp_path}/rows"]))
+    known = Assumptions(prompt_tokens=[5000], visual_tokens=4900)
+    (work,) = workloads_of(plan, plan.coverage(store), store, known)
+    turn = 100 + 32  # the prompt's text and an answer
+    assert work.prefills == {5000: 2 * 25} and work.fed == {(turn, 5000): 75, (turn, 64): 75}
+    assert work.weight_reads == 100 * 32 * 2, "conversations decode one by one"
+    earlier = 5349 / 1286 / 2 - 0.5  # turns before one: full keeps them all, snapkv 64 entries
+    assert work.entry_reads == pytest.approx(100 * 32 * (5000 + earlier * turn + 64 + 2 * 16))
+    unknown = outline(
+        compose([*words[:1], "dataset=docvqa", "dataset.about.samples=many", *words[3:], "protocol=query_first"])
+    )
+    assert "each is counted as a document" in notes_of(unknown)[0] and not notes_of(plan)
 
 
 def test_a_long_prompt_is_refused_before_anything_is_counted(tmp_path):

@@ -11,10 +11,11 @@ from safetensors.numpy import save_file
 
 from mmkv_bench.families.facts import stated
 from mmkv_bench.forecast import roofline
-from mmkv_bench.models.shape import Decoder, decoder_of, sizes_of, stored_parameters
+from mmkv_bench.models.shape import Decoder, decoder_of, sizes_of, stored_parameters, values_of
 from mmkv_bench.models.source import shaped
 from tests import zoo
 from tests.each import each
+from tests.families.shapes import node
 
 NAMES = shaped()
 QWEN = Decoder(28, 3584, 18944, 28, 4, 128, 152064, tied=False, qkv_bias=True)
@@ -56,6 +57,19 @@ def test_operations_of_steps_and_prefills_are_those_computed_by_hand():
     )
 
 
+def test_a_prompt_that_is_fed_in_pieces_costs_what_it_costs_in_one():
+    """Also where a window of sliding layers ends within a piece, or before it."""
+    windows = decoder_of(stated(values_of(node("gemma3_270m").shape, None)))
+    assert windows is not None and windows.states.window == 511
+    for decoder in (QWEN, windows):
+        for pieces in ((300, 1), (100, 700), (600, 50, 5), (511, 1, 1), (2000, 2000)):
+            done, operations = 0, 2 * decoder.table
+            for tokens in pieces:
+                operations += roofline.fed_operations(decoder, tokens, done)
+                done += tokens
+            assert operations == roofline.prefill_operations(decoder, done), (decoder, pieces)
+
+
 def test_utilisation_is_one_at_the_limit_and_computing_may_be_the_limit():
     weights, kv = 2.0 * QWEN.read, 2.0 * QWEN.compressed * QWEN.entry * 2048
     at_limit = roofline.roofline_ms(weights + kv, H100) / roofline.MS
@@ -69,8 +83,6 @@ def test_utilisation_is_one_at_the_limit_and_computing_may_be_the_limit():
 
 
 def as_built(name: str, layers: int | None = None) -> None:
-    from mmkv_bench.models.shape import values_of
-    from tests.families.shapes import node
     from tests.models.test_shapes import on_meta
 
     model = on_meta(name, layers)
@@ -97,8 +109,6 @@ def test_every_models_decoder_has_as_many_parameters_as_transformers_builds(name
 
 
 def test_what_is_known_of_a_models_size_says_its_source(tmp_path):
-    from tests.families.shapes import node
-
     model = dict(vars(node("qwen2_5_vl_7b")))
     whole = stated(dict(model["shape"]))
     known = sizes_of(model, whole)

@@ -19,7 +19,7 @@ from tests.identity.world import KINDS, VARIABLE, World
 from tests.run.setting import Outcome, go
 
 REFUSED, STOPPED, SAME, OTHER, RIGHT = "refused", "stopped", "not read", "other cells", "made or scored again"
-PROMPTS = "are for prompts that differ from those its data make now"  # the sentences that a change may end a run with
+PROMPTS = "are for other prompts than the present ones"  # the sentences that a change may end a run with
 WHILE = "changed while the run was reading it"
 SCORING = "the dataset or the task's prompt changed"
 

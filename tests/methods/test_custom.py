@@ -314,7 +314,7 @@ def test_a_refusal_is_one_sentence_without_a_trace_and_leaves_nothing_behind(fol
             ("methods.custom.path=mine.py", "methods.custom.name=Mnie"),
             "Mnie is not a part in mine.py; did you mean 'Mine'",
         ),
-        (("methods.custom.path=mine.py", "methods.custom.args=3"), "where keys are needed"),
+        (("methods.custom.path=mine.py", "methods.custom.args=3"), "but keys are needed"),
         (("methods.custom.pth=mine.py",), "unknown key 'pth'"),
         (("method=snapkv", "methods.snapkv.args.x=1"), "snapkv has no args"),
         (("method=snapkv", "methods.snapkv.scorer._target_=mine.Mine"), "outside this package"),

@@ -98,7 +98,7 @@ def test_one_override_or_one_variant_puts_kivi_behind_a_method():
 
 def test_policies_are_never_mixed_and_mistakes_are_named():
     line = f"{{_target_: {TARGET}, bits: 4}}"
-    with pytest.raises(ConfigError, match="h2o_decode has a decode policy already.*variant"):
+    with pytest.raises(ConfigError, match="h2o_decode already has a decode policy.*variant"):
         cells("method=h2o_decode", f"methods.h2o_decode.decoding={line}")
     with pytest.raises(ConfigError, match="decoding=kivi is text; allowed: null"):
         cells("method=snapkv", "methods.snapkv.decoding=kivi")

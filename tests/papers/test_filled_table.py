@@ -476,7 +476,7 @@ def test_columns_of_answers_are_reduced(tmp_path):
 def test_bad_input_is_one_sentence(tmp_path):
     with pytest.raises(ConfigError, match="no rows folder"):
         Evidence.of([tmp_path / "nowhere"])
-    with pytest.raises(ConfigError, match="holds no result rows"):
+    with pytest.raises(ConfigError, match="has no result rows"):
         Evidence.of([tmp_path])
     root = stored(tmp_path, (("flashcache", "0.2", zeros_and_ones(93, N)), {"given": {"gamma": 0.1}}))
     (root / "store.json").write_text('{"schema_version": 99}\n')

@@ -57,7 +57,7 @@ def test_a_damaged_file_of_printed_numbers_is_refused(tmp_path):
     shutil.copy(reference_dir() / name, tmp_path / name)
     text = (tmp_path / name).read_text()
     for wrong, said in (
-        (text.replace("45.54,45.54", "45.54,45.55"), "is not that of its literal '45.54'"),
+        (text.replace("45.54,45.54", "45.54,45.55"), "differs from its literal '45.54'"),
         (text.replace("settings open", "setings open"), "did you mean 'settings open'"),
         (text.replace("variant,", "version,", 1), "has the columns"),
     ):
@@ -87,8 +87,8 @@ def test_an_address_is_what_a_method_does_and_not_what_it_is_called():
 @each(
     ("change", "said"),
     [
-        ({"metric": None}, "without metric"),
-        ({"budget": None}, "without a budget"),
+        ({"metric": None}, "an address needs metric"),
+        ({"budget": None}, "needs a budget"),
         ({"budget": 1.5}, "above 0 and at most 1"),
         ({"model": "qwen2_5_vl"}, "unknown model"),
         ({"dataset": "docvq"}, "did you mean 'docvqa'"),

@@ -38,9 +38,9 @@ def test_every_layout_of_cells_has_one_stand_in():
 
 def test_no_printed_number_can_be_joined_to_a_stand_in():
     spec, evidence = load("standin.benchmarks"), Evidence.of([])
-    with pytest.raises(ConfigError, match="no paper prints a number of it"):
+    with pytest.raises(ConfigError, match="so no paper prints its numbers"):
         printed.of_table(spec.id)
-    with pytest.raises(ConfigError, match="filled by the embedded model: no printed number"):
+    with pytest.raises(ConfigError, match="filled by the embedded model; printed numbers"):
         fill(spec, evidence, printed.of_table("mmshift_table01"))
     told = {
         "caption": "made up",
@@ -88,7 +88,7 @@ def test_a_pictures_panels_all_say_what_they_are():
     assert len(random) == 4
     with pytest.raises(ConfigError, match="nothing to draw"):
         pictures(fill(load("standin.radar"), Evidence.of([])))
-    with pytest.raises(ConfigError, match="no figure"):
+    with pytest.raises(ConfigError, match="is not a figure"):
         pictures(fill(load("standin.gains"), Evidence.of([])))
 
 

@@ -59,7 +59,7 @@ def test_a_reading_that_changes_nothing_of_a_method_is_said():
     both = "reading=[paper,released]"
     notes = plan("method=[full,blind,snapkv]", both)[1]
     assert notes == [
-        "reading=released changes no parameter of blind, whose file has no released ones (see docs/methods.md)"
+        "reading=released changes no parameter of blind, whose file has no released values (see docs/methods.md)"
     ]
     assert plan("method=[full,blind,snapkv]", "reading=paper")[1] == []
 
@@ -214,7 +214,7 @@ def test_a_variant_with_the_name_of_a_method_is_refused():
         ("variants.a={base: mmshift, gama: 3}", "no parameter 'gama'; did you mean 'gamma'"),
         ("variants.a={base: mmshift, gamma: wide}", "variants.a.gamma=wide"),
         ("variants.a={gamma: 3}", "names no base"),
-        ("variants.keydiff={base: random}", "variants.keydiff has the name of a method and is random"),
+        ("variants.keydiff={base: random}", "variants.keydiff has the name of a method but is based on random"),
         ("variants.a={base: mmshft}", "did you mean 'mmshift'"),
         ("variants.a={base: full}", "no parameters to vary"),
         ("variants.a={base: snapkv, reading: code}", "variants.a.reading=code"),

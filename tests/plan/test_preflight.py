@@ -44,7 +44,7 @@ def test_what_is_missing_is_named_and_what_is_there_is_not(cache, monkeypatch):
     }  # fmt: skip
     assert "org/name is not in the hub cache" in found["weights"][0] and "hf download org/name" in found["weights"][0]
     assert "DocVQA is not in the hub cache" in found["data"][0] and "sparsemm" in found["calibration"][0]
-    assert found["judge"][0].startswith("mmvet: scored by a judge") and "200 bytes" in found["disk"][0]
+    assert found["judge"][0].startswith("mmvet: needs a judge") and "200 bytes" in found["disk"][0]
 
     folder = cache / "models--org--name" / "snapshots" / ("0" * 40)
     folder.mkdir(parents=True)

@@ -37,7 +37,7 @@ def test_samples_are_answered_wherever_they_stand():
     [
         (f"[{WALK}003]", f"pages_lookup_small has none of these, did you mean '{LOOKUP}003'"),
         (f"[{WALK}003,{LOOKUP}003,{WALK}999]", f"'{WALK}999' is in no dataset of this run; did you mean '{WALK}4"),
-        ("[x]", f"its samples are called '{WALK}000' to '{WALK}499'"),
+        ("[x]", f"its ids go from '{WALK}000' to '{WALK}499'"),
     ],
 )
 def test_unknown_samples_are_refused_with_the_nearest(samples, words):
@@ -48,5 +48,5 @@ def test_unknown_samples_are_refused_with_the_nearest(samples, words):
 
 @each("samples", ["[]", "[3]", "[[a]]"])
 def test_what_is_no_name_is_refused_before_any_work(samples):
-    with pytest.raises(ConfigError, match="are no names of samples"):
+    with pytest.raises(ConfigError, match="is not a list of sample ids"):
         validate(compose([f"samples={samples}"]))

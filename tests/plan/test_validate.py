@@ -39,7 +39,7 @@ def check(*overrides: str) -> None:
         (["budget=[]"], "budget=[] is an empty list"),
         (
             ["gate.expected=0.5", "dataset=[pages_walk,docvqa]"],
-            "gate.expected=0.5 is one score and the run has 2 datasets",
+            "gate.expected=0.5 is one score, but the run has 2 datasets",
         ),
         (["gate.expected=0.5", "dataset=docvqa", "data=fixture"], "data=fixture is made up"),
         (["gate.expected=0.5", "dataset=docvqa", "dataset.metrics=[]"], "datasets.docvqa.metrics is empty"),
@@ -52,7 +52,7 @@ def check(*overrides: str) -> None:
         (["protocol=[paper,agnostic]"], "did you mean 'query_agnostic'"),
         (["reading=relesed"], "did you mean 'released'"),
         (["methods.mmshift.reading=code"], "methods.mmshift.reading=code is unknown"),
-        (["method=full", "methods.full.reading=released"], "full compresses nothing"),
+        (["method=full", "methods.full.reading=released"], "has no effect, because full compresses nothing"),
         (["page_size=huge"], "allowed: large, small"),
         (["sharing=of"], "did you mean 'off'"),
         (["stage=generat"], "did you mean 'generate'"),

@@ -181,7 +181,7 @@ def test_the_table_filters_and_leads_to_its_cells_to_their_samples_and_to_one(op
     image, over = (maps.locator(part).bounding_box() for part in (".imagelayer image", ".heatmaplayer image"))
     assert all(abs(image[side] - over[side]) <= 2 for side in ("x", "y", "width", "height"))
     words = tab.inner_text(".cell-maps:visible")
-    assert "4 of its 6 entries are visual tokens. The digest in its row proves the choice" in words
+    assert "4 of its 6 entries are visual tokens. The row's digest confirms these entries" in words
     assert "yellow: by 50 %" in tab.inner_text("#kept-scale")
     tab.select_option("#layer", "0")
     tab.wait_for_function("document.getElementById('kept-scale').innerText.includes('none of 2 layers')")

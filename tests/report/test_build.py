@@ -182,7 +182,7 @@ def test_an_earlier_report_is_replaced_and_nothing_else_is(tmp_path: Path, monke
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match="is not empty and holds no report of ours"):
+    with pytest.raises(ConfigError, match="is not empty and has no earlier report"):
         build_report([root], other, 5)
     assert [path.name for path in other.iterdir()] == ["thesis.tex"]
     with pytest.raises(ConfigError, match="is not a folder"):
@@ -254,7 +254,7 @@ def test_cells_and_samples_show_their_rows(tmp_path: Path) -> None:
     assert "<tr><td>exact_match</td><td>-</td>" in text  # an answer failed
     assert 'href="../samples/0-0.html#b=1"' in text and "its samples (4)" in text
     samples = (out / "samples" / "0-0.html").read_text()
-    assert samples.count("hold no question") == 4 and "the first 4 of the dataset's 5" in unescape(samples)
+    assert samples.count("have no question") == 4 and "the first 4 of the dataset's 5" in unescape(samples)
     answers = inline(out / "samples" / "0-0.html", "answers-data")
     assert [place.name for place in sorted((out / "cells").iterdir())] == sorted([f"0-{full}.html", f"0-{cell}.html"])
     told = answers["cells"][1]
@@ -301,13 +301,13 @@ def test_maps_say_which_visual_tokens_each_cell_kept(tmp_path: Path) -> None:
     assert kept["tokens"] == 3 and list(kept["bits"]) == ["1"]
     assert kept["figures"][0]["data"][0]["y"] == [0, 0.5, 1] and kept["figures"][0]["data"][0]["x"] == [0, 1]
     assert kept["places"] == [[[[0]], [[1]]]]
-    assert "4 of its 6 entries are visual tokens. The digest in its row proves the choice." in text
+    assert "4 of its 6 entries are visual tokens. The row's digest confirms these entries." in text
     assert inline(page)[0] == [[[2, 1], [1, 0]]]
     assert [[base64.b64decode(head)[0] for head in layer] for layer in kept["bits"]["1"]] == [
         [0b011 << 5, 0b100 << 5],
         [0b010 << 5, 0],
     ]
-    assert "that of ANOTHER choice" in (out / "samples" / "0-0-1.html").read_text() and cell in text
+    assert "digest belongs to OTHER entries" in (out / "samples" / "0-0-1.html").read_text() and cell in text
     frames = pictures_of(str(write_clip(tmp_path / "clip.mkv", frames=9)))
     assert [frame.size for frame in frames] == [(64, 48)] * 4 and len({frame.getpixel((9, 9)) for frame in frames}) == 4
     image.unlink()
@@ -336,7 +336,7 @@ def test_a_report_of_groups_that_were_read_one_by_one_is_the_same(tmp_path: Path
 def test_scores_meet_the_times_of_passes_of_another_store(tmp_path: Path) -> None:
     score, speed, out = scored(tmp_path / "score"), timed(tmp_path / "speed", STEPS), tmp_path / "report"
     report = build_report([score, speed], out, 5)
-    assert "Times per token of 2 of 5 lines are those of passes of 64 prompt tokens, batch 2." in report.left_out
+    assert "Times per token of 2 of 5 lines come from passes of 64 prompt tokens, batch 2." in report.left_out
     assert (out / "passes.html").is_file()
     shown = {(row["method"], row["budget"]): row["ms/token"] for row in rows(out / "table.html")}
     assert {key: time for key, time in shown.items() if time != "-"} == {
@@ -357,7 +357,7 @@ def test_an_embedded_page_is_drawn_again_where_its_prompt_is_still_the_same(tmp_
     folder.finish()
     with Image.open(tmp_path / "report" / right.images[0]) as image:
         assert image.size == sample.images[0].size
-    assert (other.question, other.images) == (None, []) and "another than the one that was answered" in other.missing
+    assert (other.question, other.images) == (None, []) and "differs from the page that was answered" in other.missing
 
 
 def test_the_command_of_a_cell_plans_that_very_cell() -> None:

@@ -69,7 +69,7 @@ def test_of_many_cells_the_first_are_listed_and_the_words_that_choose_among_all(
     lines = shown(capsys, rows)
     assert len([line for line in lines if line[:2] == "c0"]) == 2
     assert lines[-6:-4] == [
-        "3 more cells: choose by words, as method@budget or several of these",
+        "3 more cells: choose with words, such as method@budget, or with several words",
         "dataset: lookup walk3",
     ]
     assert lines[-3:] == ["protocol: paper strict", "reading: paper", "method: full mmshift snapkv"]
@@ -129,8 +129,8 @@ def test_of_very_long_texts_the_beginning_is_shown():
     [
         (["snapkw"], "'snapkw' is neither a cell nor a sample of"),
         (["walk3-small-test-000030"], f"did you mean '{PAGE}'?"),
-        (["snapkv", "lookup"], "is 'snapkv' and 'lookup' at once; leave a word out"),
-        ([PAGE, "lookup"], f"none of the 1 cells that were named has a row for {PAGE}"),
+        (["snapkv", "lookup"], "matches 'snapkv' and 'lookup' together; leave a word out"),
+        ([PAGE, "lookup"], f"none of the 1 chosen cells has a row for {PAGE}"),
         (["full", "--remake"], "--remake needs a sample"),
     ],
 )
@@ -199,7 +199,7 @@ def test_the_first_difference_is_where_one_ends_or_another_stands():
 def test_a_store_without_cells_is_refused(tmp_path, capsys):
     Store(tmp_path / "rows").prepare()
     assert main([str(tmp_path / "rows")]) == 2
-    assert "holds no cells" in capsys.readouterr().err
+    assert "has no cells" in capsys.readouterr().err
 
 
 def test_rows_that_hold_what_was_kept_are_drawn_without_a_model(tmp_path, capsys):

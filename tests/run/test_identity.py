@@ -85,9 +85,7 @@ def test_answers_to_a_swapped_picture_are_refused_and_made_again_on_request(task
     (task / PICTURES[0]).unlink()
     for words in ([], ["retry=[changed]"]):
         gone = go(root, *command(task, *words))
-        assert (
-            gone.code == 2 and "(pictures-000000)" in gone.err and "cannot be read now; restore the files" in gone.err
-        )
+        assert gone.code == 2 and "(pictures-000000)" in gone.err and "cannot be read; restore the files" in gone.err
     assert len(responses(root)) == 6
 
 

@@ -193,6 +193,6 @@ def test_code_that_changes_between_answers_and_scores_scores_nothing(task, model
     monkeypatch.setattr(stages, "_generate", generate)
     root = tmp_path / "rows"
     stopped = go(root, *command(task, model))
-    assert stopped.code != 0 and "changed while the run went on; what it stored stands" in stopped.err
+    assert stopped.code != 0 and "changed during the run; stored answers are kept" in stopped.err
     assert not scores(root) and {row["status"] for row in responses(root).values()} == {"ok"}
     assert Store(root).responses().num_rows == 12

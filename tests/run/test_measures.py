@@ -42,7 +42,7 @@ def test_answers_are_those_of_a_run_that_measures_nothing(on, tmp_path):
     quiet = done(tmp_path, *COMMAND, "fidelity=off")
     assert answers(root, MEASURED) == answers(tmp_path, MEASURED)
     assert all(row[name] is None for row in responses(tmp_path).values() for name in MEASURED)
-    assert "--metric fidelity" not in quiet.out and "answers stored without" not in quiet.out
+    assert "--metric fidelity" not in quiet.out and "answers lack" not in quiet.out
 
 
 def test_every_answer_is_measured_and_scored(on):
@@ -105,7 +105,7 @@ def test_a_slim_store_takes_a_further_method_and_keeps_what_was_measured(on, tmp
     rows = responses(root)
     assert all(row["slim"] and row["forced_kl"] is None and row["reference_nll"] is None for row in rows.values())
     again = done(root, *COMMAND, *BOTH)
-    assert again.generated == 0 and "answers stored without" not in again.out
+    assert again.generated == 0 and "answers lack" not in again.out
     assert scores_of(root) == before
     more = ("method=[snapkv,h2o,kivi,streamingllm]", *(part for part in COMMAND if not part.startswith("method")))
     done(root, *more, *BOTH)
@@ -141,11 +141,11 @@ def test_a_run_says_which_stored_answers_lack_what_it_asks_for(tmp_path):
     done(tmp_path, *few, "fidelity=off")
     again = done(tmp_path, *few, *BOTH[:1])
     assert again.generated == 0
-    assert "note: answers stored without fidelity (2 of 2 answers), ppl (2 of 2 answers), " in again.out
+    assert "note: answers lack fidelity (2 of 2 answers), ppl (2 of 2 answers), " in again.out
     more = done(tmp_path, *few, "limit=3", *BOTH)
     assert more.generated == 2
     part = "2 of 6 answers"  # those of the first sample, by two cells
-    assert f"answers stored without fidelity ({part}), ppl ({part}), self_rouge ({part})" in more.out
+    assert f"answers lack fidelity ({part}), ppl ({part}), self_rouge ({part})" in more.out
     assert f"Not measured: {part}. Run again with out=<another folder> to measure them." in more.out
     assert "not judged" not in more.out.lower()
 

@@ -17,6 +17,7 @@ from PIL import Image
 from mmkv_bench.cli.main import main
 from mmkv_bench.datasets.tasks.questions import pages
 from mmkv_bench.errors import StoreError
+from mmkv_bench.report.build import build_report
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.questions import LOSSES, _table, losses, paired_scores, question_tables
 from tests import cover
@@ -60,7 +61,7 @@ def test_a_run_of_documents_prints_their_losses_and_one_question_made_again_has_
         assert main(["tables", str(tmp_path / "whole"), "--questions", "--pairs"]) == 2
     assert "leave out --pairs" in refused.getvalue()
     for store in ("large", "large_protocols"):  # other protocols, and one question a document
-        with pytest.raises(StoreError, match="no such scores of several questions"):
+        with pytest.raises(StoreError, match="no scores of several questions per document"):
             question_tables(Path(__file__).parents[2] / "results" / "tiny" / store)
     (table,) = question_tables(tmp_path / "whole", metrics=["fidelity_kl"])
     (line,) = (line for line in table.grids[0].rows if line[0] == "snapkv")
@@ -84,8 +85,13 @@ def test_a_conversation_has_a_row_for_each_turn_whichever_question_is_made_again
     for key, row in again.items():
         assert [row[name] for name in SAME] == [rows[key][name] for name in SAME]
     wide = paired_scores(tmp_path / "whole")
-    assert set(wide["turn"]) == {1, 2, 3, 4} and (wide["turns"] == wide["each"])[wide["turn"] == 1].all()
+    assert set(wide["place"]) == {1, 2, 3, 4} and (wide["turns"] == wide["each"])[wide["place"] == 1].all()
     (table,) = question_tables(tmp_path / "whole")
+    build_report([tmp_path / "whole"], tmp_path / "report", 1)
+    page = (tmp_path / "report" / "questions.html").read_text()
+    assert table.title in page and all(f">{cell.text}</td>" in page for row in table.grids[0].cells for cell in row)
+    assert 'href="questions.html"' in (tmp_path / "report" / "index.html").read_text()
+    assert len([*(tmp_path / "report" / "figures").glob("places-0-*.js")]) == 2, "a chart for each method"
     assert table.grids[-1].header == ["method", "budget", "turn 1", "turn 2", "turn 3", "turn 4"]
     for words_, why in (
         (("method=pyramidkv",), "pyramidkv gives some layers or heads more entries"),
@@ -102,12 +108,19 @@ def test_missing_scores_are_counted_below_the_table():
              "budget": "20%", "seed": "", "cluster": f"d{n // 2}", "sample_id": f"s{n}", "each": 1.0,
              "joint": math.nan if n < 3 else 1.0,
              "other": 0.0 if n % 2 else math.nan, "same": math.nan if n % 2 or n == 4 else 1.0,
-             "paraphrase": math.nan, "generic": math.nan, "agnostic": math.nan, "turns": math.nan, "turn": math.nan}
+             "paraphrase": math.nan, "generic": math.nan, "agnostic": math.nan, "turns": math.nan, "place": 1}
             for n in range(24)
         ]
     )  # fmt: skip
     (note,) = (note.text for note in _table(("m", "d", "exact_match"), line).notes if "missing" in note.text)
     assert note.startswith("4 scores are missing")
+    other = line.assign(method="keydiff", turns=line["each"].where(line["joint"].notna()))
+    (note,) = (
+        note.text
+        for note in _table(("m", "d", "exact_match"), pd.concat([line, other])).notes
+        if "missing" in note.text
+    )
+    assert note.startswith("11 scores are missing"), "of a mode that a method has no score of, none is missing"
 
 
 def test_losses_are_means_over_documents_with_a_sign_that_says_worse():
@@ -131,14 +144,14 @@ def test_what_has_no_further_questions_is_refused_in_one_sentence(tmp_path):
     for words, said in (
         (
             ("dataset=pages", "protocol=query_first"),
-            "pages_small has one question a document; choose dataset=questions_records",
+            "but pages_small has one; choose dataset=questions_records",
         ),
         (
             ("dataset=questions_records", "limit=6", *MODEL),
             "limit=6 ends within a document of questions_records.*limit=4 or limit=8",
         ),
         (("dataset=questions_records", "limit=3", *MODEL), "which has 4 questions; give limit=4"),
-        (("dataset=questions_records", "limit=4", "sharing=off", "protocol=query_joint", *MODEL), "needs sharing=on"),
+        (("dataset=questions_records", "limit=4", "sharing=off", "protocol=query_joint", *MODEL), "write sharing=on"),
         (
             ("dataset=questions_records", "limit=4", "method=oracle", "protocol=query_first", *MODEL),
             "oracle scores by the answer",

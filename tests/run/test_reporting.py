@@ -117,7 +117,7 @@ def test_a_cell_is_shown_under_the_name_that_was_asked_for_and_both_names_are_to
     assert "chance: the method random with its default parameters, under another name." in first.out
     second = done(tmp_path, "method=random", *asked)
     assert second.generated == 0 and "| random |" in second.out and "| chance |" not in second.out
-    assert "note: random stands in these rows as chance" in second.out
+    assert "note: random is stored in these rows as chance" in second.out
 
 
 @pytest.mark.full

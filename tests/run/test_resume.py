@@ -110,7 +110,7 @@ def test_kill_at_random_moments_then_the_same_command_ends_with_the_rows_of_an_u
 def test_a_finished_run_says_so_and_writes_nothing(uninterrupted):
     before = setting.tree(uninterrupted)
     again = done(uninterrupted, *COMMAND, "logger=wandb")
-    assert "Nothing to do: every cell has every sample, and all of them are scored." in again.out
+    assert "Nothing to do: every cell has every sample, and all answers are scored." in again.out
     assert "18 rows, 18 done, nothing to generate" in again.out
     assert "**pages_small, exact_match**" in again.out
     assert (again.generated, again.document["scored"]) == (0, 0)
@@ -120,7 +120,7 @@ def test_a_finished_run_says_so_and_writes_nothing(uninterrupted):
 def test_a_finished_stage_says_what_it_has_not_to_do(uninterrupted):
     before = setting.tree(uninterrupted)
     assert "Nothing to do: every cell has every sample.\n" in done(uninterrupted, *COMMAND, "stage=generate").out
-    assert "and all of them are scored" in done(uninterrupted, *COMMAND, "stage=score").out
+    assert "and all answers are scored" in done(uninterrupted, *COMMAND, "stage=score").out
     more = done(uninterrupted, *COMMAND, "limit=7", "stage=score")
     assert "Nothing to score" in more.out and more.generated == 0
     assert setting.tree(uninterrupted) == before

@@ -35,12 +35,14 @@ def test_rows_of_another_machine_are_not_added_to_a_cell():
     refuse_other_machine(Cells(**here("A100"), dtype="bfloat16"), ["c"], here("A100", "Intel"))
     half = Cells(**here(), dtype="bfloat16")
     for rows, own, times, words in (
-        (begun, here("A100"), False, r"device cpu \(here A100\)"),
-        (begun, here(lmms_eval="0.8"), False, r"lmms-eval 0.7.3 \(here 0.8\)"),
-        (half, here(cpu="Intel"), False, r"cpu AMD \(here Intel\)"),
-        (begun, here(cpu="Intel"), True, r"cpu AMD \(here Intel\)"),
+        (begun, here("A100"), False, r"device cpu \(now A100\)"),
+        (begun, here(lmms_eval="0.8"), False, r"lmms-eval 0.7.3 \(now 0.8\)"),
+        (half, here(cpu="Intel"), False, r"cpu AMD \(now Intel\)"),
+        (begun, here(cpu="Intel"), True, r"cpu AMD \(now Intel\)"),
     ):
-        with pytest.raises(StoreError, match=f"begun under rows with {words}, and a cell.*give another folder"):
+        with pytest.raises(
+            StoreError, match=f"begun under rows with {words}, and one cell must not.*give another folder"
+        ):
             refuse_other_machine(rows, ["c"], own, times)
 
 

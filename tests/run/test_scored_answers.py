@@ -116,9 +116,9 @@ def test_a_slow_score_beside_new_answers_is_found_out(rows, tmp_path, monkeypatc
 def test_scores_without_their_answers_are_refused(rows, tmp_path, capsys):
     root = Path(shutil.copytree(rows, tmp_path / "rows"))
     shutil.rmtree(root / "responses")
-    with pytest.raises(StoreError, match="holds scores of 8 answers in 2 cells .* without the answers"):
+    with pytest.raises(StoreError, match="has scores of 8 answers in 2 cells .*, but not the answers"):
         load(root)
-    assert main(["tables", str(root)]) != 0 and "restore its folder responses/" in capsys.readouterr().err
+    assert main(["tables", str(root)]) != 0 and "restore the folder responses/" in capsys.readouterr().err
 
 
 def test_scores_older_than_digests_read_as_before_and_score_adds_them(rows, tmp_path):

@@ -172,5 +172,5 @@ def test_generating_first_and_scoring_later_are_both_at_once(whole, tmp_path):
 
 def test_scoring_before_any_answer_is_refused(tmp_path):
     refused = go(tmp_path / "rows", *COMMAND, "stage=score")
-    assert refused.code == 2 and "holds no result rows" in refused.err
+    assert refused.code == 2 and "has no result rows" in refused.err
     assert not (tmp_path / "rows").exists()

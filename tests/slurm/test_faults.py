@@ -57,7 +57,7 @@ def test_a_job_near_its_time_limit_is_queued_again_and_goes_on(cluster, alone, t
     code, _, err = finished(process)
     assert code == 0, err
     said = log_of(root, job)
-    assert "ended by SIGUSR2 after the sample in flight, to be queued again" in said
+    assert "ended by SIGUSR2 after the current sample, to be queued again" in said
     (tmp_path / "slowly").unlink()
     assert rows(root) == alone(work)
 
@@ -68,7 +68,7 @@ def test_a_job_near_its_time_limit_is_queued_again_and_goes_on(cluster, alone, t
     [
         ((), ", to be queued again"),
         (("shards=2",), ", to be queued again"),
-        (("shards=2", *IMAGE), "; whether it was cancelled or preempted cannot be asked from here"),
+        (("shards=2", *IMAGE), "; whether it was cancelled or preempted cannot be asked from this node"),
     ],
 )
 def test_preempted_jobs_come_back_when_their_node_is_free(cluster, alone, tmp_path, words, said):
@@ -85,7 +85,7 @@ def test_preempted_jobs_come_back_when_their_node_is_free(cluster, alone, tmp_pa
     code, _, err = finished(process)
     assert code == 0, err
     logs = [path.read_text() for path in (root / "sweep" / ".submitit").glob("*/*_log.err")]
-    assert [f"ended by SIGTERM after the sample in flight{said}" in log for log in logs] == [True] * jobs, logs
+    assert [f"ended by SIGTERM after the current sample{said}" in log for log in logs] == [True] * jobs, logs
     assert rows(root) == alone(LONG)
 
 
@@ -96,7 +96,7 @@ def test_a_full_disk_loses_nothing_and_the_same_command_goes_on(cluster, alone, 
     full = "hydra.launcher.setup=['ulimit -f 48']"  # KiB
     code, _, err = finished(start(cluster, root, *LONG, full))
     assert code == 1 and "Traceback" not in err, err
-    assert "samples are missing of tiny pages_walk_small; run the same command again" in err
+    assert "samples of tiny pages_walk_small are missing; run the same command again" in err
     (said,) = [line for line in err.splitlines() if "(tiny pages_walk_small): " in line]
     assert "full" in said or "quota" in said or "too large" in said.lower(), said
     code, _, err = finished(start(cluster, root, *LONG))
@@ -138,7 +138,7 @@ def test_a_disk_that_fills_up_under_a_job_ends_the_sweep_with_a_sentence_and_it_
     filler = fill(small_disk)
     code, _, err = finished(process)
     assert code == 2 and "Traceback" not in err, err
-    assert "samples are missing of tiny pages_walk_small; run the same command again" in err
+    assert "samples of tiny pages_walk_small are missing; run the same command again" in err
     assert "No space left on device" in err.splitlines()[-1] and "ree some space" in err.splitlines()[-1], err
     assert rows(root)[0].items() <= alone(LONG)[0].items()
     code, _, err = finished(start(cluster, root, *LONG))
@@ -159,7 +159,7 @@ def test_a_folder_that_only_the_login_node_sees_is_named_and_nothing_is_lost(clu
     code, _, err = finished(start(cluster, root, *LONG[:4], "limit=2", unseen=root))
     assert code == 1 and "Traceback" not in err, err
     assert "does not see this folder" in err and str(root) in err
-    assert "samples are missing of tiny pages_walk_small; run the same command again" in err
+    assert "samples of tiny pages_walk_small are missing; run the same command again" in err
     assert not any(root.iterdir())
 
 

@@ -97,7 +97,7 @@ def test_a_user_signal_queues_a_job_again_also_where_no_sample_is_in_flight(ende
 def test_a_user_signal_while_answering_queues_a_job_again(ended, capsys):
     code, slurm = ended("SIGUSR1")
     assert code == -1 and slurm.lines("asked") == ["scontrol requeue 7_1"]
-    assert "ended by SIGUSR1 after the sample in flight, to be queued again" in capsys.readouterr().err
+    assert "ended by SIGUSR1 after the current sample, to be queued again" in capsys.readouterr().err
 
 
 @each(
@@ -105,14 +105,14 @@ def test_a_user_signal_while_answering_queues_a_job_again(ended, capsys):
     [
         (False, "RUNNING", -1, ", to be queued again", [QUESTION, "scontrol requeue 7_1"]),
         (False, "COMPLETING", 128 + signal.SIGTERM, ", not queued again, since it was cancelled", [QUESTION]),
-        (True, "RUNNING", ASK, "; whether it was cancelled or preempted cannot be asked from here", []),
+        (True, "RUNNING", ASK, "; whether it was cancelled or preempted cannot be asked from this node", []),
     ],
 )
 def test_term_queues_a_job_again_where_slurm_has_its_own_task_as_running(
     ended, capsys, image, state, wanted, words, asked
 ):
     code, slurm = ended("SIGTERM", image=image, state=state)
-    assert code == wanted and f"ended by SIGTERM after the sample in flight{words}" in capsys.readouterr().err
+    assert code == wanted and f"ended by SIGTERM after the current sample{words}" in capsys.readouterr().err
     assert slurm.lines("asked") == asked
 
 

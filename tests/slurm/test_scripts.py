@@ -58,10 +58,10 @@ def test_a_dry_sweep_prints_its_scripts_then_its_plan_and_leaves_nothing(tmp_pat
     "setting, reason",
     [
         ("hydra.launcher.timeout_min=10", "would never be queued again"),
-        ("hydra.launcher.max_num_timeout=0", "would end and not be queued again"),
+        ("hydra.launcher.max_num_timeout=0", "would not be queued again"),
         ("hydra.launcher.tasks_per_node=2", "would answer the same samples"),
-        ("stage=score", "one process's work"),
-        ("shard=0/2", "write shards=<how many>"),
+        ("stage=score", "needs only one process"),
+        ("shard=0/2", "give shards=<number>"),
         ("shards=0", "is out of range"),
         ("slurm.job_hours=-1", "is out of range"),
         ("only=pages_wlak", "did you mean 'pages_walk'"),
@@ -85,7 +85,7 @@ def test_where_a_program_of_slurms_is_missing_that_is_said_and_nothing_made(tmp_
 
 def test_keys_of_a_sweep_are_refused_where_there_is_none(capsys):
     assert main(["shards=2"]) == main(["dry=true"]) == main(["sweep", "shards=2"]) == 2
-    assert capsys.readouterr().err.count("only matters to a sweep") == 3
+    assert capsys.readouterr().err.count("only affects a sweep") == 3
 
 
 def test_modules_images_and_flags_of_srun_are_in_the_script(launcher, tmp_path):
@@ -144,7 +144,10 @@ def test_a_model_may_ask_for_more_than_the_others(tmp_path, monkeypatch, capsys)
         assert ("each runs mmkv-bench, by a process for each of 4 GPUs, with" in second) == split
     assert "--gpus-per-node=1\n" in first and "--time=240\n" in first and "model=tiny" in first
     assert "--gpus-per-node=4\n" in second and "--time=600\n" in second and "model=hf" in second
-    for wrong, reason in (("gpus: 4", "no key of hydra.launcher"), ("timeout_min: 5", "would never be queued again")):
+    for wrong, reason in (
+        ("gpus: 4", "not a key of hydra.launcher"),
+        ("timeout_min: 5", "would never be queued again"),
+    ):
         assert main([*words, f"slurm.models={{hf: {{{wrong}}}}}"]) == 2
         assert reason in capsys.readouterr().err
 
@@ -180,7 +183,7 @@ def test_a_folder_that_jobs_cannot_share_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(ConfigError, match="has no locks"):
         patch.setattr(fcntl, "flock", fails(errno.ENOLCK))
         checks.check_folder(tmp_path)
-    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="in another's place"):
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="cannot replace a file by a locked file"):
         patch.setattr(os, "replace", fails(errno.EXDEV))
         checks.check_folder(tmp_path)
     with monkeypatch.context() as patch, pytest.raises(ConfigError, match="node7 and other nodes do not see"):

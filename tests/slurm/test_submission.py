@@ -39,7 +39,7 @@ def test_a_sweep_that_does_not_wait_ends_while_its_jobs_are_queued(slurm, tmp_pa
         "3 jobs submitted (71)" in said and "the same command, or mmkv-bench score, scores when they are done" in said
     )
     assert slurm.lines("queue") == ["71_0", "71_1", "71_2"] == noted(tmp_path)
-    assert "samples are missing" not in said
+    assert "are missing; run" not in said
 
 
 def test_more_jobs_than_an_array_may_have_are_several_arrays(slurm, tmp_path, capsys):
@@ -54,13 +54,16 @@ def test_jobs_taken_before_a_refusal_are_noted_and_the_next_sweep_waits_for_them
     assert main([*SWEEP]) == 2
     said = capsys.readouterr().err
     assert (
-        "sbatch refuses: QOSMaxSubmitJobPerUserLimit" in said and "; 2 jobs were taken before and stay queued" in said
+        "sbatch refuses: QOSMaxSubmitJobPerUserLimit" in said
+        and "; 2 jobs were accepted before and stay queued" in said
     )
     assert noted(tmp_path) == ["71_0", "71_1"]
     slurm.put(taken=9, ends="yes")
     assert main([*SWEEP]) == 0
     said = capsys.readouterr().err
-    assert said.index("waiting for jobs of an earlier sweep here: 71_0 71_1\n") < said.index("3 jobs submitted")
+    assert said.index("waiting for jobs of an earlier sweep in this folder: 71_0 71_1\n") < said.index(
+        "3 jobs submitted"
+    )
     lengths = [line for line in slurm.lines("asked") if line.startswith("sbatch")]
     assert lengths[:2] == ["sbatch 0", "sbatch 0"], "the second sweep submitted while jobs of the first were queued"
 
@@ -71,10 +74,10 @@ def test_where_squeue_never_answers_nothing_is_submitted_twice(slurm, tmp_path, 
     capsys.readouterr()
     assert main([*SWEEP]) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert "squeue does not answer, and any of 3 jobs" in said and "nothing was submitted" in said
+    assert "squeue does not answer, and 3 jobs" in said and "nothing was submitted" in said
     slurm.put(silent=2, ends="yes")
     assert main([*SWEEP]) == 0
-    assert "waiting for jobs of an earlier sweep here: 71_0 71_1 71_2\n" in capsys.readouterr().err
+    assert "waiting for jobs of an earlier sweep in this folder: 71_0 71_1 71_2\n" in capsys.readouterr().err
     assert len(slurm.lines("scripts")) == 2
 
 
@@ -89,13 +92,13 @@ def test_of_tasks_of_an_array_that_left_samples_the_last_words_are_quoted_from_t
     other.write_text(f"/bin/python: No module named submitit\n{ended}")
     assert main([*SWEEP, "slurm.wait=true"]) == 1
     said = capsys.readouterr().err
-    assert "samples are missing of tiny pages_walk_small; run the same command again" in said
+    assert "samples of tiny pages_walk_small are missing; run the same command again" in said
     assert f"job 71_1 (tiny pages_walk_small shard 2/5): the disk is full; see {log}\n" in said
     assert f"shard 3/5): /bin/python: No module named submitit; see {other}\n" in said
     assert f"it left no log at {tmp_path / 'rows/sweep/.submitit/71_0/71_0_0_log.err'}: " in said
     assert main([*SWEEP, "slurm.wait=true", "retry=[oom]"]) == 1
     assert (
-        "missing of tiny pages_walk_small, or still have what retry=[oom] is to make again; run"
+        "samples of tiny pages_walk_small are missing, or still have rows to repeat by retry=[oom]; run"
         in capsys.readouterr().err
     )
 
@@ -106,8 +109,8 @@ def test_programs_that_hang_are_ended_and_asked_again(slurm, tmp_path, capsys, m
         slurm.put(hangs=hangs, ends="yes")
         assert main([*SWEEP, "slurm.wait=true", f"out=rows-{hangs}"]) == 1  # no job of a stand-in answers
         said = capsys.readouterr().err
-        assert said.count("squeue does not answer; it is asked again until it does") == (hangs == "squeue")
-        assert "3 jobs submitted" in said and "samples are missing" in said
+        assert said.count("squeue does not answer; asking again until it does") == (hangs == "squeue")
+        assert "3 jobs submitted" in said and "are missing; run" in said
     monkeypatch.setattr(submission, "SUBMIT_S", 0.5)
     slurm.put(hangs="sbatch", queue="")
     assert main([*SWEEP, "out=rows-sbatch"]) == 2
@@ -148,7 +151,7 @@ def test_a_sweep_started_beside_another_waits_for_its_lock_and_sees_its_jobs(slu
     monkeypatch.setattr(queue, "time", SimpleNamespace(sleep=other_submits))
     assert main([*SWEEP]) == 0
     said = capsys.readouterr().err
-    assert said.index("another sweep is submitting") < said.index("jobs of an earlier sweep here: 70\n")
+    assert said.index("another sweep is submitting") < said.index("jobs of an earlier sweep in this folder: 70\n")
     assert [line for line in slurm.lines("asked") if line.startswith("sbatch")] == ["sbatch 0"]
 
 

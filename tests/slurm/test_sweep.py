@@ -86,7 +86,7 @@ def test_a_job_that_slurm_stops_comes_back_and_the_sweep_goes_on(cluster, alone,
     code, _, err = finished(process)
     assert code == 0, err
     assert rows(tmp_path) == alone(LONG)
-    said = f"ended by SIG{way.upper()} after the sample in flight, to be queued again"
+    said = f"ended by SIG{way.upper()} after the current sample, to be queued again"
     assert (said in log_of(tmp_path, job)) is (way != "requeue")
     assert set(Store(tmp_path).responses(columns=["status"])["status"].to_pylist()) == {"ok"}
 
@@ -102,7 +102,7 @@ def test_after_a_job_that_was_killed_the_same_command_finds_the_rest(cluster, al
         cluster.ask("scancel", job)
     code, _, err = finished(process)
     assert code == 1
-    assert "samples are missing of tiny pages_walk_small; run the same command again" in err
+    assert "samples of tiny pages_walk_small are missing; run the same command again" in err
     assert f"job {job} (tiny pages_walk_small):" in err and "see " in err and "Traceback" not in err
     before = len(Store(tmp_path).responses(columns=["cell"]))
     assert 0 < before < len(alone(LONG)[0])

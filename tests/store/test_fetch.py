@@ -145,14 +145,14 @@ def test_a_wrong_byte_a_missing_file_and_a_server_that_fails_leave_nothing_wrong
     for source in (str(folder), f"http://user:{SECRET}@{base}"):
         assert f"{part.name} has sha256" in refused(source)
     part.write_bytes(right + b"x")
-    assert f"should have {len(right):,} bytes and has more" in refused(f"http://{base}")
+    assert f"should have {len(right):,} bytes but has more" in refused(f"http://{base}")
     part.write_bytes(right[:-1])
-    assert f"and has {len(right) - 1:,}" in refused(f"http://{base}")
+    assert f"but has {len(right) - 1:,}" in refused(f"http://{base}")
     part.unlink()
-    assert f"holds no {part.name}" in refused(str(folder))
-    assert "answered 404; it is not there" in refused(f"http://{base}")
+    assert f"has no file {part.name}" in refused(str(folder))
+    assert "answered 404; it does not exist" in refused(f"http://{base}")
     part.write_bytes(right)
-    assert "and has more" in refused(f"http://{base}/endless")
+    assert "but has more" in refused(f"http://{base}/endless")
     assert "hung up" in refused(f"http://{base}/short")
     with monkeypatch.context() as patch:
         patch.setattr(publish, "PATIENCE_S", 0.2)
@@ -160,9 +160,9 @@ def test_a_wrong_byte_a_missing_file_and_a_server_that_fails_leave_nothing_wrong
     assert "answered 401; it needs a login" in refused(f"http://{base}/locked?sig={SECRET}")
     assert "cannot be reached" in refused(f"http://127.0.0.1:1/x?token={SECRET}")
     assert "not " + "0" * 64 in refused(str(folder), "--sha256", "0" * 64)
-    assert f"holds no {MANIFEST}" in refused(str(tmp_path))
+    assert f"has no file {MANIFEST}" in refused(str(tmp_path))
     assert "is not a folder; allowed" in refused(str(tmp_path / "nowhere"), code=2)
-    assert "is no dataset of the hub" in refused("hf://someone/rows", code=2)
+    assert "is not a dataset of the hub" in refused("hf://someone/rows", code=2)
     assert verb("fetch")([str(folder), "--out", str(tmp_path / "out"), "--sha256", digest]) == 0
 
 
@@ -193,18 +193,18 @@ def test_other_rows_are_never_mixed_with_or_replaced(published, tmp_path, capsys
     other.write_cells([cell("c9")])
     before = content(out)
     assert verb("fetch")([str(folder), "--out", str(out)]) == 2
-    assert "holds other rows" in capsys.readouterr().err and content(out) == before
+    assert "has other rows" in capsys.readouterr().err and content(out) == before
     shutil.rmtree(out)
     assert verb("fetch")([str(folder), "--out", str(out)]) == 0
     (part,) = (out / "cells").iterdir()
     part.write_bytes(part.read_bytes()[:-1] + b"?")
     before = content(out)
     assert verb("fetch")([str(folder), "--out", str(out)]) == 2
-    assert "is there with other content" in capsys.readouterr().err and content(out) == before
+    assert "exists but differs from the published" in capsys.readouterr().err and content(out) == before
     assert verb("pack")([str(tmp_path / "rows"), "--publish", str(folder)]) == 2
     assert "is not empty" in capsys.readouterr().err
     assert verb("pack")([str(tmp_path / "rows"), str(out), "--publish", str(tmp_path / "new")]) == 2
-    assert "publish each by itself" in capsys.readouterr().err
+    assert "publish each folder by itself" in capsys.readouterr().err
 
 
 def test_a_folder_that_holds_something_is_refused_before_rows_are_packed(tmp_path, capsys):
@@ -217,7 +217,7 @@ def test_a_folder_that_holds_something_is_refused_before_rows_are_packed(tmp_pat
     (tmp_path / "public").mkdir()
     for name, said in (
         ("mine.txt", "is not empty; name"),
-        ("store.json", "was ended early left it; remove it, or name"),
+        ("store.json", "left it: remove it, or name"),
     ):
         (tmp_path / "public" / name).write_text("x")
         assert verb("pack")([str(store.root), "--slim", "--publish", str(tmp_path / "public")]) == 2

@@ -121,7 +121,7 @@ def test_a_store_of_an_earlier_commit_reads_as_it_did_and_says_that_it_is_unchec
     assert [row["answer"] for row in rows if row["cell"] == rows[0]["cell"]] == ANSWERS
     assert store.samples().num_rows == 12 and store.metrics()["value"].to_pylist() == VALUES
     assert {path.parent.name for path in store.unchecked} == {"responses", "cells", "samples", "metrics"}
-    assert caplog.text.count("holds files without checksums") == 1
+    assert caplog.text.count("has files without checksums") == 1
     with store.writer("new") as writer:
         writer.commit([{**{k: v for k, v in row.items() if k not in STAMPED}, "sample_id": "new"} for row in rows[:1]])
     assert store.recover() == 1

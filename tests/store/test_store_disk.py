@@ -82,7 +82,7 @@ def test_a_disk_without_room_for_a_file_asks_for_room_and_not_for_rights(tmp_pat
 
 
 def test_too_little_space_is_refused_with_both_numbers(tmp_path):
-    with pytest.raises(ConfigError, match=r"MiB free, at least \d{7,} MiB are needed"):
+    with pytest.raises(ConfigError, match=r"MiB are free, but at least \d{7,} MiB are needed"):
         Store(tmp_path).check_writable(need_bytes=1 << 60)
 
 

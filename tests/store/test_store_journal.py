@@ -91,7 +91,7 @@ def test_corruption_in_the_middle_is_an_error_naming_file_and_line(tmp_path, dam
         ]
         path.write_bytes(b"".join(lines))
         for use in (store.responses, lambda: store.done(["c0"]), writer.publish):
-            with pytest.raises(StoreError, match=f"{path.name}, line 3: checksum"):
+            with pytest.raises(StoreError, match=f"{path.name}, line 3: the checksum"):
                 use()
         path.write_bytes(b"".join([*lines[:2], old, *lines[3:]]))
     assert store.responses().num_rows == 4

@@ -29,9 +29,9 @@ def made(root, model: str = "tiny", **columns: str) -> str:
 def test_configurations_that_no_run_writes_are_one_sentence(tmp_path, capsys):
     for number, (column, value, problem) in enumerate(
         (
-            ("config", {"limit": "many"}, "limit is 'many', no number"),
-            ("config", {"methods": {"snapkv": 5}}, "methods.snapkv is 5, no object"),
-            ("config", {"datasets": []}, "datasets is [], no object"),
+            ("config", {"limit": "many"}, "limit is 'many', not a number"),
+            ("config", {"methods": {"snapkv": 5}}, "methods.snapkv is 5, not an object"),
+            ("config", {"datasets": []}, "datasets is [], not an object"),
             ("config", 5, "5 is not a JSON object"),
             ("parameters", [1], "[1] is not a JSON object"),
             ("generation", [1], "[1] is not a JSON object"),
@@ -47,7 +47,7 @@ def test_configurations_that_no_run_writes_are_one_sentence(tmp_path, capsys):
         for command in [*words, *([["status", root], ["show", root]] if column == "config" else [])]:
             assert main(command) in (1, 2), command
             said = capsys.readouterr().err.splitlines()[-1]
-            assert problem in said and f"the column {column} of cells" in said, (command, said)
+            assert problem in said and f"column {column} of table cells" in said, (command, said)
 
 
 def test_a_configuration_without_its_dataset_and_names_with_dollars_are_shown(tmp_path, capsys):

@@ -305,10 +305,10 @@ def test_a_store_that_is_being_written_is_not_packed(tmp_path, capsys):
     store = filled(tmp_path)
     with store.writer("busy") as writer:
         writer.commit([response(9, "c0")])
-        with pytest.raises(StoreError, match="let it finish"):
+        with pytest.raises(StoreError, match="let the run finish"):
             pack(store)
         assert main([str(tmp_path)]) != 0
-    assert "let it finish" in capsys.readouterr().err
+    assert "let the run finish" in capsys.readouterr().err
     assert main([str(tmp_path / "nothing")]) == 2
     assert "is not a folder of result rows" in capsys.readouterr().err
 
@@ -324,7 +324,7 @@ def test_without_locks_the_journal_of_a_killed_run_is_packed_once_it_is_silent(t
     writer = store.writer("killed").__enter__()
     writer.commit([response(9, name) for name in CELLS])
     before = content(store)
-    with pytest.raises(StoreError, match="no locks, 15 minutes after the last answer"):
+    with pytest.raises(StoreError, match="without locks, pack 15 minutes after an interrupted run's last answer"):
         pack(store)
     (path,) = store.journals()
     for number in range(2):  # of its continuation: rows of the next sample are in a part

@@ -76,7 +76,7 @@ def test_packed_choices_come_back_and_have_the_digest_of_a_plain_loop(data):
 def test_a_text_that_nobody_packed_is_refused():
     good = packed([[np.array([1, 2])]], 9)
     for text in ("", "1x1x9:", good.replace("1x1x9", "1x2x9"), good.replace("1x1x9", "1x1x90"), good[:-6]):
-        with pytest.raises(StoreError, match="is no packed choice of entries"):
+        with pytest.raises(StoreError, match="does not decode to kept entries"):
             unpacked(text)
 
 

@@ -30,7 +30,7 @@ def test_no_bit_of_what_is_planned_changes_silently(tmp_path, caplog):
     for bit in range(0, len(raw) * 8, 5):
         caplog.clear()
         file.write_bytes(flipped(raw, bit))
-        assert study.planned_cells(tmp_path) == {} and "is damaged and counts nothing" in caplog.text, bit
+        assert study.planned_cells(tmp_path) == {} and "is damaged and was ignored" in caplog.text, bit
     file.write_text(json.dumps(cells))  # as older versions wrote it
     assert study.planned_cells(tmp_path) == cells
 
@@ -59,10 +59,10 @@ def test_an_emptied_journal_is_said(tmp_path, caplog):
         os.close(writer._journal._file)  # killed
         os.truncate(path, 0)
         assert Store(tmp_path).responses().num_rows == 0
-        assert "is empty: its writer was killed before its first answer, or the file was emptied" in caplog.text
+        assert "is empty: its writer was killed before the first answer, or the file was emptied" in caplog.text
         caplog.clear()
         Store(tmp_path).recover()
-        assert "what it held is made again" in caplog.text and not store.journals()
+        assert "the lost answers are generated again" in caplog.text and not store.journals()
 
 
 def test_a_store_that_is_not_whole_does_not_open(tmp_path):

@@ -30,9 +30,9 @@ def test_cells_come_back_and_writing_them_again_changes_nothing(tmp_path):
 @each(
     ("changes", "message"),
     [
-        ({"transformers": "6.0"}, "transformers '5.23.0'; now it is '6.0'"),
+        ({"transformers": "6.0"}, "transformers '5.23.0', but now it is '6.0'"),
         ({"parameters": '{"window":16}'}, "parameters"),
-        ({"budget_entries": 65}, "budget_entries 64; now it is 65"),
+        ({"budget_entries": 65}, "budget_entries 64, but now it is 65"),
     ],
 )
 def test_one_hash_for_two_different_cells_is_refused_with_both_values(tmp_path, changes, message):

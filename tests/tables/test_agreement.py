@@ -56,16 +56,16 @@ def test_a_score_a_metric_and_a_count_that_contradict_each_other_are_refused(tmp
             ("samples", "value", 0.25, 0.75, "is 0.416667 in metrics/ and 0.583333"),
             ("samples", "parts", [0.25, 1.0], [2.25, 1.0], "ppl of cell"),
             ("samples", "status", "ok", "oom", "is of 3 samples in metrics/ and of 2"),
-            ("samples", "cluster", "page-s001", "page-s000", "whose clusters are others than their answers have"),
+            ("samples", "cluster", "page-s001", "page-s000", "whose clusters differ from those of their answers"),
             (
                 "metrics",
                 "value",
                 1.25 / 3,
                 0.9,
-                "the row of exact_match of cell .* was written again with other values",
+                "the row of exact_match of cell .* was rewritten with other values",
             ),
-            ("metrics", "lmms_eval", None, 0.5, "was written again with other values"),
-            ("cells", "method", "snapkv", "sparkv", "written again with other values"),
+            ("metrics", "lmms_eval", None, 0.5, "was rewritten with other values"),
+            ("cells", "method", "snapkv", "sparkv", "rewritten with other values"),
         )
     ):
         root = made(tmp_path / str(number))
@@ -103,5 +103,5 @@ def test_a_file_with_another_cell_s_name_is_refused(tmp_path):
         one, two = first.read_bytes(), second.read_bytes()
         first.write_bytes(two)
         second.write_bytes(one)
-        with pytest.raises(StoreError, match="holds rows of cell"):
+        with pytest.raises(StoreError, match="has rows of cell"):
             load(root)

@@ -129,7 +129,7 @@ def test_cells_that_no_table_can_tell_apart_are_refused() -> None:
     example = Example()
     example.add("snapkv", 64, [1.0])
     example.add("snapkv", 64, [0.0])
-    with pytest.raises(StoreError, match="c000, c001 are the same method"):
+    with pytest.raises(StoreError, match="c000, c001 have the same method"):
         build(example.rows())
 
 
@@ -278,7 +278,7 @@ def test_a_filter_that_matches_nothing_names_what_there_is(filters: dict, messag
 
 
 def test_no_scored_rows_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no scored rows"):
+    with pytest.raises(ConfigError, match="No row is scored"):
         build(Example().rows())
 
 

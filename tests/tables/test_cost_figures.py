@@ -113,8 +113,8 @@ def test_the_verb_draws_each_kind_and_says_what_is_missing(tmp_path, capsys):
         assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
         assert ("not drawn against tpot_s" in " ".join(said[2:])) == (words[0] == "front")
     assert "prompt_tokens 32, 64; choose one with --tokens 64" in refusal_of(capsys, "front", score, "--costs", speed)
-    assert "tpot_s is known of no cell of walk3" in refusal_of(capsys, "front", score)
-    assert "no tpot_s against a length" in refusal_of(capsys, "length", score)
+    assert "No cell of walk3 has tpot_s" in refusal_of(capsys, "front", score)
+    assert "no tpot_s by prompt length" in refusal_of(capsys, "length", score)
     assert "did you mean" in refusal_of(capsys, "length", speed, "--cost", "tpott_s")
 
 

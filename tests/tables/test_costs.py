@@ -92,7 +92,7 @@ def test_times_of_shared_runs_are_refused_and_their_bytes_shown(tmp_path, capsys
     shared.add("snapkv", 64, [1.0] * 3, answer={"tpot_s": 0.1, "bytes_held": 4})
     shared = shared.write(tmp_path / "shared")
     said = refusal(capsys, shared, "--metric", "bytes,tpot_s,peak")
-    assert "tpot_s and peak of these rows are of runs that share prefills" in said and "scenario=efficiency" in said
+    assert "tpot_s and peak of these rows come from runs that share prefills" in said and "scenario=efficiency" in said
     text = printed(capsys, shared, "--metric", "bytes")
     assert "| snapkv | 64     | 4" in text and "0.400" in text
     partly = measured(tmp_path / "partly", measured="group")
@@ -292,13 +292,15 @@ def test_scores_and_costs_are_asked_in_one_call(tmp_path, capsys):
     root = measured(tmp_path)
     both = printed(capsys, root, "--metric", "exact_match,bytes,tpot_s")
     assert both == "\n".join(printed(capsys, root, "--metric", each) for each in ("exact_match", "bytes,tpot_s"))
-    assert "other columns in csv" in refusal(capsys, root, "--metric", "exact_match,bytes", "--format", "csv")
+    assert "different columns in csv" in refusal(capsys, root, "--metric", "exact_match,bytes", "--format", "csv")
     assert "did you mean" in refusal(capsys, root, "--metric", "exact_match,tpott_s")
-    assert "These rows know no tokens_s" in refusal(capsys, root, "--metric", "tokens_s")
+    assert "These rows have no tokens_s" in refusal(capsys, root, "--metric", "tokens_s")
     assert "--pairs is for scores" in refusal(capsys, root, "--metric", "bytes", "--pairs")
     assert "--against is for tables to read" in refusal(capsys, root, "--against", "snapkv", "--format", "csv")
     for option in (["--ranks"], ["--methods", "snapkv"], ["--pairs"], ["--budgets", "8"]):
-        assert f"{option[0]} is for tables of one metric" in refusal(capsys, root, "--metric", "fidelity", *option)
+        assert f"{option[0]} does not work with --metric fidelity" in refusal(
+            capsys, root, "--metric", "fidelity", *option
+        )
 
 
 def test_every_column_of_numbers_has_a_name():

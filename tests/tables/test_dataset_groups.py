@@ -224,4 +224,4 @@ def test_the_command_prints_them(tmp_path, capsys) -> None:
     assert main([str(root), "--groups"]) == 0
     assert capsys.readouterr().out == printed(tables)
     assert main([str(root), "--groups", "--format", "csv"]) == 2
-    assert "not for csv" in capsys.readouterr().err
+    assert "does not work with csv" in capsys.readouterr().err

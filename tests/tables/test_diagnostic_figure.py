@@ -97,6 +97,6 @@ def test_the_command_draws_and_says_what_is_not_there(tmp_path, capsys):
     assert verb("plot")(["entropy", str(tmp_path), "--out", str(tmp_path / "drawn")]) == 0
     assert (tmp_path / "drawn.png").stat().st_size > 5000 and (tmp_path / "drawn.svg").is_file()
     assert verb("plot")(["focus", str(tmp_path), "--out", str(tmp_path / "drawn")]) == 2
-    assert "it holds: entropy" in capsys.readouterr().err
+    assert "it has: entropy" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="no dataset 'nothings'"):
         panels(tmp_path, "entropy", ["nothings"])

@@ -102,7 +102,7 @@ def test_random_weights_have_no_table_of_scores() -> None:
     example.add("snapkv", 64, [1.0, 0.0])
     rows = example.rows()
     rows.cells["weights"] = "random"
-    with pytest.raises(ConfigError, match="never accuracy"):
+    with pytest.raises(ConfigError, match="come from random weights"):
         build(rows)
 
 

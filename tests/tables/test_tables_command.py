@@ -92,7 +92,7 @@ def test_tasks_are_groups_of_columns_of_one_table(root: Path, capsys) -> None:
     assert r" & \multicolumn{1}{c}{lookup} & \multicolumn{1}{c}{walk3} \\" in written
     assert r"\cmidrule(lr){2-2}\cmidrule(lr){3-3}" in written and written.count("tabular}") == 2
     assert "--join print two things" in refusal(capsys, root, "--join", "--ranks")
-    assert "--join prints scores alone" in refusal(capsys, root, "--join", "--pairs")
+    assert "--join prints only scores" in refusal(capsys, root, "--join", "--pairs")
 
 
 def test_filters_keep_what_they_name(root: Path, capsys) -> None:
@@ -117,7 +117,7 @@ def refusal(capsys: pytest.CaptureFixture, *argv: object) -> str:
 
 def test_a_folder_without_rows_is_refused_in_one_sentence(tmp_path: Path, capsys) -> None:
     assert "no rows folder at" in refusal(capsys, tmp_path / "nowhere")
-    assert "holds no result rows" in refusal(capsys, tmp_path)
+    assert "has no result rows" in refusal(capsys, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,1 +1,1 @@
-"""Verbs: for each a function that declares its options and one that answers; nothing heavy is imported before work begins."""
+"""Verbs: one function per verb that does its work. Nothing heavy is imported before the work begins."""

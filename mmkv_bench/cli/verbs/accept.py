@@ -1,4 +1,4 @@
-"""`mmkv-bench accept`: somebody's bundle, checked against the experiment that it was made for."""
+"""`mmkv-bench accept`: a check of a bundle against the experiment for which it was made."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from mmkv_bench.cli.grammar import overrides_of
 
 FIRST_REAL = ("experiment=first_real", "model=smolvlm_256m,qwen2_5_vl_3b")
-"""Settings of the bundles of `make first-real`."""
+"""Settings of the bundles that `make first-real` makes."""
 
 
 def accept(given: argparse.Namespace) -> int:
-    """Print a line per check: 0 nothing is refused, 1 something is."""
+    """Print a line per check. Return 0 if nothing is refused, otherwise 1."""
     from mmkv_bench.diagnostics.acceptance import NOT_CHECKED, REFUSED, findings
     from mmkv_bench.run.multirun import checked
     from mmkv_bench.store.publish import place

@@ -1,4 +1,4 @@
-"""`mmkv-bench data`: which datasets there are, and whether the data of one are there; `mmkv-bench tokens`: what images become.
+"""`mmkv-bench data` lists datasets and checks whether their data exist; `mmkv-bench tokens` counts images' visual tokens.
 
 Nothing is downloaded and no model is loaded.
 """
@@ -24,11 +24,13 @@ _KEYS = ("model", "model.frames", "model.min_pixels", "model.max_pixels", "model
 
 
 def data(given: argparse.Namespace) -> int:
-    """List or check datasets: 0 ready, 2 refused or something is missing."""
+    """List or check datasets. Return 0 if all are ready, 2 if something is refused or missing."""
     if given.what == "check":
         return _check(given.names, given.json, given.online)
     if given.names:
-        raise ConfigError(f"list takes no {given.names[0]!r}; to look at one dataset: mmkv-bench data check <name>")
+        raise ConfigError(
+            f"list takes no names, but got {given.names[0]!r}; to check one dataset, write mmkv-bench data check <name>"
+        )
     from mmkv_bench.datasets import fixtures
 
     fixed = fixtures.names()
@@ -54,9 +56,9 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
     datasets = options("dataset")
     for name in names:
         if name not in datasets:
-            raise ConfigError(f"there is no dataset {name!r}; {nearest(name, datasets)}")
+            raise ConfigError(f"unknown dataset {name!r}; {nearest(name, datasets)}")
     if not names:
-        raise ConfigError(f"check needs the name of a dataset; allowed: {', '.join(datasets)}")
+        raise ConfigError(f"check needs the name of a dataset; allowed: {', '.join(datasets)}; give one")
     from mmkv_bench.config.compose import compose
     from mmkv_bench.datasets import fixtures
     from mmkv_bench.datasets.specs import spec_from_config
@@ -148,7 +150,7 @@ def tokens(given: argparse.Namespace) -> int:
     """Print visual tokens and the bytes of their cache per size, and their sum.
 
     Raises:
-        ConfigError: words that are no size and no setting, a model without a processor, limits without effect.
+        ConfigError: words that are neither sizes nor settings, a model without a processor, limits without effect.
     """
     from mmkv_bench.config.compose import compose
     from mmkv_bench.families.base import PixelLimits
@@ -162,15 +164,16 @@ def tokens(given: argparse.Namespace) -> int:
     for word in settings:
         if word.partition("=")[0] not in _KEYS:
             raise ConfigError(
-                f"{word!r} is no size such as 1344x896 and no key; {nearest(word.partition('=')[0], _KEYS)}"
+                f"{word!r} is neither a size such as 1344x896 nor a key; {nearest(word.partition('=')[0], _KEYS)}"
             )
     if not sizes or not any(word.startswith("model=") for word in settings):
-        raise ConfigError("a model and a size are needed: model=qwen2_5_vl_7b 1344x896")
+        raise ConfigError("tokens needs a model and a size; write for example model=qwen2_5_vl_7b 1344x896")
     model = compose(settings).model
     shape, processor = model.shape, model.processor
     if not shape or not processor:
         raise ConfigError(
-            f"model={model.name} has no settings of a processor in conf/model; choose one that has, such as qwen2_5_vl_7b"
+            f"model={model.name} has no processor settings in conf/model; choose a model with such settings, for "
+            "example qwen2_5_vl_7b"
         )
     kind, limits = str(shape["model_type"]), PixelLimits(model.min_pixels, model.max_pixels, model.video_max_pixels)
     _check_limits(model, kind, processor, limits)
@@ -195,17 +198,18 @@ def _tokens(count: int, per_token: int) -> str:
 
 
 def _check_limits(model: Model, kind: str, processor: Mapping[str, Any], limits: PixelLimits) -> None:
-    """Refuse limits that a run refuses, and those that have no effect on the sizes."""
+    """Refuse limits that a run refuses, and limits without effect on the sizes."""
     from mmkv_bench.families.qwen_vl import area
     from mmkv_bench.families.registry import family
 
     for key, value in {"frames": model.frames, **vars(limits)}.items():
         if value is not None and value < 1:
-            raise ConfigError(f"model.{key}={value}: a whole number >= 1 belongs there")
+            raise ConfigError(f"model.{key}={value} is not a whole number >= 1; give such a number")
     limited = [key for key, value in vars(limits).items() if value is not None]
     if limited and not family(kind).pixel_limits:
         raise ConfigError(
-            f"{', '.join(limited)}: model={model.name} scales to fixed sizes; leave it out (only Qwen-VL has pixel limits)"
+            f"{', '.join(limited)}: model={model.name} scales to fixed sizes, and only Qwen-VL has pixel limits; "
+            "leave the limits out"
         )
     unused_limits = [key for key in limited if (key == "video_max_pixels") == (model.frames is None)]
     if unused_limits:
@@ -215,4 +219,4 @@ def _check_limits(model: Model, kind: str, processor: Mapping[str, Any], limits:
         low, high = area(processor["image"])
         low, high = limits.min_pixels or low, limits.max_pixels or high
         if low > high:
-            raise ConfigError(f"at least {low} and at most {high} pixels exclude each other; give both limits")
+            raise ConfigError(f"at least {low} and at most {high} pixels contradict each other; give both limits")

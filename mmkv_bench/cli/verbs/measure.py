@@ -1,4 +1,4 @@
-"""`mmkv-bench calibrate` measures a model for the artefact of a method, `mmkv-bench diagnose` what papers analyse."""
+"""`mmkv-bench calibrate` measures a model for a method's artefact; `mmkv-bench diagnose` measures what papers analyse."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mmkv_bench.cli.grammar import overrides_of
 from mmkv_bench.errors import ConfigError
 
 SAMPLES = {"prefixkv": 10, "sparsemm": 250, "hybridkv": 40, "mmshift": 40}
-"""Method -> in how many samples it is calibrated by default."""
+"""Method to its default number of calibration samples."""
 OF_METHOD: dict[str, dict[str, Any]] = {
     "prefixkv": {"text": None, "tokens": 2048, "delta": 0.0, "steps": 0},
     "hybridkv": {"quantile": 0.5, "top": 0.05},
 }
-"""Flags of one method, with their defaults."""
+"""Flags of one method only, with their defaults."""
 OF_PAGES = {"kinds": None, "size": "small", "split": "train"}
 OF_DATASETS = ("draw", "instruction")
 
@@ -26,8 +26,8 @@ def calibrate(given: argparse.Namespace) -> int:
     given = with_defaults(given)
     if given.overrides and given.method == "sparsemm":
         raise ConfigError(
-            "sparsemm must know where each character of an answer stands, which pages tell and datasets do not; leave "
-            f"{given.overrides[0]} out, or --import the head scores that its authors released"
+            "sparsemm must know the position of each character of an answer, which only pages give, not "
+            f"datasets; leave {given.overrides[0]} out, or --import the head scores that its authors released"
         )
     questions = None
     if given.overrides:
@@ -41,18 +41,20 @@ def calibrate(given: argparse.Namespace) -> int:
 
 
 def with_defaults(given: argparse.Namespace) -> argparse.Namespace:
-    """The options with the method's defaults.
+    """Fill in the method's defaults and return the options.
 
     Raises:
-        ConfigError: a flag of another method, or of another source of samples: pages, a text, a dataset, released files.
+        ConfigError: a flag of another method, or of another source of samples (pages, a text, a dataset, released files).
     """
     flags = [flag for flag in ("samples", *OF_PAGES, *OF_DATASETS, "text") if getattr(given, flag) is not None]
     if given.imports and (flags or given.overrides):
         what = given.overrides[0] if given.overrides else f"--{flags[0]}"
-        raise ConfigError(f"--import measures nothing, so {what} has no effect; drop one of the two")
+        raise ConfigError(f"--import measures nothing, so {what} has no effect; drop one of them")
     pages = [flag for flag in flags if flag in (*OF_PAGES, "text")]
     if given.overrides and pages:
-        raise ConfigError(f"--{pages[0]} is not for samples of a dataset ({given.overrides[0]}); drop one of the two")
+        raise ConfigError(
+            f"--{pages[0]} does not work with samples of a dataset ({given.overrides[0]}); drop one of them"
+        )
     chance = [flag for flag in flags if flag in OF_DATASETS]
     if chance and not given.overrides:
         raise ConfigError(f"--{chance[0]} chooses among samples of a dataset; name one with dataset=<name>")
@@ -62,7 +64,7 @@ def with_defaults(given: argparse.Namespace) -> argparse.Namespace:
             continue
         if getattr(given, flag) is not None:
             takes = ", ".join(f"--{name}" for name in accepted) or "none of its own"
-            raise ConfigError(f"--{flag} is {method}'s; {given.method} takes {takes}; drop it")
+            raise ConfigError(f"--{flag} is only for {method}; allowed for {given.method}: {takes}; drop --{flag}")
         delattr(given, flag)
     for flag, default in {**accepted, **OF_PAGES, "samples": SAMPLES[given.method]}.items():
         setattr(given, flag, default if getattr(given, flag) is None else getattr(given, flag))
@@ -82,7 +84,8 @@ def diagnose(given: argparse.Namespace) -> int:
 
     if given.json:
         raise ConfigError(
-            "--json: diagnose ends with no document; its rows are parquet, in the table diagnostics of out="
+            "--json does not work with diagnose, which prints no document; drop it; the rows are parquet files, "
+            "in table diagnostics of out="
         )
     of_methods = ("method", "methods", "budget", "reading") if given.name in OF_METHODS else ()
     words, allowed = overrides_of(given), ("model", "dataset", "data", "out", *of_methods)

@@ -1,8 +1,8 @@
-"""`mmkv-bench new mine.py` writes a method file to start from; `mmkv-bench check mine.py` tests one.
+"""`mmkv-bench new mine.py` writes a method file to start from; `mmkv-bench check mine.py` tests a method file.
 
-A check is what every built-in method promises: first of its parts on random layers (with and without grouped query heads,
-prompts of 1 to 130 tokens, every kind of budget), then of whole answers of the embedded model, shared forks against runs by
-themselves through stock `generate()`.
+A check tests the promises of every built-in method. First come the method's parts on random layers (with and without grouped
+query heads, prompts of 1 to 130 tokens, every kind of budget). Then come whole answers of the embedded model: shared forks are
+compared with single runs through stock `generate()`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mmkv_bench.errors import ConfigError
 
 
 def new(given: argparse.Namespace) -> int:
-    """Write the file and print what to do next; a file that is there is left as it is."""
+    """Write the file and print what to do next. An existing file is not changed."""
     from mmkv_bench.methods import method_file
 
     method_file.write(given.file, given.part)
@@ -27,11 +27,11 @@ def new(given: argparse.Namespace) -> int:
 
 
 def check(given: argparse.Namespace) -> int:
-    """Check all promises: 0 when they are kept, 1 when one is broken; a file that cannot be used at all is refused."""
+    """Check all promises. Return 0 if all are kept, 1 if one is broken. A file that cannot be used at all is refused."""
     if given.file.startswith("model="):
         name = given.file.removeprefix("model=")
         raise ConfigError(
-            f"models are checked by `python -m tools.check_model {name}` in a checkout, where families are added"
+            f"check takes a method file; models are checked by `python -m tools.check_model {name}` in a checkout"
         )
     from mmkv_bench.methods import method_text
 

@@ -1,4 +1,4 @@
-"""`mmkv-bench plan`: what a run of these settings would do, what it must take at least, and how much of it is done."""
+"""`mmkv-bench plan`: what a run with these settings would do, its lower bounds of time and memory, and how much is done."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plan(given: argparse.Namespace) -> int:
     """Print the plan. No model and no data are opened, and no connection is made.
 
     Raises:
-        ConfigError: flags about prompts under `scenario=efficiency`, whose settings describe them.
+        ConfigError: flags about prompts under `scenario=efficiency`, whose settings describe the prompts.
     """
     if given.devices:
         return _list_devices(given.json)
@@ -47,13 +47,15 @@ def plan(given: argparse.Namespace) -> int:
         for flag in ("prompt_tokens", "visual_tokens", "image"):
             if getattr(given, flag):
                 raise ConfigError(
-                    f"--{flag.replace('_', '-')} has no meaning under scenario=efficiency; say it with lengths=[...] and prompts="
+                    f"--{flag.replace('_', '-')} does not work with scenario=efficiency; give lengths=[...] and "
+                    "prompts="
                 )
         document = _print_passes(plan_passes(config, outline=True), given, launcher)
     else:
         if given.scores:
             raise ConfigError(
-                "--scores stands beside times and bytes of budgets; add scenario=efficiency, or leave it out"
+                "--scores needs the times and bytes of scenario=efficiency; add scenario=efficiency, or leave "
+                "--scores out"
             )
         document = print_plan(outline(config), launcher, given)
     if given.json:
@@ -67,9 +69,10 @@ def print_plan(
     """Print the plan of a run, and return it as data.
 
     Args:
-        launcher: `hydra.launcher` where jobs of Slurm do it, else None; given: this verb's flags, by default none.
+        launcher: `hydra.launcher` if Slurm runs the jobs, else None.
+        given: this verb's flags, by default none.
     """
-    from mmkv_bench.forecast import throughput
+    from mmkv_bench.forecast import passes, throughput
     from mmkv_bench.forecast.forecast import forecast, workloads_of
     from mmkv_bench.forecast.text import document, text
     from mmkv_bench.plan import preflight, stale_answers
@@ -79,7 +82,7 @@ def print_plan(
     given = reader("plan")[1].read([]) if given is None else given
     store = Store(plan.out)
     coverage, assumptions = plan.coverage(store), _assumptions(given, plan, launcher)
-    forecasts = forecast(plan, workloads_of(plan, coverage, store, assumptions), assumptions)
+    forecasts = forecast(plan, workloads_of(plan, coverage, store, assumptions), assumptions, passes.notes_of(plan))
     rates, older = throughput.rates(plan, coverage, store), stale_answers.other_versions(plan, store)
     disk = preflight.disk_of(plan, coverage, store)
     lacks = preflight.lacking(plan, disk)
@@ -164,16 +167,18 @@ def _list_devices(as_json: bool) -> int:
     if as_json:
         print(json.dumps([asdict(speed) | {"device": speed.slug} for speed in speeds]))
     else:
-        print("\n".join(map(str, speeds)) or f"nothing was measured yet: no file is in {device_speed.folder()}")
+        print("\n".join(map(str, speeds)) or f"no device was measured yet: {device_speed.folder()} has no file")
     return 0
 
 
 def _assumptions(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, Any] | None) -> Assumptions:
-    """The flags, and a measured device for what they leave open: the one that `--device` or `--measure` names, or, where no
-    number is given, the only one of the kind that will compute. Numbers of two devices are mixed only where one is named.
+    """Return the flags' numbers, completed from a measured device.
+
+    The device is the one that `--device` or `--measure` names. If no number is given, it is the only measured device of the
+    planned kind. Numbers of two devices are mixed only if one is named.
 
     Raises:
-        ConfigError: no such device, or lengths and sizes that are none.
+        ConfigError: an unknown device, or invalid lengths or sizes.
     """
     from mmkv_bench.forecast import device_speed
     from mmkv_bench.forecast.forecast import Assumptions
@@ -204,7 +209,7 @@ def _assumptions(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, A
 
 
 def _kind(plan: Plan, launcher: Mapping[str, Any] | None) -> str | None:
-    """`cpu` or `cuda` of the device that the plan will run on; None: whatever torch finds here."""
+    """Return `cpu` or `cuda`, the kind of device that the plan will use; None if torch will choose."""
     from mmkv_bench.devices.requirements import sign_here
 
     if plan.model.device != "auto":
@@ -218,15 +223,15 @@ def _kind(plan: Plan, launcher: Mapping[str, Any] | None) -> str | None:
 
 
 def _prompts(given: argparse.Namespace) -> tuple[list[int], int | None, list[tuple[int, int]]]:
-    """Lengths of prompts, visual tokens of each, and sizes of images."""
+    """Return the lengths of prompts, their number of visual tokens, and the sizes of images."""
     try:
         lengths = [count(text) for text in given.prompt_tokens or ()]
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"--prompt-tokens: {error}; give lengths such as 2048,8192") from error
     for text in given.image or ():
         if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
-            raise ConfigError(f"--image {text} is no size in pixels; give width and height, such as 1344x896")
+            raise ConfigError(f"--image {text} is not a size in pixels; give width and height, such as 1344x896")
     if given.image and (given.prompt_tokens or given.visual_tokens):
-        raise ConfigError("--image says how long a prompt is; leave out --prompt-tokens and --visual-tokens")
+        raise ConfigError("--image determines the length of prompts; leave out --prompt-tokens and --visual-tokens")
     images = [(int(width), int(height)) for width, _, height in (text.partition("x") for text in given.image or ())]
     return lengths, given.visual_tokens, images

@@ -1,4 +1,4 @@
-"""`mmkv-bench pack`, `fetch` and `verify`: rows as few files, from elsewhere, and made again."""
+"""`mmkv-bench pack` rewrites rows as few files, `fetch` gets published rows, `verify` makes answers again."""
 
 from __future__ import annotations
 
@@ -25,15 +25,20 @@ def pack(given: argparse.Namespace) -> int:
     from mmkv_bench.store.store import Store
 
     if given.publish is not None and len(given.rows) != 1:
-        raise ConfigError(f"--publish takes the rows of one folder and got {len(given.rows)}; publish each by itself")
+        raise ConfigError(
+            f"--publish takes one folder of rows but got {len(given.rows)}; publish each folder by itself"
+        )
     if given.publish is not None:
         check_empty(given.publish)
     elif given.receipt is not None:
-        raise ConfigError("--receipt goes into what is published; add --publish <folder>, or leave it out")
+        raise ConfigError(
+            "--receipt needs --publish, because it goes into the published folder; add --publish "
+            "<folder>, or leave it out"
+        )
     if given.receipt is not None:
         from mmkv_bench.diagnostics.receipt import receipts_of
 
-        receipts_of([given.receipt], given.rows)  # before packing, which cannot be taken back
+        receipts_of([given.receipt], given.rows)  # before packing, which cannot be undone
     for folder in given.rows:
         before = _mib(folder)
         dropped = pack(Store(folder), given.slim)
@@ -58,13 +63,13 @@ def _mib(folder: Path) -> float:
 
 
 def fetch(given: argparse.Namespace) -> int:
-    """Fetch published rows, check and open them, and print their size; or fetch the weights of a model."""
+    """Fetch, check and open published rows, and print their size; or fetch a model's weights."""
     if given.model is not None:
         return _fetch_model(given)
     if given.accept_terms:
-        raise ConfigError("--accept-terms is for the weights of a model; write `mmkv-bench fetch model <name>` with it")
+        raise ConfigError("--accept-terms is only for a model's weights; write `mmkv-bench fetch model <name>` with it")
     if given.out is None:
-        raise ConfigError(f"the rows of {given.source} need a folder; write --out runs/published")
+        raise ConfigError(f"fetching the rows of {given.source} needs a folder; write --out runs/published")
     from mmkv_bench.store.publish import fetch, place
     from mmkv_bench.store.store import Store
 
@@ -79,13 +84,17 @@ def _fetch_model(given: argparse.Namespace) -> int:
     from mmkv_bench.models.fetch import fetch_model
 
     if given.source != "model" or given.out is not None or given.sha256 is not None:
-        raise ConfigError(f"weights are fetched by `mmkv-bench fetch model {given.model}`, without other words")
+        raise ConfigError(
+            f"wrong words for a model's weights; write `mmkv-bench fetch model {given.model}` "
+            "without --out and --sha256"
+        )
     print(f"{fetch_model(given.model, given.accept_terms)}: the weights of model={given.model}")
     return 0
 
 
 def verify(given: argparse.Namespace) -> int:
-    """Make answers again: 0 all equal, 1 some answer differs, 2 nothing could be made again, 130 interrupted."""
+    """Make answers again. Return 0 if all are equal, 1 if an answer differs, 2 if none could be made again, 130 if
+    interrupted."""
     from mmkv_bench.diagnostics.receipt import EXIT_CODES, lines, receipt, verdict
     from mmkv_bench.diagnostics.verify import draw, make_again
 
@@ -108,10 +117,10 @@ def verify(given: argparse.Namespace) -> int:
 
 
 def _named(roots: Sequence[Path], words: Sequence[str]) -> tuple[list[str] | None, str | None]:
-    """Return the cells and the sample that words choose; None for all.
+    """Return the cells and the sample that the words choose; None for all.
 
     Raises:
-        ConfigError: words without one folder before them, or that fit no cell and no sample.
+        ConfigError: words without exactly one folder before them, or that match no cell and no sample.
     """
     from mmkv_bench.report.show_cells import StoreCells
     from mmkv_bench.store.store import Store
@@ -121,13 +130,13 @@ def _named(roots: Sequence[Path], words: Sequence[str]) -> tuple[list[str] | Non
     if len(roots) != 1:
         before = "no folder" if not roots else f"{len(roots)} folders"
         raise ConfigError(
-            f"{words[0]!r} is not a folder of result rows, and words choose cells of one folder; got {before} before it. "
-            f"Write mmkv-bench verify <rows> {' '.join(words)}"
+            f"{words[0]!r} is not a folder of result rows, and words that choose cells need one folder before "
+            f"them, but got {before}. Write mmkv-bench verify <rows> {' '.join(words)}"
         )
     named = StoreCells(Store(roots[0])).named(words)
     return named.cells, named.sample
 
 
 def stores_with_answers(folder: Path) -> list[Path]:
-    """The stores below a folder that hold answers: others hold passes or diagnostics alone, which are not made again."""
+    """Return the stores below a folder that have answers. Passes and diagnostics are never made again."""
     return sorted(file.parent for file in folder.glob("*/store.json") if any(file.parent.glob("responses/*.parquet")))

@@ -1,4 +1,4 @@
-"""`mmkv-bench run`, `sweep`, `launch` and `score`: one configuration, several, one in several processes, or its scores alone."""
+"""`mmkv-bench run` runs one configuration, `sweep` several, `launch` one in several processes; `score` only scores."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.secrecy import literal_secret
 
 _HYDRA = ("--cfg", "--info", "--package")
-"""Hydra's flags that print and stop, and take a word."""
+"""Hydra's flags that take a word, print and stop."""
 
 
 def usage() -> str:
-    """Text of `mmkv-bench run --help`: groups with their options as they lie in conf/, keys from the schema, flags, examples."""
+    """Return the text of `mmkv-bench run --help`: groups with their options in conf/, keys from the schema, flags, examples."""
     lines = [
         f"mmkv_bench {__version__}: what KV-cache compression costs multimodal models, in counted budgets.",
         "",
@@ -44,7 +44,7 @@ def usage() -> str:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run a configuration; 1 where some row is a failure."""
+    """Run a configuration. Return 1 if some row is a failure."""
     overrides, values = overrides_of(given), vars(given)
     flags = [word for flag in _HYDRA if values[flag[2:]] for word in (flag, values[flag[2:]])]
     flags += [flag for flag in ("--resolve", "--hydra-help") if values[flag[2:].replace("-", "_")]]
@@ -57,19 +57,19 @@ def run(given: argparse.Namespace) -> int:
 
 # ---------------------------------------------------------------------- sweep
 def sweep(given: argparse.Namespace) -> int:
-    """Check every job, then run them all; the highest exit code of any."""
+    """Check every job, then run all. Return the highest exit code."""
     return run_sweep(overrides_of(given))
 
 
 def run_sweep(overrides: Sequence[str]) -> int:
-    """Run the jobs of a sweep by the launcher that they name."""
+    """Run the jobs of a sweep with their launcher."""
     from mmkv_bench.config.compose import launcher_of
     from mmkv_bench.run.multirun import checked, multirun
 
     if (secret := literal_secret(overrides)) is not None:
         raise ConfigError(
-            f"{secret} is given as it is, and the jobs of a sweep and their scripts would hold it; name an environment variable: "
-            f"'{secret}=${{oc.env:NAME}}'"
+            f"{secret} is given in plain text, which the sweep's jobs and scripts would store; name an "
+            f"environment variable instead: '{secret}=${{oc.env:NAME}}'"
         )
     jobs = checked(overrides)
     words, config = jobs[0]
@@ -89,7 +89,8 @@ def run_sweep(overrides: Sequence[str]) -> int:
 def _print_sweep(
     overrides: Sequence[str], jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any] | None
 ) -> int:
-    """Print the scripts of Slurm where it runs the jobs, the plan of each job, and the prefills of all; opens no data."""
+    """Print the plan of each job and the total number of prefills. If Slurm runs the jobs, print its scripts too. No data set
+    is opened."""
     from mmkv_bench.cli.verbs.plan import print_plan
     from mmkv_bench.config.compose import compose, expand_sweep, forked
     from mmkv_bench.forecast.forecast import prefills
@@ -114,12 +115,12 @@ def _print_sweep(
 
 # ---------------------------------------------------------------------- launch, score
 def launch(given: argparse.Namespace) -> int:
-    """Generate in N processes, score once at the end."""
+    """Generate in N processes, then score once."""
     from mmkv_bench.run.launch import launch
 
     for text in given.overrides:
         if text.startswith("processes="):
-            raise ConfigError(f"{text} is a flag: write --processes {text.partition('=')[2]}")
+            raise ConfigError(f"{text} is not a setting but a flag; write --processes {text.partition('=')[2]}")
     return launch(overrides_of(given), given.processes)
 
 
@@ -128,5 +129,5 @@ def score(given: argparse.Namespace) -> int:
     overrides = overrides_of(given)
     for text in overrides:
         if text.partition("=")[0].lstrip("+") == "stage" and text.partition("=")[2] != "score":
-            raise ConfigError(f"{text}: `score` generates nothing; drop it, or use `mmkv-bench run`")
+            raise ConfigError(f"{text}: `score` generates nothing; drop {text}, or use `mmkv-bench run`")
     return run_once([*overrides, "stage=score"])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show(given: argparse.Namespace) -> int:
-    """Show rows; with --remake 1 where an answer that was made again differs from the stored one, 2 where none could be."""
+    """Show rows. With --remake return 1 if a remade answer differs from the stored one, 2 if none could be remade."""
     from mmkv_bench.report.show_cells import StoreCells, show_cell, show_store
     from mmkv_bench.report.show_sample import show_sample
     from mmkv_bench.report.terminal import console
@@ -31,7 +31,7 @@ def show(given: argparse.Namespace) -> int:
         return _remake(out, cells, named.sample, shown, *again) if given.remake else 0
     if given.remake or given.prompt:
         flag = "--remake" if given.remake else "--prompt"
-        raise ConfigError(f"{flag} needs a sample: name one, as in mmkv-bench show <rows> <sample id> {flag}")
+        raise ConfigError(f"{flag} needs a sample; write for example mmkv-bench show <rows> <sample id> {flag}")
     if named.one:
         show_cell(out, cells, named.cells[0])
     else:
@@ -73,7 +73,7 @@ def _remake(
 
 
 def report(given: argparse.Namespace) -> int:
-    """Make the report; print its page, its size and what it leaves out."""
+    """Make the report. Print its page, its size and what it leaves out."""
     from mmkv_bench.diagnostics.receipt import receipts_of
     from mmkv_bench.report.build import build_report
 
@@ -84,7 +84,7 @@ def report(given: argparse.Namespace) -> int:
 
 
 def plot(given: argparse.Namespace) -> int:
-    """Draw the picture, print the files' names and what is left out of it."""
+    """Draw the picture. Print the files' names and what the picture leaves out."""
     from mmkv_bench.api.pictures import PlotRequest, draw
     from mmkv_bench.tables.figure import save
 
@@ -97,9 +97,9 @@ def plot(given: argparse.Namespace) -> int:
 
 
 def _stem(path: Path) -> Path:
-    """The path without `.png` or `.svg`, of which both are made; other kinds of picture are refused."""
+    """Return the path without `.png` or `.svg`, because both files are made. Other kinds of pictures are refused."""
     if path.suffix.lower() in (".pdf", ".jpg", ".jpeg", ".eps"):
         raise ConfigError(
-            f"--out {path}: pictures are PNG and SVG; write --out {path.with_suffix('')}, which makes both"
+            f"--out {path}: pictures are made as PNG and SVG only; write --out {path.with_suffix('')}, which makes both"
         )
     return path.with_suffix("") if path.suffix.lower() in (".png", ".svg") else path

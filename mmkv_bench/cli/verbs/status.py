@@ -1,4 +1,4 @@
-"""`mmkv-bench status`: how far runs are, from their rows, and what Slurm says of jobs that may add some."""
+"""`mmkv-bench status`: the progress of runs from their rows, and the state of Slurm jobs that may add rows."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 _HEADS = ("dataset", "cells", "samples", "answers", "complete", "failed", "scored")
 _WAIT_S = 10.0
-"""Seconds in which Slurm's controller has to answer; a silent one holds nobody up."""
+"""Seconds to wait for Slurm's controller, so that a silent controller delays nobody."""
 JOB = "mmkv"
-"""Prefix of the names of our jobs."""
+"""Prefix of the names of this package's jobs."""
 UNFINISHED = (
     *("BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "NODE_FAIL"),
     *("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"),
 )
-"""States in which a job ended before its work did; one that is queued again later counts by its newest."""
+"""States of jobs that ended before their work. A job that is queued again counts by its newest state."""
 
 
 def status(given: argparse.Namespace) -> int:
-    """Print the state of the stores; the exit code is 0 whatever it is."""
+    """Print the state of the stores. Always return 0."""
     from mmkv_bench.store.store import Store
 
     if given.watch is not None and (given.json or not given.watch > 0):
-        raise ConfigError(f"--watch {given.watch:g} takes a number of seconds above 0, and no --json beside it")
+        raise ConfigError(
+            f"--watch {given.watch:g} is refused; allowed: seconds above 0, without --json; correct or drop it"
+        )
     folders = given.rows or sorted(file.parent for file in RUNS.glob("**/store.json"))
     if not folders:
         raise ConfigError(f"there are no result rows below {RUNS}; name the rows folder that a run printed")
@@ -78,7 +80,7 @@ def _counts(jobs: Mapping[str, int]) -> str:
 
 
 def _lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines of one store: its folder, its datasets, its failures by kind, and the failed samples if asked for."""
+    """Return lines about one store: its folder, its datasets, its failures by kind, and the failed samples if asked for."""
     rows = [
         (
             one.dataset,
@@ -108,7 +110,7 @@ def _lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _pace(status: Status) -> list[str]:
-    """The writing processes, their rate, and the time left."""
+    """Return a line with the writing processes, their rate, and the time left; or no line."""
     parts = []
     if status.writers:
         processes = f"{status.writers} process{'es' * (status.writers > 1)}"
@@ -150,24 +152,24 @@ def _document(status: Status, failed: Sequence[Mapping[str, Any]], listed: bool)
 
 # ---------------------------------------------------------------------- Slurm: the queue tells who may still add rows
 def jobs() -> Mapping[str, int] | str | None:
-    """State (`RUNNING`, `PENDING`, ...) -> this user's jobs in it, every task of an array by itself; a sentence where the
-    queue cannot be asked, None where there is no Slurm."""
+    """Count this user's jobs in each state (`RUNNING`, `PENDING`, ...), with one per task of an array. Return a sentence if
+    the queue cannot be asked, None if there is no Slurm."""
     from mmkv_bench.slurm.queue import ask
 
     if shutil.which("squeue") is None:
         return None
     answer = ask(["squeue", "--me", "--array", "--noheader", "--format=%T %j"], _WAIT_S)
     if answer is None:
-        return f"Slurm's queue cannot be asked here: squeue does not answer within {_WAIT_S:g} s"
+        return f"Slurm's queue cannot be asked from this machine: squeue does not answer within {_WAIT_S:g} s"
     if answer.returncode:
         lines = (answer.stderr or answer.stdout).strip().splitlines() or [f"exit code {answer.returncode}"]
-        return f"Slurm's queue cannot be asked here: {lines[-1].removeprefix('squeue: ')}"
+        return f"Slurm's queue cannot be asked from this machine: {lines[-1].removeprefix('squeue: ')}"
     return _counted(answer.stdout, " ")
 
 
 def ended() -> Mapping[str, int]:
-    """State (`UNFINISHED`) -> this user's jobs that ended so within a day, by Slurm's accounting; nothing where a site keeps
-    none, as many do."""
+    """Count this user's jobs that ended in a state of `UNFINISHED` within a day, by Slurm's accounting. Empty if a site keeps
+    no accounting, as many do."""
     from mmkv_bench.slurm.queue import ask
 
     words = ["--allocations", f"--user={os.getuid()}", "--starttime=now-1days", "--noheader", "--parsable2"]
@@ -177,6 +179,6 @@ def ended() -> Mapping[str, int]:
 
 
 def _counted(lines: str, between: str) -> Mapping[str, int]:
-    """State -> our jobs in it, from lines of a state and a name; of "CANCELLED by 1000" the first word."""
+    """Count this package's jobs per state in lines of state and name. The state of "CANCELLED by 1000" is its first word."""
     rows = (line.partition(between) for line in lines.splitlines())
     return Counter(state.split()[0] for state, _, name in rows if name.startswith(JOB))

@@ -1,4 +1,4 @@
-"""`mmkv-bench tables`: the tables of a run again, from its rows; `mmkv-bench papers`: the papers' tables, filled from rows."""
+"""`mmkv-bench tables` prints the tables of rows; `mmkv-bench papers` fills the tables of papers from rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STAND_INS = "standins"
 
 
 def tables(given: argparse.Namespace) -> int:
-    """Print tables of scores, then those of costs."""
+    """Print tables of scores, then tables of costs."""
     from mmkv_bench.tables.cost_rows import divided
     from mmkv_bench.tables.formats import write
     from mmkv_bench.tables.table import captioned, renamed
@@ -50,37 +50,41 @@ def tables(given: argparse.Namespace) -> int:
 
 
 def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Sequence[Cost]) -> None:
-    """Raise ConfigError for options that would change nothing of what is printed, and for what no format prints together."""
+    """Raise ConfigError for options without effect on the output, and for combinations that no format supports."""
     from mmkv_bench.tables.score_text import GROUP, among
 
     of_scores = [name for name in _OF_SCORES if getattr(given, name)]
     if costs and of_scores:
-        raise ConfigError(f"--{of_scores[0]} is for scores; leave out --metric {costs[0].name}")
+        raise ConfigError(f"--{of_scores[0]} does not work with costs; leave out --metric {costs[0].name}")
     if names and costs and given.format == "csv":
         raise ConfigError(
-            f"scores ({', '.join(names)}) and costs ({', '.join(cost.name for cost in costs)}) have other columns in csv; "
-            "ask for them in two commands"
+            f"scores ({', '.join(names)}) and costs ({', '.join(cost.name for cost in costs)}) have different "
+            "columns in csv; ask for them in two commands"
         )
     for name in _NOT_CSV if given.format == "csv" else ():
         if getattr(given, name):
-            raise ConfigError(f"--{name} is for tables to read, not for csv; leave out --format csv")
+            raise ConfigError(f"--{name} does not work with csv; leave out --format csv")
     things = [name for name in _ONE_THING if getattr(given, name)]
     if len(things) > 1:
-        raise ConfigError(f"--{things[0]} and --{things[1]} print two things; ask for them in two commands")
+        raise ConfigError(f"--{things[0]} and --{things[1]} print different tables; ask for them in two commands")
     unused = [name for name in _NOT_QUESTIONS if getattr(given, name)]
     if given.questions and unused:
         raise ConfigError(
-            f"--questions takes --dataset, --metric, --format and --notes; leave out --{unused[0].replace('_', '-')}"
+            f"--questions does not work with --{unused[0].replace('_', '-')}; allowed: --dataset, --metric, "
+            "--format, --notes; leave it out"
         )
     if given.join and (given.pairs or given.against):
-        raise ConfigError("--join prints scores alone; leave out --pairs and --against, or --join")
+        raise ConfigError("--join prints only scores; leave out --pairs and --against, or --join")
     if _fidelity_alone(given, names) and of_scores:
         single = ", ".join(sorted(among([GROUP])))
-        raise ConfigError(f"--{of_scores[0]} is for tables of one metric; give --metric one or more of {single}")
+        raise ConfigError(
+            f"--{of_scores[0]} does not work with --metric fidelity (one table of all metrics of "
+            f"fidelity); name the metrics: --metric with one or more of {single}"
+        )
 
 
 def _fidelity_alone(given: argparse.Namespace, names: Sequence[str]) -> bool:
-    """True if all metrics of fidelity stand in one table."""
+    """Tell whether the output is the one table of all metrics of fidelity."""
     return list(names) == ["fidelity"] and given.format != "csv"
 
 
@@ -160,7 +164,7 @@ def _layouts(given: argparse.Namespace) -> list[TableLayout]:
     from mmkv_bench.papers.layout import load, stand_in_ids, table_ids
 
     if not given.tables:
-        raise ConfigError("papers needs the id of a table, all, or standins; --list names them")
+        raise ConfigError("papers needs a table; give its id, all, or standins; --list prints the ids")
     groups = {"all": table_ids(), STAND_INS: stand_in_ids()}
     together = meant(" ".join(given.tables))  # MM-ShiftKV table 1
     names = together or [one for name in given.tables for one in groups.get(name) or meant(name) or [name]]
@@ -168,7 +172,7 @@ def _layouts(given: argparse.Namespace) -> list[TableLayout]:
 
 
 def _filled(given: argparse.Namespace) -> list[FilledTable]:
-    """Fill the tables; stand-ins name their own rows unless --rows does."""
+    """Fill the tables. Stand-ins use their own rows unless --rows is given."""
     from mmkv_bench.config.files import conf_dir
     from mmkv_bench.papers.evidence import Evidence
     from mmkv_bench.papers.judgement import fill

@@ -5,7 +5,7 @@ const $ = (id) => document.getElementById(id);
 const inline = (id) => ($(id) ? JSON.parse($(id).textContent) : null);
 const visible = (node) => node.offsetParent !== null;
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const scheme = () => document.documentElement.classList.toggle("dark", dark.matches);  // what DataTables goes by
+const scheme = () => document.documentElement.classList.toggle("dark", dark.matches);  // DataTables reads this class
 const BUTTONS = ["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"];  // none uploads the chart
 const CONFIG = { responsive: true, displaylogo: false, plotlyServerURL: "", modeBarButtons: [BUTTONS] };
 const figures = {};
@@ -17,7 +17,7 @@ function problem(error) {
 }
 const run = (work) => Promise.resolve().then(work).catch(problem);
 
-/** Load figures/<name>.js: a page that was opened from a file may load scripts and nothing else. */
+/** Load figures/<name>.js: a page opened from a file may load only scripts. */
 function load(name) {
   return new Promise((resolve, reject) => {
     if (name in figures) return resolve(figures[name]);
@@ -29,15 +29,15 @@ function load(name) {
   });
 }
 
-/** Draw the charts that are shown and not drawn yet, one after the other. */
+/** Draw the visible charts that are not drawn yet, one after another. */
 async function draw() {
   for (const node of document.querySelectorAll(".chart:not([data-drawn])")) {
     if (!visible(node)) continue;
     node.dataset.drawn = "";
     const { figure, numbers } = await load(node.dataset.figure);
-    const values = node.textContent && JSON.parse(node.textContent);  // of this page, for a heat map that many share
+    const values = node.textContent && JSON.parse(node.textContent);  // this page's values for a heat map that many pages share
     const data = figure?.data.map((trace, k) => (values ? { ...trace, z: values[k] } : trace));
-    if (figure) node.style.height = `${figure.layout.height}px`;  // stays when a window's new size makes plotly forget it
+    if (figure) node.style.height = `${figure.layout.height}px`;  // plotly forgets the height when the window's size changes
     if (figure) await Plotly.newPlot(node, data, structuredClone(figure.layout), CONFIG);
     if (numbers) node.insertAdjacentHTML("afterend", numbers);
   }
@@ -64,7 +64,7 @@ function compare(answers) {
   $("shown").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} samples`;
 }
 
-/** Share of the chosen layers and KV heads that keep each visual token: [visual tokens], and how many heads these are. */
+/** Return the share of the chosen layers and KV heads that keep each visual token: [visual tokens], and the number of these heads. */
 function shares(bits, tokens) {
   const pick = (list, id) => ($(id).value === "" ? list : [list[$(id).value]]);
   const heads = pick(bits, "layer").flatMap((layer) => pick(layer, "head")).map(atob);
@@ -73,7 +73,7 @@ function shares(bits, tokens) {
   return [counts.map((count) => count / heads.length), heads.length];
 }
 
-/** Colour the maps that are shown by the shares of their cells; all of them have one scale. */
+/** Colour the visible maps by the shares of their cells, all on one scale. */
 function paint(kept) {
   const maps = [...document.querySelectorAll(".map")].filter(visible);
   if (!maps.length) return null;
@@ -90,7 +90,7 @@ function paint(kept) {
   }));
 }
 
-/** Choices show the panels that name their value, and stay in the address: reloaded, sent or gone back to. */
+/** Show the panels that name a choice's value, and keep choices in the page's address, for reloading, sending and going back. */
 async function start() {
   const address = new URLSearchParams(location.hash.slice(1)), choices = [...document.querySelectorAll(".filters select[id]")];
   const answers = inline("answers-data"), kept = inline("kept-data");
@@ -129,5 +129,5 @@ for (const [when, size] of Object.entries(PAPER)) {
 }
 scheme();
 dark.addEventListener("change", scheme);
-addEventListener("hashchange", () => location.reload());  // another cell on the same page; replaceState is no such event
+addEventListener("hashchange", () => location.reload());  // another cell on the same page; replaceState does not fire this event
 addEventListener("DOMContentLoaded", () => run(start));

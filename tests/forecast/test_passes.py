@@ -1,0 +1,118 @@
+"""Promise: prefills, replays and turns that a plan counts are those that the engine makes, counted at the text model."""
+
+from __future__ import annotations
+
+from weakref import WeakSet
+
+import pytest
+from transformers.models.llama.modeling_llama import LlamaModel
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
+
+from mmkv_bench.compression.session import Session
+from mmkv_bench.config.compose import compose
+from mmkv_bench.forecast.passes import caches_held, passes, questions_per_document
+from mmkv_bench.plan.planner import outline
+from tests.each import each
+from tests.run.setting import done
+from tests.run.test_cut_prompt import MODEL
+
+PAGES = ("dataset=pages_questions", "fidelity=off", "dataset.generation.max_new_tokens=2", "stage=generate")
+RECORDS = ("dataset=questions_records", "fidelity=off", "dataset.generation.max_new_tokens=2", "stage=generate", *MODEL)
+
+
+class Reads:
+    """Pieces of more than one token that a text model was fed: into an empty cache, beside it (a replay), or behind entries."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.prefills = self.replays = self.behind = 0
+        for model in (Qwen2_5_VLTextModel, LlamaModel):
+            monkeypatch.setattr(model, "forward", self._counting(model.forward))
+
+    def _counting(self, forward):
+        def counting(model, *args, **kwargs):
+            fed = kwargs["input_ids"] if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
+            cache = kwargs["past_key_values"]
+            if fed.shape[1] > 1:
+                beside = type(cache.layers[0]).__name__ == "_Beside"
+                self.replays += beside
+                self.prefills += not beside and cache.get_seq_length() == 0
+                self.behind += not beside and cache.get_seq_length() > 0
+            return forward(model, *args, **kwargs)
+
+        return counting
+
+
+@each(
+    ("words", "prefills", "replays", "turns"),
+    [
+        # two pages of four questions: anew 8; once 2, 2 and 2; for all of them 4 a page. Budgets share what is fed again.
+        (
+            (
+                *PAGES,
+                "method=[kvzip,snapkv]",
+                "budget=[32,64]",
+                "protocol=[query_aware,query_first,query_joint,query_generic,query_agnostic]",
+            ),
+            8 + 2 + 8 + 2 + 2,
+            8 + 2 + 2 + 2 + 2,
+            0,
+        ),
+        # a conversation a cell: a page is prefilled once, and three of its turns are fed again
+        ((*PAGES, "method=[snapkv]", "budget=[32,64]", "protocol=turns"), 3 * 2, 0, 3 * 6),
+        # whole prompts share a prefill, whichever part can be kept; masked makes another for its cell
+        (
+            (
+                *PAGES,
+                "method=[snapkv]",
+                "budget=32",
+                "protocol=[paper,strict,masked,query_aware,query_agnostic]",
+            ),
+            8 + 8 + 2,
+            0,
+            0,
+        ),
+        ((*PAGES, "method=[kvzip]", "budget=32", "protocol=query_agnostic", "sharing=off"), 2 * 8, 8, 0),
+        ((*RECORDS, "method=[snapkv]", "budget=10%", "protocol=[query_paraphrase,query_first]"), 8 + 2, 0, 0),
+    ],
+)
+def test_a_plan_counts_what_the_engine_reads(words, prefills, replays, turns, tmp_path, monkeypatch):
+    plan = outline(compose([*words, "limit=8", f"out={tmp_path}"]))
+    (part,) = plan.parts
+    assert questions_per_document(part) == 4 and len(part.samples) == 8
+    made, reads = passes(plan, part, len(part.samples)), Reads(monkeypatch)
+    done(tmp_path, *words, "limit=8")
+    assert (made.prefills, made.replays.total(), made.turns.total()) == (prefills, replays, turns)
+    assert (reads.prefills, reads.replays) == (made.prefills, made.replays.total())
+    if turns:  # each turn's question is fed by itself
+        assert reads.behind == made.turns.total() + len(part.samples) * len(part.cells)
+
+
+@each(
+    ("protocols", "answering", "prefilling"),
+    [
+        ("query_first,query_generic", 2, 1),
+        ("query_first,query_joint,query_agnostic", 3, 3),  # joint: its first prompt's, while it prefills the second
+    ],
+)
+def test_a_run_holds_as_many_whole_caches_of_documents_as_its_plan_says(
+    protocols, answering, prefilling, tmp_path, monkeypatch
+):
+    words = (*PAGES, "method=[snapkv]", "budget=32", f"protocol=[{protocols}]", "limit=8")
+    assert caches_held(outline(compose([*words, f"out={tmp_path}"]))) == (answering, prefilling)
+    caches, most = WeakSet(), {"answering": 0, "prefilling": 0}
+    new_cache, forward = Session.new_cache, Qwen2_5_VLTextModel.forward
+
+    def recorded(session, *args):
+        made = new_cache(session, *args)
+        caches.add(made)
+        return made
+
+    def counting(model, *args, **kwargs):
+        place = "answering" if kwargs["past_key_values"].get_seq_length() else "prefilling"
+        most[place] = max(most[place], sum(one.get_seq_length() > 200 for one in caches))
+        return forward(model, *args, **kwargs)
+
+    monkeypatch.setattr(Session, "new_cache", recorded)
+    monkeypatch.setattr(Qwen2_5_VLTextModel, "forward", counting)
+    done(tmp_path, *words)
+    assert most == {"answering": answering, "prefilling": prefilling}
