@@ -12,12 +12,13 @@ import argparse
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "results" / "tiny"
 
 
-def tables(store: str, results: Path):
-    """Return a store's tables of exact match."""
+def tables(store: str, results: Path) -> list[Any]:
+    """Return the tables of exact match of a store below a folder."""
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.rows import load
 

@@ -19,6 +19,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from findings import tables
+
 RESULTS = Path(__file__).parents[1] / "results"
 BUDGET = "0.2"
 """Budget of the primary endpoint, a fraction of the prompt."""
@@ -36,18 +38,15 @@ PAIRS_OF_MODELS = {
 """Name -> store, dataset, model and budget of other tables that are compared with the reader's."""
 
 
-def tables(store: Path) -> list[Any]:
+def paper_tables(store: Path) -> list[Any]:
     """Build a store's tables of exact match under `paper`, one per dataset, model and kind of budget."""
-    from mmkv_bench.tables.build import build
-    from mmkv_bench.tables.rows import load
-
-    built = build(load(store), metrics=["exact_match"])
+    built = tables(store.name, store.parent)
     return [table for table in built if table.context["protocol"] == "paper" and table.axis != "none"]
 
 
 def readers(results: Path) -> dict[str, Any]:
     """Return dataset -> the reader's table."""
-    return {table.dataset: table for table in tables(results / "reader")}
+    return {table.dataset: table for table in paper_tables(results / "reader")}
 
 
 def compared(table: Any, budget: str) -> dict[str, Any]:
@@ -129,7 +128,7 @@ def models(results: Path) -> Iterator[str]:
     for name, (store, dataset, model, budget) in PAIRS_OF_MODELS.items():
         (table,) = (
             t
-            for t in tables(results / store)
+            for t in paper_tables(results / store)
             if (t.dataset, t.context["model"]) == (dataset, model) and budget in t.budgets
         )
         others[name] = proven(table, budget)
@@ -262,7 +261,7 @@ def predict(results: Path, file: Path) -> None:
 def score(file: Path, store: Path) -> Iterator[str]:
     """Yield, per dataset and budget, how many predicted pairs the rows of a store prove."""
     asked = json.loads(file.read_text())
-    decided = {table.dataset: table for table in tables(store) if table.context["model"] == asked["model"]}
+    decided = {table.dataset: table for table in paper_tables(store) if table.context["model"] == asked["model"]}
     for column, pairs in asked["pairs"].items():
         dataset, _, budget = column.partition(" at ")
         table = decided.get(dataset)

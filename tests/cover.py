@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -62,3 +63,21 @@ def few(names: str | Sequence[str], values: Iterable[Any], keep: int = 1, first:
     several = not isinstance(names, str) or "," in names
     marked = [pytest.param(*value if several else (value,), marks=pytest.mark.full) for value in values]
     return pytest.mark.parametrize(names, [value if i in kept else marked[i] for i, value in enumerate(values)])
+
+
+def shares(share: int) -> pytest.MarkDecorator:
+    """Parametrises `share` for a test that takes a turn of a list with `turn`: one in `share` of it, and in `make test-full`
+    all of it."""
+    return pytest.mark.parametrize(
+        "share", [pytest.param(share, id="some"), pytest.param(1, id="whole", marks=pytest.mark.full)]
+    )
+
+
+def examples(whole: int) -> int:
+    """How many examples of a property are drawn: so many in `make test-full`, two fifths of them in `make test`."""
+    return whole if "MMKV_TEST_FULL" in os.environ else max(20, whole * 2 // 5)
+
+
+def turn(items: Iterable[Any], number: int, share: int) -> list[Any]:
+    """Every `share`-th item, from number `number` on: `share` turns one after the other have them all."""
+    return list(items)[number % share :: share]

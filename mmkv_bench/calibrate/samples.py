@@ -80,8 +80,8 @@ class Page:
         return [{"role": "user", "content": content}]
 
 
-def encoded(loaded: LoadedModel, sample: DatasetQuestion | Page) -> EncodedPrompt:
-    """Encode a sample's prompt; raises the errors of `generation.encode.encode`."""
+def encoded(loaded: LoadedModel, sample: DatasetQuestion | Page, replays: bool = False) -> EncodedPrompt:
+    """Encode a sample's prompt; takes `replays` and raises the errors of `generation.encode.encode`."""
     from mmkv_bench.generation.encode import encode
 
     return encode(
@@ -92,6 +92,7 @@ def encoded(loaded: LoadedModel, sample: DatasetQuestion | Page) -> EncodedPromp
         sample.images,
         sample.videos,
         device=loaded.device,
+        replays=replays,
     )
 
 

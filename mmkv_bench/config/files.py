@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.config.method_parts import expanded
+from mmkv_bench.declared import read_yaml
 from mmkv_bench.errors import ConfigError
 
 METHOD, MODEL, DATASET = "method", "model", "dataset"
@@ -70,10 +71,8 @@ def content(group: str, name: str, folders: Sequence[str | Path] = ()) -> dict[s
     Raises:
         ConfigError: no such file, or a method's part that does not exist.
     """
-    import yaml
-
     for root in (conf_dir(), *map(Path, folders)):
-        values = read(root / group, name, lambda file: yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+        values = read(root / group, name, lambda file: read_yaml(file.read_bytes()) or {})
         if values is not None:
             return values
     raise ConfigError(f"unknown {group} {name!r}")
@@ -123,9 +122,7 @@ def _tables(group: Path) -> list[Mapping[str, Any]]:
 
 @cache
 def _table(file: Path, changed: int) -> Mapping[str, Any]:
-    import yaml
-
-    table = yaml.safe_load(file.read_text(encoding="utf-8"))
+    table = read_yaml(file.read_bytes())
     if not isinstance(table, Mapping) or not {"template", "rows"} <= set(table):
         raise ConfigError(f"{file} is not a table; a table needs the keys template and rows")
     return table
@@ -222,7 +219,5 @@ def _full_cache(folder: Path, table: str) -> list[tuple[str, dict[str, Any], flo
 
 @cache
 def _yaml(folder: Path, name: str) -> dict[str, Any]:
-    import yaml
-
-    document: dict[str, Any] = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    document: dict[str, Any] = read_yaml((folder / f"{name}.yaml").read_bytes())
     return document

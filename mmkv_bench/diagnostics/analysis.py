@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
-    from mmkv_bench.compression.budget import Budget
+    from mmkv_bench.compression.budget import Budget, StateCost
     from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.compression.session import Session
     from mmkv_bench.config.schema import MethodConfig
@@ -69,7 +69,11 @@ class AnalysisCounts:
 
 
 def methods_of(
-    chosen: MethodConfig, budgets: Sequence[int | float | str], model: str, fingerprint: str
+    chosen: MethodConfig,
+    budgets: Sequence[int | float | str],
+    model: str,
+    fingerprint: str,
+    cost: StateCost | None = None,
 ) -> list[ComparedMethod]:
     """Return every evicting method at every budget, under the first seed; `full` is always analysed and not listed.
 
@@ -77,6 +81,7 @@ def methods_of(
         chosen: methods of a run.
         budgets: budgets of the run.
         model, fingerprint: name and fingerprint of the run's model, to find its calibrations.
+        cost: bytes of its state, for budgets in bytes.
 
     Raises:
         ConfigError: a method cannot be built, or reads the answer beforehand.
@@ -93,7 +98,7 @@ def methods_of(
                 f"{method.name} reads the answer beforehand, so a prompt alone does not determine what it keeps; leave it out"
             )
         for value in [] if method.compressor.unbudgeted else dict.fromkeys(budgets):
-            budget = Budget.parse(value)
+            budget = Budget.parse(value, cost)
             label = f"{method.name}@{budget}" + ("" if method.compressor.reading == "paper" else " released")
             base, parameters = str(method.plain["base"]), parameters_json(method.plain, method.decoding)
             compared.append(ComparedMethod(label, base, method.compressor, budget, parameters))
@@ -106,7 +111,7 @@ def diagnose(
     questions: DatasetQuestions,
     tokens: int,
     out: Path,
-    methods: Callable[[str], Sequence[ComparedMethod]] | None = None,
+    methods: Callable[[str, StateCost | None], Sequence[ComparedMethod]] | None = None,
 ) -> AnalysisCounts:
     """Measure and store, sample by sample; numbers that the store has for the same model, prompts and methods are kept.
 
@@ -114,18 +119,20 @@ def diagnose(
         name: one of `quantities.QUANTITIES`.
         model: the `model` node of a run.
         tokens: limit of the full cache's answer, for analyses of answers.
-        methods: function of the model's fingerprint that returns the methods to compare.
+        methods: function of the model's fingerprint and the cost of its state that returns the methods to compare.
 
     Raises:
         MMKVError: model or data are not available, or the model cannot read a prompt.
     """
     from mmkv_bench.models.source import Source
+    from mmkv_bench.plan.identity import cost_of, resolve_dtype
     from mmkv_bench.store.store import Store
 
     store, source = Store(out.expanduser()), Source.of(model)
     store.check_writable()
     fingerprint, _ = source.fingerprint()
-    compared = [] if methods is None else methods(fingerprint)
+    dtype = resolve_dtype(model.dtype, source.described, source.path)
+    compared = [] if methods is None else methods(fingerprint, cost_of(source.described, dtype))
     columns_of = measurements(name, source, questions, tokens, compared)
     done = store.diagnosed([one["measurement"] for one in columns_of.values()])
 
@@ -197,7 +204,8 @@ def layers_of(
     from mmkv_bench.calibrate.layers import read_layers, with_answer
     from mmkv_bench.diagnostics.quantities import QUANTITIES, PromptFacts
 
-    quantity, prompt = QUANTITIES[name], encoded(loaded, sample)
+    quantity, replays = QUANTITIES[name], any(one.compressor.needs.replay for one in methods)
+    prompt = encoded(loaded, sample, replays)
     inputs, types = prompt.inputs, prompt.types
     kept = {one.label: kept_entries(loaded, prompt, one) for one in methods} if quantity.methods else {}
     decoded: dict[str, list[torch.Tensor]] = {}
@@ -219,7 +227,8 @@ def attached(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod)
     """Open a session in which the method compresses the prompt."""
     from mmkv_bench.compression.session import attach
 
-    return attach(loaded.model, method.compressor, method.budget, token_types=prompt.types, identity=prompt.identity)
+    options: dict[str, Any] = {"token_types": prompt.types, "identity": prompt.identity, "replay": prompt.words}
+    return attach(loaded.model, method.compressor, method.budget, **options)
 
 
 def kept_entries(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod) -> list[torch.Tensor]:

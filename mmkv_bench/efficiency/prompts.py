@@ -196,6 +196,7 @@ def _encoded(
         videos,
         frames=len(videos[0]) if videos else None,
         video_max_pixels=video_max_pixels,
+        replays=True,
     )
 
 

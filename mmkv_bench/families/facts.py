@@ -29,8 +29,7 @@ class ModelFacts:
     """The facts of one model. Token ids are empty tuples if the model has none.
 
     Attributes:
-        name: the family's name, for people; model_type, text_model_type: `model_type` of config.json and of its text
-            config.
+        name: the family's name, for people; model_type: `model_type` of config.json.
         image_token_ids, video_token_ids: ids of visual tokens; closing_token_ids: ids of the token that ends them.
         closing_marker: text of a closing token whose id only the tokenizer knows; the id is in `closing_token_ids` if
             `model_facts` was given a tokenizer.
@@ -42,7 +41,6 @@ class ModelFacts:
 
     name: str
     model_type: str
-    text_model_type: str
     image_token_ids: tuple[int, ...]
     video_token_ids: tuple[int, ...]
     closing_token_ids: tuple[int, ...]
@@ -105,7 +103,6 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
     return ModelFacts(
         name=known.name,
         model_type=config.model_type,
-        text_model_type=text.model_type,
         image_token_ids=_ids(config, known.image_id_key),
         video_token_ids=_ids(config, known.video_id_key),
         closing_token_ids=_ids(config, known.closing_id_key) or _marker_ids(known.closing_marker, tokenizer),

@@ -35,7 +35,7 @@ class EncodedPrompt:
         rendered: text of the chat template; None for a prompt made from tokens.
         context_tokens: tokens before the cut of a text prompt; None: it is cut behind its visual tokens.
         template_tokens: number of last tokens that the chat template puts after the last message's text; 0 if unknown.
-        words: token ids around a context that is fed again.
+        words: token ids around a context that is fed again; `NO_WORDS` if none is.
         document: all questions of the prompt's document, if protocols share or score by them; None: only the prompt's
             own.
     """
@@ -163,6 +163,7 @@ def encode(
     share: float = 1.0,
     context: str = "",
     shared: SharedMedia | None = None,
+    replays: bool = False,
 ) -> EncodedPrompt:
     """Encode messages and their media with the processor and its chat template.
 
@@ -176,6 +177,7 @@ def encode(
             `Family.smaller_images`.
         context: text behind which protocols that cut split a prompt without media; "" for none.
         shared: reuses the processed media of an earlier prompt with the same media, made with this processor.
+        replays: the prompt will be fed again (`Needs.replay`), so it gets `words`.
 
     Raises:
         UnsupportedError: a prompt longer than `max_prompt_tokens` or the model's context, media that the family does
@@ -210,7 +212,8 @@ def encode(
     prompt.rendered, prompt.controls = text, _controls(messages, tokenizer)
     prompt.question_text_before_cut = _text_before_media(messages, tokenizer)
     prompt.template_tokens = _template_tokens(text, messages, tokenizer, prompt.input_ids)
-    prompt.words = _words(processor, text, messages, prompt)
+    if replays:
+        prompt.words = _words(processor, text, messages, prompt)
     if context and not images and not videos:
         prompt.context_tokens = _context_tokens(processor, text, context, prompt.input_ids)
     if max_prompt_tokens is not None and prompt.length > max_prompt_tokens:

@@ -286,7 +286,8 @@ def _embedded() -> tuple[Any, Any, Any, Any, list[Any]]:
         _, turn, images = make_page(kind, "small", "train", 0)
         message = [{"type": "image"} for _ in images] + [{"type": "text", "text": turn.question}]
         pictures = [Image.fromarray(image) for image in images]
-        pages.append(encode(loaded.processor, loaded.family, kind, [{"role": "user", "content": message}], pictures))
+        asked = [{"role": "user", "content": message}]
+        pages.append(encode(loaded.processor, loaded.family, kind, asked, pictures, replays=True))
     rules = DecodeRules.read(loaded.model.generation_config, {"max_new_tokens": 8}, loaded.tokenizer)
     return loaded.model, loaded.family, rules, loaded.tokenizer, pages
 

@@ -178,11 +178,6 @@ class Decoder:
         return self.blocks + self.table
 
     @property
-    def kv_values(self) -> int:
-        """Number of values in one token's keys and values, over all compressed layers."""
-        return self.compressed * self.entry
-
-    @property
     def entry(self) -> int:
         """Number of values in one token's keys and values, in one layer."""
         return 2 * self.kv_heads * self.head_dim

@@ -343,12 +343,9 @@ class Source:
 
 def shaped() -> tuple[str, ...]:
     """Return the names in conf/model whose files have a shape and processor settings."""
-    from omegaconf import OmegaConf
+    from mmkv_bench.config.files import content
 
-    from mmkv_bench.config.files import conf_dir
-
-    names = options("model")
-    return tuple(n for n in names if OmegaConf.load(conf_dir() / "model" / f"{n}.yaml").get("shape"))
+    return tuple(name for name in options("model") if content("model", name).get("shape"))
 
 
 def _dtype(setting: str, config: Any) -> torch.dtype:

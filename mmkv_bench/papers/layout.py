@@ -31,6 +31,7 @@ from itertools import product
 from typing import Any
 
 from mmkv_bench.config.files import TABLES, conf_dir, options
+from mmkv_bench.declared import read_yaml
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.papers.address import KEYS, MEAN, STAND_IN, SYNTHETIC, Address, address, is_group, members
 
@@ -154,15 +155,13 @@ def load(name: str) -> TableLayout:
     Raises:
         ConfigError: unknown name, or a mistake in the table's file.
     """
-    import yaml
-
     names = stand_in_ids() if is_stand_in(name) else table_ids()
     if name not in names:
         raise ConfigError(f"there is no table {name!r}; {nearest(name, names)}; `mmkv-bench papers --list` lists them")
     file = f"{TABLES}/{name.replace('.', '/')}.yaml"
     text = (conf_dir() / file).read_text(encoding="utf-8")
     try:
-        return parse(name, yaml.safe_load(text))
+        return parse(name, read_yaml(text))
     except ConfigError as error:
         raise ConfigError(f"conf/{file}: {error}") from None
 

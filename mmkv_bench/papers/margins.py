@@ -35,6 +35,7 @@ from math import log, log1p, sqrt
 from typing import Any
 
 from mmkv_bench.config.files import content, reference_dir
+from mmkv_bench.declared import read_yaml
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.papers.address import MEAN, SYNTHETIC, Address, is_group, samples_of
 from mmkv_bench.papers.layout import TableCell, TableLayout, load, table_ids
@@ -100,13 +101,11 @@ def versions() -> tuple[MarginsVersion, ...]:
 @cache
 def unjudged(commit: str | None) -> str:
     """Say why rows of a commit are not judged; "" if they are."""
-    import yaml
-
     here, now = _here(), versions()[-1]
     text = committed(FILE, commit) if commit else None
     if text is None:
         return f"it is unknown which margins its commit ({(commit or 'none')[:12]}) had"
-    then: Mapping[str, Any] = yaml.safe_load(text) or {}
+    then: Mapping[str, Any] = read_yaml(text) or {}
     if then.get("version", 1) != here["version"]:
         return f"its commit {str(commit)[:12]} is older than version {now.version} of the margins ({now.fixed})"
     same = then.get("metrics") == here["metrics"]
@@ -205,9 +204,7 @@ def _columns(paper: str) -> tuple[_Methods, _Methods, Mapping[tuple[str, ...], f
 
 @cache
 def _here() -> Mapping[str, Any]:
-    import yaml
-
-    return yaml.safe_load((reference_dir() / "margins.yaml").read_text(encoding="utf-8"))
+    return read_yaml((reference_dir() / "margins.yaml").read_bytes())
 
 
 AGREES, DIFFERS, UNDECIDED, UNINFORMATIVE = WORDS = "agrees", "differs", "undecided", "uninformative"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.files import reference_dir
+from mmkv_bench.declared import read_yaml
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.papers.address import NONE, Address, address
 from mmkv_bench.papers.layout import is_stand_in
@@ -139,9 +140,7 @@ def half_digit(literal: str, number: float) -> float:
 @cache
 def names() -> Mapping[str, Any]:
     """Return the content of `names.yaml`."""
-    import yaml
-
-    return yaml.safe_load((reference_dir() / "names.yaml").read_text(encoding="utf-8"))
+    return read_yaml((reference_dir() / "names.yaml").read_bytes())
 
 
 @cache

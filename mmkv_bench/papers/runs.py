@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from mmkv_bench.config.files import conf_dir
+from mmkv_bench.declared import read_yaml
 from mmkv_bench.papers.address import FRACTION, SYNTHETIC, Address, file_of, is_group, members, samples_of
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS
 
@@ -106,9 +107,7 @@ def setting(address: Address, names: Sequence[str]) -> str:
 
 @cache
 def _setting(name: str) -> Mapping[str, Any]:
-    import yaml
-
-    return yaml.safe_load((conf_dir() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return read_yaml((conf_dir() / "experiment" / f"{name}.yaml").read_bytes())
 
 
 def _diagnose(addresses: Sequence[Address]) -> str:

@@ -48,7 +48,7 @@ def gather(model: Model, specs: Mapping[str, TaskSpec]) -> Identity:
         model_revision=commit,
         dtype=dtype,
         datasets={name: dataset_identity(spec) for name, spec in specs.items()},
-        cost=_cost(source.described, dtype),
+        cost=cost_of(source.described, dtype),
         **_installed(),
     )
 
@@ -77,7 +77,7 @@ def outline(model: Model, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Id
         name: dataset_identity(spec, None if spec.is_pages else known.get(name, UNKNOWN))
         for name, spec in specs.items()
     }
-    return Identity(fingerprint, commit, dtype, datasets=datasets, cost=_cost(described, dtype), **_installed())
+    return Identity(fingerprint, commit, dtype, datasets=datasets, cost=cost_of(described, dtype), **_installed())
 
 
 def provenance(model: Model, dtype: str) -> dict[str, Any]:
@@ -97,7 +97,8 @@ def state_cost(family: ModelFacts, dtype: str) -> StateCost:
     return StateCost(kv_bytes_per_token(family, dtype), full_state_bytes(family, dtype))
 
 
-def _cost(described: Any, dtype: str) -> StateCost | None:
+def cost_of(described: Any, dtype: str) -> StateCost | None:
+    """Return the cost of a model's state; None where its shape or its precision is not known."""
     return None if described is None or dtype == UNKNOWN else state_cost(model_facts(described), dtype)
 
 

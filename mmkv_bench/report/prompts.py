@@ -12,16 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.errors import ConfigError, DataError
+from mmkv_bench.datasets.drawn_pages import AnsweredPrompt, drawn
+from mmkv_bench.errors import DataError
 from mmkv_bench.report.folder import Folder
 
 if TYPE_CHECKING:
     from PIL import Image
 
-_PAGE = re.compile(
-    r"(?P<task>[a-z0-9_]+)-(?P<size>small|large)-(?P<split>test|dev|train|test_typeface)-(?P<index>\d{6})"
-)
-_READER = re.compile(r"reader_(?P<task>value|row|second|change)-(?P<number>\d{6})")
 FRAMES = 4  # frames shown of a video
 LONGEST = 672  # pixels of an image's longer side in the report
 NO_TABLE = (
@@ -62,22 +59,6 @@ def pictures_of(path: str) -> list[Image.Image]:
         return [Image.fromarray(frame) for frame in sample_frames(path, FRAMES).frames]
 
 
-def reader_pictures(sample_id: str, question: str, reference: str) -> list[Image.Image]:
-    """Return the pages or frames of a sample of the reader's data sets; none if no split has this question with this answer."""
-    from PIL import Image
-
-    from mmkv_bench.reader.trials import pictures, trial
-
-    if (page := _READER.fullmatch(sample_id)) is None:
-        return []
-    task, number = page["task"], int(page["number"])
-    for split in ("test", "dev"):
-        asked, answer = trial(task, split, number).turns[-1]
-        if asked in question and answer == reference:
-            return [Image.fromarray(one) for one in pictures(task, split, number)]
-    return []
-
-
 class Prompts:
     """The prompts of samples. Each is read once, and its images are written then.
 
@@ -88,32 +69,26 @@ class Prompts:
         self._folder, self._stored, self._prompts = folder, stored, dict[tuple[str, str], Prompt]()
 
     def of(self, sample_id: str, prompt_hash: str | None) -> Prompt:
-        """Return a sample's prompt. An embedded page is drawn now; it counts if it equals the page that was answered."""
+        """Return a sample's prompt. A drawn page is drawn now; it counts if it equals the page that was answered."""
         key = sample_id, prompt_hash or ""
         if key not in self._prompts:
-            page, row = _PAGE.fullmatch(sample_id), self._stored.get(key[1])
-            prompt = Prompt(missing=NO_TABLE) if page is None else self._page(page, key[1])
-            self._prompts[key] = self._of_row(row, sample_id) if row is not None and prompt.missing else prompt
+            self._prompts[key] = self._prompt(*key)
         return self._prompts[key]
+
+    def _prompt(self, sample_id: str, prompt_hash: str) -> Prompt:
+        row: Mapping[str, Any] = self._stored.get(prompt_hash, {})
+        question, reference = row.get("question"), row.get("reference")
+        page = drawn(sample_id, AnsweredPrompt(prompt_hash, question or "" if row else None, reference or ""))
+        if page is not None and page.images:
+            images = self._images(prompt_hash or sample_id, page.images)
+            return Prompt(page.question or question, page.answer or reference, *images)
+        return self._of_row(row) if row else Prompt(missing=NO_TABLE if page is None else OTHER_PAGE)
 
     def visual(self, prompt_hash: str | None) -> list[float] | None:
         """Return the positions of a prompt's visual tokens from the table `prompts`; None without any."""
         return self._stored.get(prompt_hash or "", {}).get("visual")
 
-    def _page(self, page: re.Match[str], prompt_hash: str) -> Prompt:
-        from mmkv_bench.datasets.page_data import to_row
-        from mmkv_bench.tiny.pages import make_sample
-
-        try:
-            sample = make_sample(page["task"], page["size"], page["split"], int(page["index"]))
-        except ConfigError:
-            return Prompt(missing=NO_TABLE)
-        row = to_row(sample)
-        if prompt_hash and row["prompt_hash"] != prompt_hash:
-            return Prompt(missing=OTHER_PAGE)
-        return Prompt(sample.question, sample.answer, *self._images(prompt_hash or page[0], sample.images))
-
-    def _of_row(self, row: Mapping[str, Any], sample_id: str) -> Prompt:
+    def _of_row(self, row: Mapping[str, Any]) -> Prompt:
         images: list[Image.Image] = []
         unreadable, paths = [], row["images"] or ()
         for path in paths:
@@ -123,9 +98,7 @@ class Prompts:
                 unreadable.append(Path(path).name)
         missing = [f"Images or videos that cannot be read now: {', '.join(unreadable)}."] if unreadable else []
         lacking = row["media"] - len(paths)
-        drawn = [] if paths else reader_pictures(sample_id, row["question"] or "", row["reference"] or "")
-        images += drawn
-        if lacking > 0 and not drawn:
+        if lacking > 0:
             missing.append(
                 f"{lacking} of the sample's {row['media']} images or videos are in the dataset itself, not in files."
             )

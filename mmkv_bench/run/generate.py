@@ -81,10 +81,11 @@ def encoded(
     share: float = 1.0,
     tokens: int | None = None,
     shared: SharedMedia | None = None,
+    replays: bool = False,
 ) -> EncodedPrompt:
     """Encode the request's prompt within `timeout_s`.
 
-    share: share of the pictures' size, see `encode`.
+    share: share of the pictures' size; replays: see `encode` for both.
     tokens: cut the middle of the text to this number of tokens, but to no fewer than `LEAST_TEXT`.
 
     Raises:
@@ -109,6 +110,7 @@ def encoded(
             share=share,
             context=request.context,
             shared=shared,
+            replays=replays,
         )
 
 
@@ -174,6 +176,7 @@ class Answering:
             )
             for cell in cells
         }
+        self._encoded = partial(encoded, loaded, config, replays=any(cell.compressor.needs.replay for cell in cells))
         self._engine: Engine | None = None
         self._rules: tuple[str, DecodeRules] | None = None
         self._visual: list[float] | None = None  # of the current sample
@@ -253,7 +256,7 @@ class Answering:
         questions."""
         asked, device = request.document, self.loaded.device
         if asked is None or not any(protocol(spec.protocol).knows != "own" for spec in specs):
-            return encoded(self.loaded, self.config, request, identity, device)
+            return self._encoded(request, identity, device)
         document = f"{request.dataset}/{asked.name}"
         if self._document is None or self._document.identity != document:
             shared = SharedMedia(self.loaded.processor)
@@ -261,7 +264,7 @@ class Answering:
             def made(text: str, name: str) -> EncodedPrompt:
                 messages = with_question(request.messages, request.context, text)
                 question = replace(request, messages=messages)
-                return encoded(self.loaded, self.config, question, name, device, shared=shared)
+                return self._encoded(question, name, device, shared=shared)
 
             names = [f"{request.dataset}/{name}" for name in asked.sample_ids]
             knows = {protocol(cell.protocol).knows for cell in self.cells}
@@ -290,7 +293,7 @@ class Answering:
     ) -> EncodedPrompt:
         """Encode the prompt with this share of its text's tokens, or of its pictures' size."""
         sizes = {"tokens": int(share * whole.length)} if text else {"share": share}
-        return encoded(self.loaded, self.config, request, identity, self.loaded.device, **sizes)
+        return self._encoded(request, identity, self.loaded.device, **sizes)
 
     def _of_prompt(
         self, request: Request, prompt: EncodedPrompt, specs: Sequence[CellSpec], extras: ExtraMeasures

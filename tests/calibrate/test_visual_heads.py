@@ -31,7 +31,7 @@ from tests.oracles import sparsemm as oracle
 main = verb("calibrate")
 
 FAMILIES = ("qwen2_5_vl", "llava_next", "internvl")
-many = settings(max_examples=100, deadline=None, derandomize=True)
+many = settings(max_examples=cover.examples(100), deadline=None, derandomize=True)
 
 
 @pytest.fixture(scope="module")

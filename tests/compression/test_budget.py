@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mmkv_bench.compression.budget import Budget, StateCost
 from mmkv_bench.errors import ConfigError
+from tests import cover
 from tests.each import each
 
 decimals = st.integers(1, 10**6).map(lambda n: Decimal(n).scaleb(-6))  # 0.000001 to 1
@@ -96,7 +97,7 @@ texts = st.one_of(st.text(max_size=8), st.text("0123456789+-.%eE_ ²٣", max_siz
 
 
 @given(st.one_of(texts, st.integers(max_value=0), st.floats().filter(lambda x: not 0 < x <= 1)))
-@settings(max_examples=300)
+@settings(max_examples=cover.examples(300))
 def test_anything_is_a_budget_in_its_range_or_a_config_error(value):
     try:
         budget = Budget.parse(value)

@@ -28,6 +28,7 @@ from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.methods.build import build_compressor
+from tests import cover
 from tests.compression import oracles
 from tests.each import each
 
@@ -41,7 +42,7 @@ layers = st.builds(
 )
 cuts = st.lists(st.integers(1, 149), max_size=4)
 examples = settings(max_examples=20, deadline=None, derandomize=True)
-many = settings(max_examples=150, deadline=None, derandomize=True)
+many = settings(max_examples=cover.examples(150), deadline=None, derandomize=True)
 
 
 def shipped(name: str, reading: str = "paper") -> Compressor:

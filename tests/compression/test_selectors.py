@@ -12,6 +12,7 @@ from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.errors import ConfigError
+from tests import cover
 from tests.compression import oracles
 from tests.each import each
 
@@ -26,7 +27,7 @@ def problems(draw):
     return torch.tensor(scores, dtype=torch.float32), caps, protected
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=cover.examples(300), deadline=None, derandomize=True)
 @given(problem=problems())
 def test_selection_equals_the_loop(problem):
     scores, caps, protected = problem
@@ -81,7 +82,7 @@ def test_protection_follows_prompt_and_budget(selector, length, budget, kept):
     assert got.nonzero().flatten().tolist() == kept
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=cover.examples(100), deadline=None, derandomize=True)
 @given(
     length=st.integers(1, 120),
     budget=st.integers(1, 125),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import zip_longest
 
 from mmkv_bench.cli.grammar import VERBS, reader
 from mmkv_bench.config import field_words
@@ -11,6 +12,7 @@ from mmkv_bench.config.compose import compose, launcher_of
 from mmkv_bench.config.files import conf_dir, groups, options
 from mmkv_bench.config.schema import keys
 from mmkv_bench.config.synonyms import filled
+from tests import cover
 
 ROWS = str(conf_dir().parent / "results" / "tiny" / "large")
 
@@ -35,30 +37,34 @@ def command_reads(line: str) -> None:
 def test_every_synonym_is_of_a_key_or_name_that_there_is():
     taken = {*keys(), *groups()} - {"methods", "datasets"}
     assert not taken & {*field_words.KEYS, *field_words.ANSWERS}
-    for key in {*field_words.KEYS.values()} - {*groups()}:
+    words = {False: ["method=snapkv"], True: ["launcher=slurm"]}
+    for key in sorted({*field_words.KEYS.values()} - {*groups()}):
         value = {"seed": 1, "limit": 1, "repeats": 1, "budget": 64, "logger.mode": "online"}.get(key, "x")
         value = 1 if key.endswith(("_min", "_gb", "_node", "_task", "nodes", "window", "pool")) else value
-        settings_compose([*(["launcher=slurm"] if key.startswith("hydra.") else []), "method=snapkv", f"{key}={value}"])
-    for key, values in field_words.VALUES.items():
-        for value in {*values.values()}:
-            compose([f"{key}={value}"])
+        words[key.startswith("hydra.")].append(f"{key}={value}")
+    for each in words.values():  # a key that there is not is named by the refusal
+        settings_compose(each)
+    for each in zip_longest(*([f"{key}={value}" for value in sorted({*values.values()}, key=str)]
+                              for key, values in field_words.VALUES.items())):  # fmt: skip
+        compose([word for word in each if word is not None])
     for group, names in field_words.NAMES.items():
         assert {*names.values()} <= {*options(group)}
 
 
-def test_every_answer_can_be_typed():
+@cover.shares(3)
+def test_every_answer_can_be_typed(share):
     answers = {
         word: filled(text, "0.5" if "{rest}" in text or "{kept}" in text else GIVEN.get(word, "8"))
         for word, text in field_words.ANSWERS.items()
     }
     answers |= {name: text for names in field_words.NAME_ANSWERS.values() for name, text in names.items()}
     answers |= {verb: text.format(words="") for verb, text in field_words.VERBS.items()}
-    for text in {*answers.values()}:
+    typed = set()
+    for text in sorted({*answers.values()}):
         commands = re.findall(r"`([^`]*)`", text)
         assert commands or "leave it out" in text, text
-        for line in commands:
-            if line.startswith("mmkv-bench "):
-                command_reads(line.removeprefix("mmkv-bench ").replace("<rows>", ROWS))
-            else:
-                words = shlex.split(line)
-                settings_compose([*(["launcher=slurm"] if line.startswith("hydra.") else []), *words])
+        typed |= {*commands}
+    for line in sorted(line for line in typed if line.startswith("mmkv-bench ")):
+        command_reads(line.removeprefix("mmkv-bench ").replace("<rows>", ROWS))
+    for line in cover.turn(sorted(line for line in typed if not line.startswith("mmkv-bench ")), 0, share):
+        settings_compose([*(["launcher=slurm"] if line.startswith("hydra.") else []), *shlex.split(line)])

@@ -105,7 +105,7 @@ def _state(model):
     return hooks, attributes, forwards, implementations, stock, masks, config, len(SESSIONS)
 
 
-@cover.cases(zoo.ALL, ("sdpa", "eager"), each=1, keep=6)
+@cover.cases(zoo.ALL, ("sdpa", "eager"), each=1, keep=4)
 def test_after_attach_the_model_is_exactly_what_it_was(name, combinations):
     for (attention,) in combinations:
         with cover.case(attention):

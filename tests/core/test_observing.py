@@ -76,7 +76,7 @@ def _queries(module, hidden):
     return (module.q_norm(query) if hasattr(module, "q_norm") else query).transpose(-3, -2)
 
 
-@cover.few("name", zoo.ALL, keep=6)
+@cover.few("name", zoo.ALL, keep=4)
 @torch.no_grad()
 def test_scorers_see_what_the_model_computes(name):
     model = zoo.model(name)

@@ -25,6 +25,7 @@ from mmkv_bench.evaluation.fingerprints import fingerprint
 from mmkv_bench.evaluation.generating import generate
 from mmkv_bench.evaluation.samples import Answer
 from mmkv_bench.evaluation.scoring import score
+from tests import cover
 from tests.each import each
 from tests.oracles import milebench as oracle
 from tools.fixtures import known as known_answers
@@ -184,13 +185,13 @@ def test_normalised_texts(text, expected):
 texts = st.text(alphabet="ab C.,'$1(-\n", max_size=9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=cover.examples(200), deadline=None)
 @given(texts)
 def test_texts_are_normalised_as_the_benchmark_does(text):
     assert metrics.normalised(text) == oracle.tidy(text)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=cover.examples(200), deadline=None)
 @given(texts, st.lists(texts.filter(oracle.tidy), min_size=2, max_size=4), st.booleans())
 def test_choices_are_read_as_the_benchmark_reads_them(noise, choices, speaks):
     answer = noise + (choices[0] if speaks else "")

@@ -71,7 +71,7 @@ def test_scores_are_those_known_beforehand(name, asked):
     assert 0.0 in values and 1.0 in values
 
 
-@each("name", UNJUDGED)
+@each("name", UNJUDGED, keep=6)
 def test_an_empty_answer_scores_nothing(name, asked):
     spec, requests = asked(name)
     answers = {r.sample_id: Answer("", "ok", r.doc_id, r.prompt_hash) for r in requests}

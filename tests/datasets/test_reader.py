@@ -15,6 +15,7 @@ from mmkv_bench.reader.papers import document
 from mmkv_bench.reader.render import draw_document
 from mmkv_bench.reader.trials import FORMS_OF, pictures, trial
 from mmkv_bench.reader.typefaces import typefaces
+from tests import cover
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,17 +50,19 @@ READER = Path(resolve_path("fetched://reader"))
 
 
 @pytest.mark.skipif(not (READER / "pages").is_dir(), reason="no reader here (mmkv-bench fetch model reader)")
-def test_the_stock_processor_writes_the_prompts_and_pictures_of_the_training():
+@cover.shares(2)
+def test_the_stock_processor_writes_the_prompts_and_pictures_of_the_training(share):
     from transformers import AutoProcessor
 
     from mmkv_bench.datasets.messages import to_prompt
     from mmkv_bench.generation.video_inputs import frames_of, video_arguments
     from tools.train_reader.chats import chat
 
+    processors = {kind: AutoProcessor.from_pretrained(READER / kind) for kind in ("frames", "pages")}
     for task in FORMS_OF:
-        processor = AutoProcessor.from_pretrained(READER / ("frames" if task == "change" else "pages"))
+        processor = processors["frames" if task == "change" else "pages"]
         rows = utils.read(None, {"task": f"reader_{task}"})["dev"]
-        for number in (0, 3):
+        for number in cover.turn((0, 3), 0, 1 if task == "value" else share):
             made = trial(task, "dev", number)
             expected = chat(processor.tokenizer, made.paper, made.turns, task == "text")
             prompt = to_prompt(utils.doc_to_messages(rows[number]), task)
@@ -109,11 +112,11 @@ def test_tasks_and_budgets_were_committed_before_the_first_row_of_a_test_documen
 
 
 def test_a_report_draws_the_page_that_was_asked_about_and_no_other():
-    from mmkv_bench.report.prompts import reader_pictures
+    from mmkv_bench.datasets.drawn_pages import AnsweredPrompt, drawn
 
     for task, split, number in (("value", "test", 3), ("row", "dev", 0), ("change", "test", 1)):
         question, answer = trial(task, split, number).turns[-1]
-        drawn = reader_pictures(f"reader_{task}-{number:06d}", f"<image>\n{question}", answer)
-        assert np.array_equal(np.stack([np.asarray(one) for one in drawn]), pictures(task, split, number))
-        assert reader_pictures(f"reader_{task}-{number:06d}", question, f"{answer}?") == []
-        assert reader_pictures(f"pages_{task}-{number:06d}", question, answer) == []
+        images = drawn(f"reader_{task}-{number:06d}", AnsweredPrompt("", f"<image>\n{question}", answer)).images
+        assert np.array_equal(np.stack([np.asarray(one) for one in images]), pictures(task, split, number))
+        assert drawn(f"reader_{task}-{number:06d}", AnsweredPrompt("", question, f"{answer}?")) is None
+        assert drawn(f"pages_{task}-{number:06d}", AnsweredPrompt("", question, answer)) is None

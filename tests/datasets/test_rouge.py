@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmkv_bench.datasets.rouge import rouge_l
+from tests import cover
 from tests.each import each
 
 # rouge 1.0.1, Rouge().get_scores(answer, reference)[0]["rouge-l"]["f"]
@@ -61,13 +62,13 @@ def slow(answer: list[str], reference: list[str]) -> float:
 words = st.lists(st.sampled_from("abcde"), min_size=1, max_size=12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=cover.examples(300), deadline=None)
 @given(words, words)
 def test_it_is_the_slow_way_s_number_for_single_sentences(answer, reference):
     assert rouge_l(" ".join(answer), " ".join(reference)) == pytest.approx(slow(answer, reference), abs=1e-7)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cover.examples(100), deadline=None)
 @given(words, words)
 def test_more_sentences_share_no_fewer_words(answer, reference):
     """Cutting the answer can only add words to the union, never lose those of its parts' common subsequences."""

@@ -382,6 +382,12 @@ def test_coverage_of_methods_at_budgets_of_a_run(tmp_path):
     own = told["snapkv@8"]["method"]
     assert (own["base"], own["reading"], own["budget_kind"], own["budget"]) == ("snapkv", "paper", "entries", "8")
     assert own["parameters"]["window"] == 32 and rows["measurement"].nunique() == 5
+    # The model holds 2 KiB a token and KV head of all layers: the bytes of 32 entries, and a method that feeds the prompt again.
+    words = ["method=[snapkv,kvzip]", "budget=64KiB", *words[2:]]
+    assert verb("diagnose")(["coverage", *words, "--samples", "1", f"out={out}"]) == 0
+    further = Store(out).diagnostics().to_pandas()
+    assert set(further["part"]) - set(rows["part"]) == {"kvzip@32"}, "snapkv@32 was measured"
+    assert 0 < further[further["part"] == "kvzip@32"]["value"].mean() < mean["full"]
 
 
 def test_outputs_of_layers_are_those_of_feeding_fulls_answer_with_the_evicted_entries_masked():

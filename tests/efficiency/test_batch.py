@@ -26,7 +26,7 @@ from mmkv_bench.generation.decode import CompiledStep
 from mmkv_bench.models.load import LoadedModel
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.status import status
-from tests import zoo
+from tests import cover, zoo
 from tests.cli.setting import verb
 from tests.efficiency.test_scenario import composed
 from tests.generation import common
@@ -270,7 +270,7 @@ def sizes_tried(peak, limit, known=True):
     bend=st.integers(0, 3),
     limit=st.integers(0, 20_000),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=cover.examples(150), deadline=None)
 def test_the_search_ends_where_bisection_does_whatever_the_memory(base, slope, flat, stair, bend, limit):
     def peak(size):
         return max(flat, base + slope * (-(-size // stair) * stair) + bend * size * size // 50)

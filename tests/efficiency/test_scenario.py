@@ -9,6 +9,7 @@ import math
 import shutil
 import subprocess
 import sys
+from functools import cache
 from statistics import median
 
 import numpy as np
@@ -112,7 +113,7 @@ def quartiles(values) -> dict[str, float]:
 
 def test_every_derived_number_is_that_of_a_slow_loop_over_the_raw_ones(ran):
     found, lines, full = passes(ran[0]), ran[1].document["efficiency"], full_of(ran[1])
-    decoder = decoder_of(Source.of(compose([]).model).described)
+    shape = decoder()
     assert len(lines) == 4
     rooflines = {line["prompt_tokens"]: line["roofline_ms"] for line in lines if line["cell"] == full}
     for line in lines:
@@ -139,8 +140,8 @@ def test_every_derived_number_is_that_of_a_slow_loop_over_the_raw_ones(ran):
                 assert math.isclose(line[f"{name}_{which}"], value, rel_tol=1e-9), (name, which)
         kv = memory["decode"]["bytes_useful_step"]
         entries = kv / (2 * 4 * 2 * 32 * 4)
-        read = 4 * (decoder.blocks + 112 * 128) + kv
-        products = 2 * (4 * decoder.matrices + 112 * 128) + 4 * 4 * 4 * 32 * entries
+        read = 4 * (shape.blocks + 112 * 128) + kv
+        products = 2 * (4 * shape.matrices + 112 * 128) + 4 * 4 * 4 * 32 * entries
         assert math.isclose(line["mbu"], read / line["tpot_median"] / BANDWIDTH, rel_tol=1e-9)
         assert math.isclose(line["roofline_ms"], 1e3 * max(read / BANDWIDTH, products / RATE), rel_tol=1e-9)
         assert (line["status"], line["repeats"], line["bytes_useful_step"]) == ("ok", 2, kv)
@@ -184,13 +185,14 @@ def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_te
         ]
         made.append(timed)
     table = pa.Table.from_pandas(pd.concat(made), preserve_index=False)
-    limits = Roofline(decoder_of(Source.of(compose([]).model).described), 4, BANDWIDTH, RATE, "here")
+    limits = Roofline(decoder(), 4, BANDWIDTH, RATE, "here")
     lines = summary_lines(table, {full_of(ran[1]): full_of(ran[1])}, limits)
     assert set(lines["launch_unknown"]) == {told is None}
     assert set(lines["launch_bound"]) == {bool(told)}
-    said = text(plan_passes(composed(ran[0])), lines, limits)
+    plan = planned(ran[0])
+    said = text(plan, lines, limits)
     slow = Roofline(limits.decoder, 4, BANDWIDTH / 1e9, RATE / 1e9, "here")
-    exceeded = text(plan_passes(composed(ran[0])), summary_lines(table, {full_of(ran[1]): full_of(ran[1])}, slow), slow)
+    exceeded = text(plan, summary_lines(table, {full_of(ran[1]): full_of(ran[1])}, slow), slow)
     assert (
         "Limits are exceeded (" in exceeded
         and "under an unknown load" in exceeded
@@ -285,6 +287,17 @@ def test_out_of_memory_is_a_row_that_is_not_tried_again_unless_asked(tmp_path, m
     assert go(tmp_path, *asked).code == 1 and len(tried) == count, "what failed is not tried again by itself"
     monkeypatch.setattr(Bench, "timed", timed)
     assert done(tmp_path, *asked, "retry=oom").document["failed"] == 0
+
+
+@cache
+def decoder():
+    """The embedded model's, whose shape is read once."""
+    return decoder_of(Source.of(compose([]).model).described)
+
+
+@cache
+def planned(out):
+    return plan_passes(composed(out))
 
 
 def composed(out, *words: str):
@@ -455,7 +468,7 @@ def test_a_store_of_failures_alone_is_summed_up_too(ran):
             pa.array([value] * len(failed), rows.schema.field(name).type),
         )
     cells = {name: name for name in failed["cell"].to_pylist()}
-    for limits in (None, Roofline(decoder_of(Source.of(compose([]).model).described), 4, BANDWIDTH, RATE, "here")):
+    for limits in (None, Roofline(decoder(), 4, BANDWIDTH, RATE, "here")):
         lines = document(summary_lines(failed, cells, limits), plan_passes(composed(ran[0])).cells)
         assert [(line["status"], line["repeats"], line["tpot_median"], line["mbu"]) for line in lines] == [
             ("oom", 0, None, None)

@@ -23,6 +23,7 @@ from mmkv_bench.datasets.specs import TaskSpec, spec_from_config
 from mmkv_bench.evaluation import documents, fingerprints, generating, task_code
 from mmkv_bench.evaluation.fingerprints import fingerprint, inputs_of
 from mmkv_bench.evaluation.generating import prompt_hashes
+from tests import cover
 from tests.run.own_media import write_task
 
 HEAD = "from pathlib import Path\nimport json, os\nfrom PIL import Image\nHERE = Path(__file__).parent\n"
@@ -106,8 +107,9 @@ def looked(spec: TaskSpec) -> dict[int, str]:
     return prompt_hashes(spec, [0], None, anew=True)
 
 
-def test_what_nobody_hears_is_noticed_by_the_next_run(folder, monkeypatch):
-    for case, code in CODE.items():
+@cover.shares(2)
+def test_what_nobody_hears_is_noticed_by_the_next_run(folder, monkeypatch, share):
+    for case, code in cover.turn(CODE.items(), 0, share):
         if case == "cv2":
             pytest.importorskip("cv2")
         name = case.replace(" ", "_").replace("-", "_")

@@ -52,6 +52,7 @@ class LinearBesideFull(Narrow):
         return made
 
 
+@pytest.mark.full
 def test_qwen3_5_keeps_every_promise():
     checked = LinearBesideFull("qwen3_vl_8b")
     assert {check.__name__: check(checked) for check in CHECKS} == {check.__name__: None for check in CHECKS}
@@ -75,7 +76,8 @@ def test_wrong_counts_and_places_are_named(capsys):
     assert model_check.main(["paligemma"]) == 2 and "name one model of conf/model" in capsys.readouterr().err
 
 
-def test_places_that_are_not_those_of_the_pixels_are_named(monkeypatch):
+@cover.shares(2)
+def test_places_that_are_not_those_of_the_pixels_are_named(monkeypatch, share):
     def whole(box):
         return box._replace(top=0, bottom=1, left=0, right=1)
 
@@ -84,10 +86,7 @@ def test_places_that_are_not_those_of_the_pixels_are_named(monkeypatch):
 
     checked, right = Narrow("qwen2_5_vl_7b"), model_check.token_boxes
     assert visual_tokens_have_places(checked) is None
-    for wrong in (
-        lambda boxes: boxes[::-1],
-        lambda boxes: [*map(whole, boxes)],
-        lambda boxes: [*map(exchanged, boxes)],
-    ):
+    mistakes = (lambda boxes: boxes[::-1], lambda boxes: [*map(whole, boxes)], lambda boxes: [*map(exchanged, boxes)])
+    for wrong in cover.turn(mistakes, 1, share):
         monkeypatch.setattr(model_check, "token_boxes", lambda *given, wrong=wrong: wrong(right(*given)))
         assert "changes most in the token of" in visual_tokens_have_places(checked)

@@ -9,9 +9,8 @@ import torch
 import transformers as tf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
-from mmkv_bench.config.files import conf_dir
+from mmkv_bench.config.files import content, options
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.families.base import PixelLimits
 from mmkv_bench.families.registry import apply_limits, image_tokens, video_tokens
@@ -27,14 +26,10 @@ from tests.models.checkpoints import SETTINGS, small_config
 MULTIMODAL = tuple(name for name in SETTINGS if name != "llama")
 VIDEO = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_next_video", "llava_onevision", "internvl", "smolvlm")
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-CONFIGS = sorted(
-    file.stem
-    for file in (conf_dir() / "model").glob("*.yaml")
-    if (OmegaConf.load(file).get("processor") or {}).get("image")
-)
+CONFIGS = sorted(name for name in options("model") if (content("model", name).get("processor") or {}).get("image"))
 
 few = settings(max_examples=8, deadline=None)  # real pixels
-many = settings(max_examples=80, deadline=None)  # arithmetic of the processor
+many = settings(max_examples=cover.examples(80), deadline=None)  # arithmetic of the processor
 sides = st.integers(20, 500)
 wide_sides = st.integers(20, 6000)
 
@@ -124,7 +119,7 @@ def test_the_model_itself_cuts_padding_to_the_same_number(name):
         "llava_onevision": (27**2, {"vision_aspect_ratio": "anyres_max_9"}),
     }[name]
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=cover.examples(60), deadline=None)
     @given(width=st.integers(20, 1500), height=st.integers(20, 1500))
     def check(width, height):
         tiles = tiles_of([height, width], config.image_grid_pinpoints, config.vision_config.image_size)
@@ -238,7 +233,7 @@ def test_what_a_family_does_not_take_is_refused():
 @pytest.mark.full
 @cover.few("name", CONFIGS, keep=4, first=1)
 def test_every_models_configuration_has_the_settings_that_the_rules_need(name):
-    node = OmegaConf.to_container(OmegaConf.load(conf_dir() / "model" / f"{name}.yaml"))
+    node = content("model", name)
     processor = build_processor(config_of(node["shape"]), node["processor"])
     for size in [(300, 200), (90, 400)]:
         assert image_tokens(node["shape"]["model_type"], node["processor"], *size) == images_seen(processor, size)

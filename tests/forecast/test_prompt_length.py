@@ -6,6 +6,7 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.forecast.prompt_length import PromptLength, expected_length, stored_lengths
 from mmkv_bench.plan.planner import outline
 from mmkv_bench.store.store import Store
+from tests import cover
 from tests.each import each
 
 
@@ -27,9 +28,10 @@ def test_the_shape_of_the_data_tells_a_length_or_it_is_assumed(words, length, tm
     assert expected_length(plan, plan.parts[0]) == length
 
 
-def test_stored_prompts_have_the_lengths_that_pages_are_expected_to_have():
+@cover.few("dataset, store", [("[pages_walk,pages_lookup]", "ablations"), ("[pages_walk,pages_redundant]", "methods")])
+def test_stored_prompts_have_the_lengths_that_pages_are_expected_to_have(dataset, store):
     """Committed rows of all methods, not of the plan's cells alone; none for other settings of images."""
-    words = ("dataset=[pages_walk,pages_redundant]", "budget=7", "out=results/tiny/methods")
+    words = (f"dataset={dataset}", "budget=7", f"out=results/tiny/{store}")
     plan = outline(compose([*words]))
     store = Store(plan.out)
     assert {cell.cell for cell in plan.cells if cell.budget is not None}.isdisjoint(store.cells()["cell"].to_pylist())

@@ -31,11 +31,11 @@ def test_parameters_of_a_published_shape_are_those_computed_by_hand():
     assert QWEN.table == 544_997_376
     assert QWEN.read == 7_070_619_136  # the head, and not the embedding table, which is another one
     assert QWEN.parameters == 7_615_616_512
-    assert QWEN.kv_values == 2 * 28 * 4 * 128 == 28_672
+    assert QWEN.compressed * QWEN.entry == 2 * 28 * 4 * 128 == 28_672
 
 
 def test_a_step_of_7b_at_32k_has_the_published_limits():
-    weights, kv = 2 * QWEN.read, 2 * QWEN.kv_values * 32768
+    weights, kv = 2 * QWEN.read, 2 * QWEN.compressed * QWEN.entry * 32768
     assert (weights, kv) == (14_141_238_272, 1_879_048_192)
     assert roofline.roofline_ms(roofline.step_bytes(weights, kv), H100) == pytest.approx(4.7822, abs=1e-4)
     # evicting 90 % at batch 1 wins 1.12x at most; at batch 8 the caches weigh more: 29.17 GB over 15.64
@@ -71,7 +71,7 @@ def test_a_prompt_that_is_fed_in_pieces_costs_what_it_costs_in_one():
 
 
 def test_utilisation_is_one_at_the_limit_and_computing_may_be_the_limit():
-    weights, kv = 2.0 * QWEN.read, 2.0 * QWEN.kv_values * 2048
+    weights, kv = 2.0 * QWEN.read, 2.0 * QWEN.compressed * QWEN.entry * 2048
     at_limit = roofline.roofline_ms(weights + kv, H100) / roofline.MS
     assert roofline.mbu(weights + kv, at_limit, H100) == pytest.approx(1)
     assert roofline.mbu(weights + kv, 2 * at_limit, H100) == pytest.approx(0.5)
@@ -116,7 +116,7 @@ def test_what_is_known_of_a_models_size_says_its_source(tmp_path):
     shrunk = stated({**model["shape"], "text_config": {**model["shape"]["text_config"], "num_hidden_layers": 2}})
     fewer = sizes_of({**model, "layers": 2}, shrunk, whole)
     assert fewer.source == "bound" and fewer.parameters == known.parameters - 26 * (QWEN.blocks - 3584) // 28
-    assert "not here" in sizes_of(model, None).missing
+    assert "not on this machine" in sizes_of(model, None).missing
     text = {key: value for key, value in model["shape"]["text_config"].items() if key != "intermediate_size"}
     assert "does not state" in sizes_of(model, stated({**model["shape"], "text_config": text})).missing
     save_file({"a": np.zeros((3, 5), np.float16), "b": np.zeros(7, np.float32)}, tmp_path / "model.safetensors")
@@ -155,7 +155,10 @@ def test_windows_and_states_are_read_whole_by_a_step_and_bound_a_prefill():
     """Gemma's windows see 16 tokens at most; a query of a full layer sees all before it; by hand."""
     decoder, tokens = decoder_of(zoo.model("gemma3").config), 40
     entry, heads = 2 * zoo.HEAD_DIM * 4, zoo.HEADS * zoo.HEAD_DIM
-    assert decoder.states.nbytes(tokens, decoder.entry, 4) == 2 * 15 * entry and decoder.kv_values * 4 == 2 * entry
+    assert (
+        decoder.states.nbytes(tokens, decoder.entry, 4) == 2 * 15 * entry
+        and decoder.compressed * decoder.entry * 4 == 2 * entry
+    )
     near, full = sum(min(i, 16) for i in range(1, tokens + 1)), tokens * (tokens + 1) // 2
     pairs = 4 * heads * 2 * (near + full)
     assert roofline.prefill_operations(decoder, tokens) == 2 * (tokens * decoder.multiplied + decoder.table) + pairs
@@ -167,6 +170,6 @@ def test_windows_and_states_are_read_whole_by_a_step_and_bound_a_prefill():
     held = linear.states.nbytes(tokens, linear.entry, 4)
     assert held == linear.states.nbytes(1, linear.entry, 4) == 2 * 4 * ((2 * 16 + 32) * 4 + 4 * 8 * 8)
     operations = 2 * (linear.multiplied + linear.table) + 6 * 2 * 256 + 4 * heads * 2 * 9
-    assert roofline.Roofline(linear, 4, 1e30, 1e12, "none").step_ms(held + 9 * linear.kv_values * 4) == pytest.approx(
-        operations / 1e12 * 1000
-    )
+    assert roofline.Roofline(linear, 4, 1e30, 1e12, "none").step_ms(
+        held + 9 * linear.compressed * linear.entry * 4
+    ) == pytest.approx(operations / 1e12 * 1000)

@@ -74,11 +74,20 @@ def same_tokens(ours, eager):
     assert {a.cell: a.token_ids for a in ours} == {b.cell: b.token_ids for b in eager}
 
 
+def prompts_of_two_capacities(name):
+    """Three prompts: the cache of the second and the third one has a larger capacity than that of the first."""
+    first = zoo.prompt(name, 0)
+    more = bucket(first["input_ids"].shape[1]) - first["input_ids"].shape[1]
+    return [
+        common.encoded(name, zoo.prompt(name, seed, after=9 + more))
+        for seed, more in enumerate((0, more + 1, more + 5))
+    ]
+
+
 def compiled_equals_eager(name, methods, programs):
     model, counter = zoo.model(name), Counter()
     step = CompiledStep(model, counter)
-    for seed in (0, 1):  # the second prompt is longer: another capacity
-        prompt = common.encoded(name, zoo.prompt(name, seed, after=9 + 4 * seed))
+    for prompt in prompts_of_two_capacities(name)[:2]:
         eager = common.together(model, name, prompt, cells(methods))
         ours = common.together(model, name, prompt, cells(methods), step=step)
         same_tokens(ours, eager)
@@ -114,8 +123,7 @@ def stock_equals_eager(name, asked, most):
     prompt tells the compiler that lengths change (`generate` makes masks of it); a third finds everything made."""
     model, counter = zoo.model(name), Counter()
     found = []
-    for seed in (0, 1, 2):
-        prompt = common.encoded(name, zoo.prompt(name, seed, after=9 + 4 * seed))
+    for prompt in prompts_of_two_capacities(name):
         ours = common.alone(model, name, prompt, asked, compile_config=config_of(CPU, counter))
         common.assert_same(ours, common.alone(model, name, prompt, asked))
         found.append(counter.frame_count)
@@ -207,13 +215,13 @@ def test_prompts_of_like_lengths_are_decoded_at_the_same_addresses():
     name = "qwen2_5_vl"
     model, asked = zoo.model(name), cells(some_methods(name))
     pool_of(model).clear()
-    shared, alone = [], []
+    shared, alone, config = [], [], config_of(CPU, Counter())
     for seed in (0, 1, 2):
         prompt = common.encoded(name, zoo.prompt(name, seed, after=9 + 2 * seed))
         step = common.Seen(model)
         common.together(model, name, prompt, asked, step=step)
         shared.append(step.addresses)
-        common.alone(model, name, prompt, asked[:1], compile_config=config_of(CPU, Counter()))
+        common.alone(model, name, prompt, asked[:1], compile_config=config)
         alone.append(sorted(tensor.data_ptr() for tensor in pool_of(model).tensors()))
     assert shared[0] and shared[0] == shared[1] == shared[2]
     assert alone[1] == alone[2], "stock generate() has its own, which stay too"

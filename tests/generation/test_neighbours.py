@@ -18,6 +18,7 @@ from mmkv_bench.generation.prefill import Recording
 from mmkv_bench.generation.result import CellSpec
 from mmkv_bench.methods import invariants, toy_layers
 from mmkv_bench.protocols import Lengths
+from tests import cover
 from tests.compression import test_registry as registry
 
 READS = ("window", "weighted", "needs", "sums", "written", "undeclared")
@@ -86,7 +87,8 @@ def test_method_files_score_the_same_alone_and_beside_others(made):
         assert (together[cell.cell] is RuntimeError) == (reads == "undeclared")
 
 
-def test_shipped_methods_answer_the_same_alone_and_beside_all_others():
+@cover.shares(2)
+def test_shipped_methods_answer_the_same_alone_and_beside_all_others(share):
     model, family, rules, tokenizer, pages = invariants._embedded()
     heads, layers = model.config.get_text_config().num_key_value_heads, model.config.get_text_config().num_hidden_layers
     cells = []
@@ -97,7 +99,7 @@ def test_shipped_methods_answer_the_same_alone_and_beside_all_others():
     with Engine(model, family, rules, tokenizer) as engine:
         page = pages[0]
         together = {one.cell: one for one in engine.answer(page, cells)}
-        for first, second in zip(cells[::2], cells[1::2], strict=True):
+        for first, second in cover.turn(zip(cells[::2], cells[1::2], strict=True), 0, share):
             for own in engine.answer(page, [first, second]):
                 beside = together[own.cell]
                 for name in ("status", "token_ids", "kept", "kept_digest"):

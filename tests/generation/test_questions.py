@@ -13,7 +13,7 @@ from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.prefill import prefill
 from mmkv_bench.protocols import protocol
-from tests import zoo
+from tests import cover, zoo
 from tests.core import parts
 from tests.generation import common
 
@@ -90,7 +90,7 @@ def test_a_document_is_compressed_once_for_its_first_question_and_that_question_
     assert {one.question_known for (_, cell), one in together.items() if cell.endswith("aware")} == {None}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cover.few("name", NAMES, first=1)
 def test_no_row_depends_on_which_questions_were_asked_before(name):
     prompts, cells = document(name), grid((*NEW, "query_agnostic"))
     forward = asked(name, prompts, cells)
@@ -100,7 +100,7 @@ def test_no_row_depends_on_which_questions_were_asked_before(name):
             common.assert_same([one], [forward[key]], ignore=PATH)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cover.few("name", NAMES)
 def test_a_question_about_a_shared_document_is_answered_as_stock_generate_answers_it(name):
     """Scores that know only the place of a token keep the same under every question, so the single run is the oracle."""
     methods = [common.registry()[method] for method in ("streamingllm", "local")] + [common.registry()["full"]]

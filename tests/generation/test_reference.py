@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import ListConfig, OmegaConf
 
+from mmkv_bench.config.files import content, options
 from mmkv_bench.errors import DataError, UnsupportedError
 from mmkv_bench.generation.decode import SEEDS, TEMPERATURE, Sampler
 from mmkv_bench.generation.encode import reference_tokens
@@ -16,7 +16,6 @@ from mmkv_bench.models.processor import build_tokenizer, chat_template
 from tests import cover
 from tests.generation import common
 
-MODELS = Path(__file__).parents[2] / "conf" / "model"
 ANSWER = "A cat.\nTwo dogs, and 3 birds"
 IMAGE = {"type": "image"}
 
@@ -27,7 +26,7 @@ def question(*parts: dict) -> list[dict]:
 
 def with_processor() -> dict:
     """One model file per chat template."""
-    nodes = {file.stem: OmegaConf.load(file) for file in sorted(MODELS.glob("*.yaml"))}
+    nodes = {name: OmegaConf.create(content("model", name)) for name in options("model")}
     return {node.processor.template: node for node in nodes.values() if node.get("processor")}
 
 
@@ -38,7 +37,7 @@ def tokenizer_of(node):
     return build_tokenizer(text.vocab_size, settings["special_tokens"], settings.get("tokenizer", {}), template, 4096)
 
 
-@cover.few("template", sorted(with_processor()), keep=2)
+@cover.few("template", sorted(with_processor()), first=8)
 def test_tokens_of_a_reference_follow_the_prompt_and_leave_out_the_end_of_the_turn(template):
     tokenizer = tokenizer_of(with_processor()[template])
     messages = question(IMAGE, IMAGE) if with_processor()[template].processor.get("image") else question()

@@ -25,7 +25,7 @@ from mmkv_bench.generation.stream import read
 from mmkv_bench.generation.stream_reader import Clip, Reader, ranges
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.protocols import StreamSettings
-from tests import zoo
+from tests import cover, zoo
 from tests.each import each
 from tests.generation import common
 from tests.second_device import far, second_device, there
@@ -113,9 +113,11 @@ def test_chunks_change_no_logit_and_no_position_of_a_prefill_at_once(name):
     assert torch.equal(last[-3:], last_positions(reader.positions[..., : reader.length], whole.length, logits.device))
 
 
-@each("name", VIDEOS)
-def test_one_chunk_keeps_and_answers_what_query_agnostic_does(name):
-    for method in set(STREAMED) - {"even_frames", "infinipot_v"}:  # which are told the frames by a stream alone
+@cover.shares(3)
+@each("place, name", enumerate(VIDEOS))
+def test_one_chunk_keeps_and_answers_what_query_agnostic_does(place, name, share):
+    of_a_stream = {"even_frames", "infinipot_v"}  # which are told the frames by a stream alone
+    for method in cover.turn([one for one in STREAMED if one not in of_a_stream], place, share):
         once, agnostic = cell(method, every=None), cell(method, protocol="query_agnostic")
         one, other = answer(name, video(name), once, agnostic)
         same = (
@@ -146,7 +148,7 @@ def test_full_answers_as_under_query_agnostic(name):
     assert one.token_ids == other.token_ids and one.entries_evicted == 0 and one.frames_left == "0-11"
 
 
-@each("name", VIDEOS)
+@each("name", VIDEOS, keep=1)
 def test_both_paths_and_every_order_give_the_same_rows(name):
     cells, prompt = [cell(method) for method in STREAMED], video(name)
     results = answer(name, prompt, *cells)
@@ -157,8 +159,10 @@ def test_both_paths_and_every_order_give_the_same_rows(name):
     common.assert_same([mixed[1]], [results[2]])
 
 
-def test_streams_are_read_on_a_second_device_as_on_the_cpu():
-    name, cells = "qwen3_vl_video", [cell("full"), *(cell(method, ask_at=0.7) for method in STREAMED)]
+@cover.shares(3)
+def test_streams_are_read_on_a_second_device_as_on_the_cpu(share):
+    methods = cover.turn(STREAMED, 0, share)
+    name, cells = "qwen3_vl_video", [cell("full"), *(cell(method, ask_at=0.7) for method in methods)]
     expected = answer(name, video(name), *cells)
     with second_device():
         found = common.together(there(zoo.model(name)), name, far(video(name)), cells)
@@ -166,7 +170,7 @@ def test_streams_are_read_on_a_second_device_as_on_the_cpu():
 
 
 # ---------------------------------------------------------------------- the cap
-@each("number", range(300), keep=100)
+@each("number", range(300), keep=50)
 def test_the_cap_holds_in_every_step_of_300_random_streams(number):
     drawn, methods = random.Random(f"stream {number}"), list(STREAMED)
     model, family = zoo.model("llama"), common.family("llama")

@@ -16,7 +16,7 @@ from mmkv_bench.generation.encode import from_tensors
 from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.stream import read
 from mmkv_bench.generation.stream_reader import Reader
-from tests import zoo
+from tests import cover, zoo
 from tests.each import each
 from tests.generation import common
 from tests.generation.test_questions import asked, document
@@ -102,7 +102,7 @@ def rewritten(model, ids: list[int], ends: list[int], kept: dict, numbered: bool
     return norm(x[-1], "model.norm.weight") @ weight["lm_head.weight"].T
 
 
-@each("method", ["streamingllm", "reservoir", "keydiff", "h2o"])
+@each("method", ["streamingllm", "reservoir", "keydiff", "h2o"], keep=2)
 def test_a_text_answers_as_from_unrotated_keys_numbered_in_the_cache(method):
     model, prompt = zoo.model("llama"), text(90, 80, 3)
     ids = prompt.input_ids[0].tolist()
@@ -218,7 +218,8 @@ def test_prompts_one_size_are_read_one_by_one(name):
 
 
 # ---------------------------------------------------------------------- several questions about a stream
-def test_the_questions_about_a_stream_are_asked_of_one_reading_of_it():
+@cover.shares(3)
+def test_the_questions_about_a_stream_are_asked_of_one_reading_of_it(share):
     """Streams of one document are read once; no row depends on which questions were asked before."""
     name, prompts = "llama", document("llama")
     cells = [cell("full"), *(cell(method, 8, every=3) for method in ("random", "reservoir", "keydiff", "h2o"))]
@@ -231,9 +232,8 @@ def test_the_questions_about_a_stream_are_asked_of_one_reading_of_it():
         assert len({tuple(row.token_ids) for row in rows}) > 1
     for key, one in asked(name, prompts, cells, (3, 0, 2, 1)).items():
         common.assert_same([one], [forward[key]], ignore=common.PATH | {"compression_reused"})
-    for number, prompt in enumerate(
-        prompts
-    ):  # sharing=off reads it for each question, with the document's random stream
+    # sharing=off reads it for each question, with the document's random stream
+    for number, prompt in cover.turn(enumerate(prompts), 1, share):
         alone = common.alone(zoo.model(name), name, prompt, cells)
         shared = [forward[number, spec.cell] for spec in cells]
         common.assert_same(shared, alone, ignore=common.PATH | {"compression_reused"})

@@ -87,7 +87,7 @@ def ask(name: str, model, prompts, chosen, order=None) -> dict:
     return answers
 
 
-@each("name", NAMES)
+@each("name", NAMES, keep=1)
 def test_the_first_turn_is_that_of_query_aware_and_no_turn_holds_more_than_the_budget(name):
     prompts = conversation(name)
     whole = prompts[0].document

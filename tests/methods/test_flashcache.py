@@ -34,7 +34,7 @@ from tests.oracles import flashcache as oracle
 LAYERS = 3
 few = settings(max_examples=15, deadline=None, derandomize=True)
 some = settings(max_examples=40, deadline=None, derandomize=True)
-many = settings(max_examples=150, deadline=None, derandomize=True)
+many = settings(max_examples=cover.examples(150), deadline=None, derandomize=True)
 GAMMAS = ("0", "0.1", "0.2", "0.29", "0.5", "0.51", "0.9", "0.99")
 
 layers = st.builds(

@@ -196,7 +196,7 @@ def test_parameters_are_refused_by_name():
 # ---------------------------------------------------------------- the released selection
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=cover.examples(60), deadline=None, derandomize=True)
 @given(
     length=st.integers(2, 60),
     layers=st.integers(1, 3),

@@ -17,12 +17,13 @@ from mmkv_bench.compression.scorers.window import WindowScorer
 from mmkv_bench.compression.selectors.text_first import TextFirst
 from mmkv_bench.devices import Device
 from mmkv_bench.errors import ConfigError
+from tests import cover
 from tests.compression import oracles
 from tests.each import each
 from tests.oracles import hybridkv as oracle
 
 few = settings(max_examples=12, deadline=None, derandomize=True)
-many = settings(max_examples=120, deadline=None, derandomize=True)
+many = settings(max_examples=cover.examples(120), deadline=None, derandomize=True)
 layers = st.builds(
     oracles.make_layer,
     length=st.one_of(st.integers(1, 40), st.integers(41, 160)),

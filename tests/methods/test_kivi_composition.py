@@ -8,11 +8,11 @@ import pytest
 
 from mmkv_bench.compression.decoding.heavy_hitters import HeavyHitters
 from mmkv_bench.compression.decoding.kivi import KIVI
-from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.files import options
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.methods.build import build_compressor
 from tests import cover, zoo
+from tests.compression.test_registry import DEFAULTS
 from tests.generation import common
 from tests.plan.setting import cells
 
@@ -29,7 +29,6 @@ WITHOUT = {
 # Parameters without which a method needs what was measured of a model: other calibrated ones are tried as they are.
 ONLINE = {"prefixkv": {"mode": "online"}, "kivi_prefixkv": {"mode": "online"}}
 NAMES = sorted(set(options("method")) - WITHOUT)
-DEFAULTS = method_defaults(NAMES)
 
 
 def composed(name: str, **changes):

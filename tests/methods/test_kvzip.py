@@ -61,13 +61,15 @@ def test_what_stays_is_what_stock_attention_rows_of_a_repetition_say(name, chunk
     heads = model.config.get_text_config().num_key_value_heads
     inputs = {key: value for key, value in prompt.inputs.items() if key != "attention_mask"}
     words = (list(WORDS.whole), list(WORDS.part), list(WORDS.tail))
-    reference = stock(name)
+    reference, by_end = stock(name), {}
     cells = [common.cell(made(chunk=chunk, sinks=sinks), 9, rule) for rule in RULES]
     cells += [common.cell(made(chunk=chunk, sinks=sinks, layerwise=True), 9, "query_agnostic", name="layerwise")]
     for cell, result in zip(cells, common.together(model, name, prompt, cells), strict=True):
         assert result.status == "ok" and result.fallback == [], (result.error, result.fallback)
         end = cut if protocol(cell.protocol).cuts else prompt.length - len(WORDS.tail)
-        scores = kvzip.scores(reference, inputs, heads, end, WORDS.prefix, chunk, sinks, words)
+        if end not in by_end:  # protocols with the same context have the same scores
+            by_end[end] = kvzip.scores(reference, inputs, heads, end, WORDS.prefix, chunk, sinks, words)
+        scores = by_end[end]
         behind = 0 if protocol(cell.protocol).cuts else len(WORDS.tail) - (cell.protocol == "strict")
         scores = [[[*head, *[float("inf")] * behind] for head in layer] for layer in scores]
         count = (9 - (cell.protocol == "strict")) * heads
@@ -144,7 +146,7 @@ def test_the_words_around_a_context_are_the_templates_and_the_instructions():
         said = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
         for system in ([], said) if name == "qwen2_5_vl" else ([],):
             messages = [*system, {"role": "user", "content": content_}]
-            prompt = encode(processor, family, "one", messages, [Image.new("RGB", (56, 56))] * media)
+            prompt = encode(processor, family, "one", messages, [Image.new("RGB", (56, 56))] * media, replays=True)
             words, ids = prompt.words, prompt.input_ids[0].tolist()
             head = prompt.rendered[: prompt.rendered.index("Read" if not media else processor.image_token)]
             assert tokenizer.decode(ids[: words.prefix]).endswith(head[-6:]), name

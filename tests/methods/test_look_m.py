@@ -28,7 +28,9 @@ from tests.methods import stock
 from tests.oracles import look_m as oracle
 
 few = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-many = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+many = settings(
+    max_examples=cover.examples(60), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 FAMILIES = ("qwen2_5_vl", "llava_next", "internvl_qwen3")  # grouped queries with mrope, MHA, grouped queries
 shapes = st.sampled_from([(1, 1), (2, 3), (3, 1), (4, 2)])  # KV heads, query heads of each
 

@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 
 from mmkv_bench.compression.reducers.lookm_merge import LookMMerge
 from mmkv_bench.errors import UnsupportedError
+from tests import cover
 from tests.compression import oracles
 from tests.each import each
 from tests.oracles import look_m as oracle
 
-many = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+many = settings(
+    max_examples=cover.examples(60), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 
 
 @st.composite

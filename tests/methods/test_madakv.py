@@ -30,7 +30,7 @@ from tests.oracles import madakv as oracle
 
 LAYERS = 3
 few = settings(max_examples=15, deadline=None, derandomize=True)
-many = settings(max_examples=200, deadline=None, derandomize=True)
+many = settings(max_examples=cover.examples(200), deadline=None, derandomize=True)
 
 
 def shipped(**parameters) -> Compressor:

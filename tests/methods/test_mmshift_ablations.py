@@ -322,7 +322,7 @@ def test_only_votes_whose_ties_are_broken_anew_have_a_new_version():
     assert versions == {"paper": 2, "lambda 0": 1, "released": 1}
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=cover.examples(100), deadline=None, derandomize=True)
 @given(
     pairs=st.lists(
         st.tuples(

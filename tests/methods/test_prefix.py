@@ -27,12 +27,13 @@ from mmkv_bench.compression.reducers.position_merge import PositionMerge
 from mmkv_bench.compression.scorers.layer_mean import LayerMeanScorer, permutation_scores
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
+from tests import cover
 from tests.compression.oracles import make_layer
 from tests.each import each
 from tests.oracles import prefix as oracle
 
 examples = settings(max_examples=15, deadline=None, derandomize=True)
-many = settings(max_examples=120, deadline=None, derandomize=True)
+many = settings(max_examples=cover.examples(120), deadline=None, derandomize=True)
 
 PROFILE = {
     "grid": [0.1, 0.2, 0.5, 0.9],

@@ -11,9 +11,10 @@ from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.reducers.feature_merge import FeatureMerge
 from mmkv_bench.compression.reducers.merging import Merging
 from mmkv_bench.compression.reducers.position_merge import PositionMerge
+from tests import cover
 from tests.oracles import prefix as oracle
 
-many = settings(max_examples=120, deadline=None, derandomize=True)
+many = settings(max_examples=cover.examples(120), deadline=None, derandomize=True)
 
 
 @st.composite

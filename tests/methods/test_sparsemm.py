@@ -30,7 +30,7 @@ from tests.oracles import sparsemm as oracle
 
 FAMILIES = ("qwen2_5_vl", "llava_next", "internvl")
 COMBINED = {"mmshift_sparsemm": HeadScores, "mmshift_pyramidkv": Pyramid, "mmshift_adakv": HeadPool}
-many = settings(max_examples=200, deadline=None, derandomize=True)
+many = settings(max_examples=cover.examples(200), deadline=None, derandomize=True)
 
 tables = st.tuples(st.integers(1, 4), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 7])).flatmap(
     lambda shape: st.tuples(

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmkv_bench.compression.allocators.waterfill import water_fill
+from tests import cover
 from tests.each import each
 
-many = settings(max_examples=300, deadline=None, derandomize=True)
+many = settings(max_examples=cover.examples(300), deadline=None, derandomize=True)
 weights = st.one_of(
     st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=33),
     st.lists(st.integers(0, 3).map(float), min_size=1, max_size=12),  # many ties and zeros

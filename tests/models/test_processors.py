@@ -13,6 +13,7 @@ from PIL import Image
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.families.registry import family
 from mmkv_bench.models.processor import build_processor, build_tokenizer, chat_template, word
+from tests import cover
 from tests.each import each
 from tests.models.checkpoints import SETTINGS, small_config
 
@@ -67,7 +68,7 @@ def test_text_survives_byte_by_byte(name):
     tokenizer = tokenizer_of(name)
     special = {*tokenizer.all_special_tokens, *SETTINGS[name]["special_tokens"]}  # hypothesis knows our constants
 
-    @settings(max_examples=60, deadline=None, derandomize=True)
+    @settings(max_examples=cover.examples(60), deadline=None, derandomize=True)
     @given(st.text(max_size=60))
     def check(text):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]

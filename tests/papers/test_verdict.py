@@ -29,6 +29,7 @@ from mmkv_bench.papers.margins import (
 )
 from mmkv_bench.papers.non_score_metrics import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, Printed, of_table
+from tests import cover
 from tests.each import each
 
 numbers = st.floats(0.01, 200)
@@ -36,7 +37,7 @@ halves = st.sampled_from([0.5, 0.05, 0.005])
 SHARE = Tolerance(0.05, 1.0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cover.examples(100), deadline=None)
 @given(
     numbers, numbers, halves, st.floats(0, 5), st.floats(0, 5), st.booleans(), st.floats(0, 3),
 )  # fmt: skip

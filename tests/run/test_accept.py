@@ -136,7 +136,7 @@ TAMPERED = {
 }  # fmt: skip
 
 
-@each("name", [*TAMPERED])
+@each("name", [*TAMPERED], keep=5)
 def test_what_was_changed_is_refused_with_its_reason(bundle, tmp_path, capsys, name):
     tamper, reasons = TAMPERED[name]
     copy = shutil.copytree(bundle, tmp_path / "bundle")

@@ -19,6 +19,7 @@ from mmkv_bench.run import inputs
 from mmkv_bench.run.inputs import Inputs
 from mmkv_bench.store.store import Store
 from mmkv_bench.tiny import WEIGHTS
+from tests import cover
 from tests.run.setting import done, everything, go, responses, scores
 
 TASK = """
@@ -115,11 +116,12 @@ def changed(kind: str, task: Path, model: Path) -> Path:
     return file
 
 
-def test_a_change_in_mid_run_stops_it_and_marks_what_is_in_doubt(task, model, tmp_path, monkeypatch):
+@cover.shares(2)
+def test_a_change_in_mid_run_stops_it_and_marks_what_is_in_doubt(task, model, tmp_path, monkeypatch, share):
     expected = tmp_path / "expected"
     done(expected, *command(task, model))
     monkeypatch.setattr(inputs, "EVERY_S", 1e9)  # the look is the one at the end
-    for kind in ("weights", "code", "data", "gone"):
+    for kind in cover.turn(("weights", "code", "data", "gone"), 0, share):
         root, kept = tmp_path / kind, Path(shutil.copytree(task, tmp_path / f"kept-{kind}"))
         weights = (model / "model.safetensors").read_bytes()
         plain, calls = Inputs.committed, []

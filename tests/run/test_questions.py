@@ -20,6 +20,7 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.report.build import build_report
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.questions import LOSSES, _table, losses, paired_scores, question_tables
+from tests import cover
 from tests.run.setting import done, go, responses
 from tests.run.test_cut_prompt import MODEL
 
@@ -36,11 +37,15 @@ COMMAND = (
 SAME = ("answer", "kept_digest", "question_number", "question_known", "prompt_hash", "entries_resident", "forced_kl")
 
 
-def test_a_run_of_documents_prints_their_losses_and_one_question_made_again_has_the_row_of_the_whole_run(tmp_path):
-    done(tmp_path / "whole", *COMMAND, "limit=8")
+@cover.few("documents", [1, 2])
+def test_a_run_of_documents_prints_their_losses_and_one_question_made_again_has_the_row_of_the_whole_run(
+    documents, tmp_path
+):
+    questions = 4 * documents
+    done(tmp_path / "whole", *COMMAND, f"limit={questions}")
     rows = responses(tmp_path / "whole")
-    assert len(rows) == 8 * 2 * len(PROTOCOLS) and {row["status"] for row in rows.values()} == {"ok"}
-    done(tmp_path / "one", *COMMAND, "samples=[questions_records-000006]", "stage=generate")
+    assert len(rows) == questions * 2 * len(PROTOCOLS) and {row["status"] for row in rows.values()} == {"ok"}
+    done(tmp_path / "one", *COMMAND, f"samples=[questions_records-{questions - 2:06d}]", "stage=generate")
     again = responses(tmp_path / "one")
     assert len(again) == 2 * len(PROTOCOLS)
     for key, row in again.items():
@@ -48,7 +53,8 @@ def test_a_run_of_documents_prints_their_losses_and_one_question_made_again_has_
 
     wide = paired_scores(tmp_path / "whole")
     kl = wide[(wide["metric"] == "fidelity_kl") & (wide["method"] == "snapkv")]
-    assert len(kl) == 8 and (kl["same"].notna() == kl["other"].isna()).all() and int(kl["same"].notna().sum()) == 2
+    assert len(kl) == questions and (kl["same"].notna() == kl["other"].isna()).all()
+    assert int(kl["same"].notna().sum()) == documents
     both = kl[kl["same"].notna()]
     assert (both["same"] == both["each"]).all(), "the known question again is compressed as anew"
     with contextlib.redirect_stderr(io.StringIO()) as refused:
@@ -63,7 +69,7 @@ def test_a_run_of_documents_prints_their_losses_and_one_question_made_again_has_
         f"{kl[name].mean():.2f}" for name in ("each", "joint", "other", "paraphrase", "generic", "agnostic")
     ]
     notes = " ".join(note.text for note in table.notes)
-    assert "in 4 of 4 pairs" in notes and "missing" not in notes
+    assert f"in {2 * documents} of {2 * documents} pairs" in notes and "missing" not in notes
 
 
 def test_a_conversation_has_a_row_for_each_turn_whichever_question_is_made_again_and_its_table_tells_turns(tmp_path):

@@ -12,6 +12,7 @@ import transformers as tf
 from torch.nn.modules.module import register_module_forward_hook
 
 from mmkv_bench.models.processor import build_processor
+from tests import cover
 from tests.clips import write_clip
 from tests.models.checkpoints import SETTINGS, small_config
 from tests.run.own_media import VIDEO, write_task
@@ -79,7 +80,7 @@ def interrupted(forwards: int) -> Iterator[None]:
         hook.remove()
 
 
-@pytest.mark.parametrize("forwards", [3, 50])
+@cover.few("forwards", [3, 50], first=1)
 def test_an_interrupted_stream_resumes_as_a_whole_sample(rows, command, tmp_path, forwards):
     root = tmp_path / "rows"
     with interrupted(forwards):

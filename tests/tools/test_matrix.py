@@ -43,8 +43,8 @@ def test_every_dataset_is_in_the_grid_but_the_mix_and_the_users_choice():
 @pytest.mark.full
 def test_every_family_with_a_shape_has_a_model_in_the_grid():
     def family(name: str) -> tuple[str, str]:
-        found = model_facts(Source.of(node(name, weights="random", layers=1)).hf_config)
-        return found.name, found.text_model_type
+        config = Source.of(node(name, weights="random", layers=1)).hf_config
+        return model_facts(config).name, config.get_text_config(decoder=True).model_type
 
     assert {family(name) for name in shaped()} == {family(name) for name in (*FAMILIES, *LARGE)}
 
