@@ -26,7 +26,7 @@ from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.generation.decode import EAGER_DECODE, CompiledStep, Decoded, decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.fidelity import NOTHING, ExtraMeasures, ForkMeasures
-from mmkv_bench.generation.forks import Fork, audit, batches, borrow, gather, plan, read_answers
+from mmkv_bench.generation.forks import Fork, audit, batches, borrow, check_time, gather, plan, read_answers
 from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.prefill import Prefilled, PrefillGroup, merge_scores, prefill, slack
 from mmkv_bench.generation.result import (
@@ -270,8 +270,7 @@ class Engine:
                 fork = plan(prefilled, cell, result)
                 if protocol(cell.protocol).prefills_again:
                     self._prefill_again(group, fork)
-                if self.timeout_s is not None and fork.compress_s > self.timeout_s:
-                    raise GenerationTimeout(f"scoring took {fork.compress_s:.1f} s, more than timeout_s")
+                check_time(fork, self.timeout_s)
             except Exception as error:  # noqa: BLE001 - a method's fault ends its own cell only
                 self._fail([cell], results, error)
                 continue
