@@ -178,7 +178,7 @@ class StreamSettings:
 
     Attributes:
         every: frames of a chunk (of a text: tokens); None: all at once.
-        ask_at: share of the stream after which the question comes; the rest is never read.
+        ask_at: share of the stream after which the question comes, in whole chunks; the rest is never read.
         positions: of entries that stay: `kept`, or `compact`, consecutive up to the newest token's.
     """
 

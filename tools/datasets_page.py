@@ -50,6 +50,7 @@ NAMES = {
     "code": "task's code",
     "hub": "data",
     "title": "what",
+    "questions": "questions about a document",
     "generation": "tokens to generate",
     "columns": "columns that are read",
     "folder": "folder below `data.root`",

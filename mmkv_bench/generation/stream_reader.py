@@ -21,11 +21,12 @@ from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.families.registry import check_chunks
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.result import CellSpec
-from mmkv_bench.protocols import protocol
+from mmkv_bench.protocols import Lengths, protocol
 
 VIDEO = ("pixel_values_videos", "video_grid_thw")
 PICTURES = ("pixel_values", "image_grid_thw")
 """Names of a medium's pixels and grids among the inputs of the families that are read as streams."""
+_ROUNDING = 1e-9
 
 
 class Clip(NamedTuple):
@@ -47,7 +48,9 @@ class Reader:
         prompt: the whole prompt, pixels of all frames included. cell: its chunks, and where the question comes.
 
     Attributes:
-        prompt: up to where the question comes, and the question. length: tokens before the question.
+        prompt: up to where the question comes, and the question. length: tokens that are read before it: the context, or,
+            where the question comes earlier, whole chunks of it; what closes their last frame is then fed with the question.
+        lengths: of `prompt`, by that.
         asked: tokens of the chat template that are fed behind every chunk and forgotten again.
         compact: entries that stay move together. clips: the chunks.
         positions: position ids of the whole prompt, `[3, 1, T]` or `[1, T]`.
@@ -55,7 +58,7 @@ class Reader:
     Raises:
         UnsupportedError: several videos, pictures of several sizes, text before the last of them, or a family whose media come
             in no chunks; frames that share positions, where entries that stay are to move together.
-        ConfigError: chunks that are no whole number of temporal patches.
+        ConfigError: chunks that are no whole number of temporal patches, or a question before the first chunk has ended.
     """
 
     def __init__(self, model: Any, family: ModelFacts, prompt: EncodedPrompt, cell: CellSpec):
@@ -69,10 +72,12 @@ class Reader:
                 f"stream.every={settings.every} frames divide no temporal patch of {self.patch} frames, which {family.name} "
                 f"reads at once; give a multiple of {self.patch}"
             )
-        self.prompt = self._until(prompt, family, cell)
-        self.length = lengths_of(protocol(cell.protocol), self.prompt, family).reduced
-        self.positions = _positions(model, self.prompt)
         every = None if settings.every is None else settings.every // self.patch
+        self.prompt, end = self._until(prompt, family, cell, every)
+        whole = lengths_of(protocol(cell.protocol), self.prompt, family)
+        self.lengths = whole if end is None else Lengths(self.prompt.length, end, end, end)
+        self.length = self.lengths.reduced
+        self.positions = _positions(model, self.prompt)
         self.clips = list(self._divided(every))
         self.frames = self._frames() if self.media else None
         self.asked = self._asked(cell)
@@ -135,22 +140,32 @@ class Reader:
                 "share the positions of their rows and columns; give pictures or a text, or stream.positions=kept"
             )
 
-    def _until(self, prompt: EncodedPrompt, family: ModelFacts, cell: CellSpec) -> EncodedPrompt:
-        """Return the prompt without what comes after the question was asked."""
+    def _until(
+        self, prompt: EncodedPrompt, family: ModelFacts, cell: CellSpec, every: int | None
+    ) -> tuple[EncodedPrompt, int | None]:
+        """Return the prompt without what comes after the question was asked, and the tokens of whole chunks before it; None
+        where that is the end."""
         share = cell.stream.ask_at
-        if share == 1:
-            return prompt
-        if self.media is None:
-            length = lengths_of(protocol(cell.protocol), prompt, family).reduced
-            kept = max(1, int(length * share))
-            return replace(_without(prompt, kept, length), context_tokens=kept)
-        places, ids = self._places(prompt), prompt.input_ids[0].tolist()
-        seen = max(1, int(len(places) * share))
-        first, last = int(places[seen - 1, -1]) + 1, int(places[-1, -1]) + 1
-        if seen < len(places) and ids[first] in family.closing_token_ids:  # every frame has a marker of its own
-            first, last = first + 1, last + 1
-        shorter = _without(prompt, first, last)
-        return replace(shorter, inputs={**shorter.inputs, **self._frames_of(prompt, 0, seen)})
+        places = self._places(prompt) if self.media else None
+        context = lengths_of(protocol(cell.protocol), prompt, family).reduced
+        total = context if places is None else len(places)
+        read = int(total * share + _ROUNDING)  # .29 of 100 frames is 29 of them
+        if read == total:
+            return prompt, None
+        read = 0 if every is None else read // every * every
+        if read == 0:
+            first = "it reads all at once" if every is None else f"whose first chunk is {every} of {total}"
+            unit = "tokens" if places is None else "frames" if self.patch == 1 else "pairs of frames"
+            raise ConfigError(
+                f"stream.ask_at={share:g} is before the first chunk of {prompt.identity} has ended, {first} {unit}; give a "
+                "larger share, or a smaller stream.every"
+            )
+        if places is None:
+            return replace(_without(prompt, read, context), context_tokens=read), read
+        ids, first, last = prompt.input_ids[0].tolist(), int(places[read - 1, -1]) + 1, int(places[-1, -1]) + 1
+        own = int(ids[first] in family.closing_token_ids)  # every frame has a marker of its own
+        shorter = _without(prompt, first + own, last + own)
+        return replace(shorter, inputs={**shorter.inputs, **self._frames_of(prompt, 0, read)}), first
 
     def _divided(self, every: int | None) -> Iterator[Clip]:
         if self.media is None:

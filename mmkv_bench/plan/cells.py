@@ -23,6 +23,7 @@ from mmkv_bench.store.schema import NUMERICS_VERSION
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.protocols import StreamSettings
 
 Node = Mapping[str, Any]
 """A method of a configuration: its parameters and parts as plain values."""
@@ -112,11 +113,17 @@ class Cell:
         return made if asked is None else {**made, "budget_in_bytes": asked}
 
     @property
+    def stream(self) -> protocols.StreamSettings:
+        """Settings of a protocol that streams, as its generation settings state them."""
+        return protocols.StreamSettings(**json.loads(self.generation).get("stream") or {})
+
+    @property
     def label(self) -> str:
         """The cell among those of one dataset, as messages and the card name it: `snapkv@64 strict seed=1`."""
         parts = [self.method if self.budget is None else f"{self.method}@{self.budget}"]
         parts += [self.protocol] * (self.protocol != protocols.DEFAULT)
         parts += [self.reading] if self.reading not in (None, "paper") else []
+        parts += [f"at={self.stream.ask_at:g}"] if self.stream.ask_at != protocols.READ_AS_ASKED.ask_at else []
         return " ".join(parts + ([f"seed={self.seed}"] if self.seed is not None else []))
 
 
@@ -209,8 +216,8 @@ def expand(
         calibrated: with the artefacts of calibrated methods; without them their cells are those of no run.
 
     Returns:
-        Cells by dataset, protocol and, `full` first, method, reading, budget, seed, without duplicates; and one
-        sentence per pair of spellings or names that turned out to be the same cell, and per method that
+        Cells by dataset, protocol and, `full` first, method, reading, budget, seed, place of a stream's questions, without
+        duplicates; and one sentence per pair of spellings or names that turned out to be the same cell, and per method that
         reading=released does not change.
 
     Raises:
@@ -230,10 +237,12 @@ def expand(
     }
     for dataset, protocol in product(grid.datasets, dict.fromkeys(grid.protocol)):
         for method in methods:
-            for budget, seed in product(
-                [None] if method.compressor.unbudgeted else budgets, seeds if method.stochastic else [None]
+            for budget, seed, stream in product(
+                [None] if method.compressor.unbudgeted else budgets,
+                seeds if method.stochastic else [None],
+                grid.answering.stream if protocols.protocol(protocol).streams else [None],
             ):
-                cell = _cell(grid.answering, identity, dataset, protocol, method, budget, seed)
+                cell = _cell(grid.answering, identity, dataset, protocol, method, budget, seed, stream)
                 first = cells.setdefault(cell.cell, cell)
                 if first.method != cell.method:
                     notes[f"{cell.label} is the same cell as {first.label}: it runs once, as {first.method}"] = None
@@ -324,15 +333,16 @@ def _cell(
     method: Method,
     budget: Budget | None,
     seed: int | None,
+    stream: StreamSettings | None,
 ) -> Cell:
     data = identity.datasets[dataset]
     reading = None if method.is_full else method.compressor.reading
     # In half precision compiled steps may choose other tokens; those of eager ones are as they were before there were two.
     generation = dict(data.generation) | ({} if config.decode == "eager" else {"decode": config.decode})
-    if protocols.protocol(protocol).streams:
+    if stream is not None:
         generation["stream"] = {
             key: value
-            for key, value in vars(config.stream).items()
+            for key, value in vars(stream).items()
             if key == "every" or value != getattr(protocols.READ_AS_ASKED, key)
         }
     named = {"context": data.context, "questions": data.questions} if protocols.protocol(protocol).cuts else {}

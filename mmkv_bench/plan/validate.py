@@ -185,12 +185,16 @@ def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], answ
 
 
 def validate_stream(
-    decode: str, streamed: Sequence[tuple[Compressor, Budget | None]], family: ModelFacts | None
+    decode: str,
+    streamed: Sequence[tuple[Compressor, Budget | None]],
+    family: ModelFacts | None,
+    uncut: Sequence[str],
 ) -> None:
     """Refuse what protocol=stream cannot do.
 
     Args:
         streamed: compressor and budget of each cell under it; family: of the model, None where it is not known.
+        uncut: datasets without `context_key`, whose streams are not texts.
 
     Raises:
         ConfigError, UnsupportedError: see `streaming.check_streams`; a model whose videos come in no chunks.
@@ -204,7 +208,7 @@ def validate_stream(
         check_streams(compressor, budget)
     if family is not None:
         check_no_states(family.rules, bool(family.states.layers))
-    if family is not None and family.multimodal:
+    if family is not None and family.multimodal and uncut:
         check_chunks(family.rules)
     if decode != "eager":
         raise ConfigError(f"protocol=stream decodes eagerly and got decode={decode}; write decode=eager")
@@ -249,14 +253,31 @@ def _check_values(config: RunConfig) -> None:
             if not of_kind or too_large or not (number >= least if inclusive else number > least):
                 most = f", at most {LARGEST}" if too_large else ""
                 raise ConfigError(f"{key}={number} is out of range; allowed: {allowed(key)}{most}; give such a value")
-    if config.stream.ask_at > 1:
-        raise ConfigError(
-            f"stream.ask_at={config.stream.ask_at} is beyond the end of the stream; allowed: {allowed('stream.ask_at')}; give "
-            "such a share"
-        )
+    _stream(config.stream, config.protocol)
     low, high = config.model.min_pixels, config.model.max_pixels
     if low is not None and high is not None and low > high:
         raise ConfigError(f"model.min_pixels={low} is above model.max_pixels={high}; give min_pixels <= max_pixels")
+
+
+def _stream(given: schema.Stream, names: Sequence[str]) -> None:
+    """Check where a stream is asked, and that settings of streams are given to a protocol that has them."""
+    beyond = [share for share in given.ask_at if share > 1]
+    if beyond:
+        raise ConfigError(
+            f"stream.ask_at={beyond[0]} is beyond the end of the stream; allowed: {allowed('stream.ask_at')}; give such a share"
+        )
+    if given.every is None and given.ask_at != schema.Stream().ask_at:
+        raise ConfigError(
+            f"stream.ask_at={given.ask_at[0]} asks behind a chunk, and stream.every=null reads all at once; give "
+            "stream.every=<a number of frames or tokens>, or stream.ask_at=1"
+        )
+    for key, usual in vars(schema.Stream()).items():
+        value, plain = (one[0] if isinstance(one, tuple) else one for one in (getattr(given, key), usual))
+        if getattr(given, key) != usual and not any(protocols.protocol(name).streams for name in names):
+            raise ConfigError(
+                f"stream.{key}={value} is of protocol=stream, and this run has protocol={','.join(names)}; add protocol=stream, "
+                f"or give stream.{key}={plain}"
+            )
 
 
 def _methods(methods: Nodes, variants: Nodes) -> None:
