@@ -177,7 +177,7 @@ class Family:
         equal_videos: the videos of one prompt need equally many frames.
         repeats_last_frame: a video has at least `temporal_patch_size` frames, the last one repeated.
         streams: its tower takes any whole number of temporal patches of a video, or of pictures, by themselves, and
-            `get_rope_index` gives the positions of all of them.
+            `get_rope_index` gives the positions of all of them, or a token's position is its place.
         smaller_by: what makes fewer tokens of a picture: `SIDES` (smaller ones), `TILES` (fewer allowed), None (nothing).
         classes_version: version of classes that transformers does not have, part of the fingerprint of random weights; None:
             transformers has all of them.

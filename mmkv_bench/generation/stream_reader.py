@@ -25,14 +25,16 @@ from mmkv_bench.protocols import Lengths, protocol
 
 VIDEO = ("pixel_values_videos", "video_grid_thw")
 PICTURES = ("pixel_values", "image_grid_thw")
-"""Names of a medium's pixels and grids among the inputs of the families that are read as streams."""
+STACKED = ("pixel_values", "pixel_attention_mask")
+"""Names of a medium's pixels and grids among the inputs of the families that are read as streams; of `STACKED`, frames of one
+size `[1, frames, ...]`, those of pixels and their mask."""
 _ROUNDING = 1e-9
 
 
 class Clip(NamedTuple):
     """One chunk: tokens `start` to `end`, with frames `first` to `last` (none of a text).
 
-    A frame is what the model reads at once: a temporal patch of a video, or a picture.
+    A frame is what the model reads at once: a temporal patch of a video, a picture, or a tile.
     """
 
     start: int
@@ -66,6 +68,8 @@ class Reader:
         self.compact = settings.positions == "compact"
         _check_media(family, prompt)
         self.media = next((media for media in (VIDEO, PICTURES) if media[1] in prompt.inputs), None)
+        if self.media is None and prompt.visual_tokens:
+            self.media = STACKED
         self.patch = int(model.config.vision_config.temporal_patch_size) if self.media == VIDEO else 1
         if settings.every is not None and settings.every % self.patch:
             raise ConfigError(
@@ -120,6 +124,8 @@ class Reader:
         if self.media is None or first == last:
             return {}
         pixels, name = self.media
+        if self.media == STACKED:
+            return {one: prompt.inputs[one][:, first:last] for one in STACKED if one in prompt.inputs}
         grid = prompt.inputs[name]
         rows = int(grid[0, 1:].prod())
         seen = grid[first:last] if self.media == PICTURES else grid.new_tensor([[last - first, *grid[0, 1:].tolist()]])
@@ -128,12 +134,13 @@ class Reader:
     def _places(self, prompt: EncodedPrompt) -> Tensor:
         """Return the places of the visual tokens, int64 `[frames, cells]`; a temporal patch counts as one frame."""
         assert self.media is not None, "of a text nobody asks"
-        count = int(prompt.inputs[self.media[1]][:, 0].sum())
+        stacked = self.media == STACKED
+        count = prompt.inputs[STACKED[0]].shape[1] if stacked else int(prompt.inputs[self.media[1]][:, 0].sum())
         return (prompt.types[0] > 0).nonzero()[:, 0].view(count, -1)
 
     def _check_advance(self, family: ModelFacts) -> None:
         """Refuse to move entries where a later frame does not lie behind the earlier ones on all axes."""
-        at = self.positions[:, 0, self._places(self.prompt)]
+        at = self.positions[..., 0, :].view(-1, self.prompt.length)[:, self._places(self.prompt)]
         if bool((at[:, 1:].amin((0, 2)) <= at[:, :-1].amax((0, 2))).any()):
             raise UnsupportedError(
                 f"stream.positions=compact moves kept entries together, and the frames of {family.name}'s videos "
@@ -194,7 +201,9 @@ def _check_media(family: ModelFacts, prompt: EncodedPrompt) -> None:
         return
     check_chunks(family.rules)
     videos, pictures = (prompt.inputs.get(name, prompt.types[:0]) for _, name in (VIDEO, PICTURES))
-    if len(videos) > 1 or (len(videos) and len(pictures)) or len(pictures.unique(dim=0)) > 1:
+    stacked = None if len(videos) or len(pictures) else prompt.inputs[STACKED[0]]
+    uneven = stacked is not None and prompt.visual_tokens % stacked.shape[1] > 0
+    if len(videos) > 1 or (len(videos) and len(pictures)) or len(pictures.unique(dim=0)) > 1 or uneven:
         raise UnsupportedError(
             f"{prompt.identity} has several videos, pictures beside a video, or pictures of several sizes, and protocol=stream "
             "reads one video, or pictures of one size, in chunks; give such, or use protocol=query_agnostic"
@@ -218,7 +227,7 @@ def _without(prompt: EncodedPrompt, first: int, last: int) -> EncodedPrompt:
 
 
 def _positions(model: Any, prompt: EncodedPrompt) -> Tensor:
-    if not prompt.visual_tokens:
+    if not prompt.visual_tokens or not hasattr(model.model, "get_rope_index"):
         return torch.arange(prompt.length, device=prompt.input_ids.device)[None]
     names = (VIDEO[1], PICTURES[1], "second_per_grid_ts")
     given = {name: prompt.inputs[name] for name in names if name in prompt.inputs}

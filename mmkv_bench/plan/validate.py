@@ -158,7 +158,8 @@ def validate_combinations(
 
 
 def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], answering: AnswerConfig) -> None:
-    """Refuse protocols that know other questions of a document where a dataset has one question a document.
+    """Refuse protocols that know other questions of a document where a dataset has one question a document, and those that ask
+    with a cache of their own where a dataset measures more than answers.
 
     Args:
         names: protocols; specs: dataset -> task.
@@ -176,6 +177,13 @@ def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], answ
     if needing and not answering.shares_prefill:
         raise ConfigError(
             f"protocol={needing[0]} asks no question of a document by itself, as sharing=off does; it needs sharing=on"
+        )
+    apart = [name for name in names if protocols.protocol(name).apart]
+    measured = [name for name, spec in specs.items() if spec.measures]
+    if apart and measured:
+        raise ConfigError(
+            f"protocol={apart[0]} measures nothing besides answers, and {measured[0]} has measures="
+            f"[{','.join(specs[measured[0]].measures)}]; leave the protocol out, or give datasets.{measured[0]}.measures=[]"
         )
     talking = [name for name in names if protocols.protocol(name).converses]
     if talking and answering.decode != "eager":

@@ -24,6 +24,7 @@ from tests.generation.test_stream_positions import compact, pictures
 PROMPTS = {
     **{name: (name, lambda name=name: video(name), 2) for name in VIDEOS},
     "pictures": ("qwen2_5_vl", lambda: pictures("qwen2_5_vl", 6), 1),
+    "smolvlm": ("smolvlm", lambda: common.encoded("smolvlm"), 2),
     "text": ("llama", lambda: text(60, 50), 8),
 }
 PLACES = (0.4, 0.7, 1.0)
