@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from mmkv_bench.protocols import protocol
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
+    from mmkv_bench.families.facts import ModelFacts
     from mmkv_bench.models.shape import Sizes
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 HOUR = 3600.0
 _LARGEST = 1 << 24  # of the batches that are looked for
+STREAM = "stream"
 _ALIVE = 3  # tensors [tokens, intermediate] that an eager MLP holds at once
 
 
@@ -58,6 +61,8 @@ class Workload:
         prefills: tokens of a prompt -> number of such prompts to prefill.
         weight_reads: times that decoding reads the weights; entry_reads: entries that it reads in sum; None where answers have no
             known length.
+        streams: (cap or None, number of prompts) of those that are read as streams. chunk: tokens of a stream's chunk; places: at
+        which a stream is asked, each a copy of its cache.
         batch: sequences decoded together; together: their prompts are prefilled in one pass, not one by one.
         state_reads: times that the states of layers that are not compressed are read, once for each cell and step.
     """
@@ -72,6 +77,9 @@ class Workload:
     batch: int = 1
     together: bool = False
     state_reads: float = 0.0
+    streams: Sequence[tuple[int | None, int]] = ()
+    chunk: int = 0
+    places: int = 1
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,8 @@ class BudgetForecast:
     """One budget at one length and batch.
 
     Attributes:
-        label: the budget, `full` without one; scope: when its methods reduce a layer (`layer`, `model`), `full`: never.
+        label: the budget, `full` without one; scope: when its methods reduce a layer (`layer`, `model`), `full`: never; `stream`:
+        after every chunk.
         methods: those of it; kept: entries per KV head of a prompt; kv: bytes of the batch's caches then, windows and recurrent
             states of layers that are not compressed included.
         read: useful bytes of the first decode step; ms: the least milliseconds of it, None without a bandwidth.
@@ -102,7 +111,8 @@ class BudgetForecast:
 
 @dataclass(frozen=True)
 class DatasetForecast:
-    """One dataset at one length and batch. source: see `PromptLength`; sequences: decoded together; hours: None where unknown."""
+    """One dataset at one length and batch. source: see `PromptLength`; sequences: decoded together; hours: None where unknown;
+    chunk: tokens of a stream's chunk, 0 where nothing streams."""
 
     dataset: str
     tokens: int
@@ -113,6 +123,7 @@ class DatasetForecast:
     lines: Sequence[BudgetForecast]
     prefill_hours: float | None
     decode_hours: float | None
+    chunk: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,7 +156,7 @@ def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, note
     if given.bandwidth is None:
         missing.append("times need a device: --bandwidth GB/s, or --measure auto, which measures this machine's")
     missing += _several_devices(plan.model.device_map, model.weights, given.memory) + _uncounted(plan.cells)
-    missing += notes
+    missing += [*_unknown_chunks(workloads), *notes]
     datasets = [_dataset(workload, model, given) for workload in workloads]
     facts = model.weights, model.step_weights, model.kv_per_token, plan.family.max_context
     return Forecast(given, sizes, *facts, datasets, missing)
@@ -179,20 +190,45 @@ def kept_entries(cell: Cell, tokens: int) -> int:
 
 def prefills(plan: Plan, coverage: Coverage) -> int:
     """Number of prompts that a run prefills for the answers that are missing."""
-    return sum(coverage.missing(part) * _passes(plan, part) for part in plan.parts)
+    made = 0
+    for part in plan.parts:
+        samples = coverage.missing(part)
+        documents = _documents(part, samples) if plan.answering.shares_prefill else samples
+        made += samples * _passes(plan, part) + documents * len(_apart(plan, part))
+    return made
 
 
 def _passes(plan: Plan, part: DatasetShare) -> int:
-    """Prefills of a sample: one for all cells of a protocol, one more for each cell that prefills again, and one for each that
-    streams or converses."""
+    """Prefills of a sample: one for all cells of a protocol, and one more for each cell that prefills again; without those of
+    cells that stream or converse (`_apart`)."""
+    cells = [cell for cell in part.cells if not protocol(cell.protocol).apart]
     if not plan.answering.shares_prefill:
-        return len(part.cells)
-    rules = {cell.protocol: protocol(cell.protocol) for cell in part.cells}
-    again = sum(rules[cell.protocol].prefills_again and cell.budget is not None for cell in part.cells)
+        return len(cells)
+    rules = {cell.protocol: protocol(cell.protocol) for cell in cells}
+    again = sum(rules[cell.protocol].prefills_again and cell.budget is not None for cell in cells)
     if plan.family is not None and plan.family.states.layers:  # states are those of one place in the prompt
         return len(rules) + again
-    apart = sum(rules[cell.protocol].apart for cell in part.cells)
-    return len({rule.cuts for rule in rules.values() if not rule.apart}) + again + apart
+    return len({rule.cuts for rule in rules.values()}) + again
+
+
+def _apart(plan: Plan, part: DatasetShare) -> list[Cell]:
+    """Cells with a prefill of their own for each document, of streams one for all places at which they are asked."""
+    cells = [cell for cell in part.cells if protocol(cell.protocol).apart]
+    if not plan.answering.shares_prefill:
+        return cells
+    return list(
+        {(*_method(cell), cell.protocol, cell.seed, replace(cell.stream, ask_at=1.0)): cell for cell in cells}.values()
+    )
+
+
+def _method(cell: Cell) -> tuple[str, str | None, Budget | None]:
+    return cell.method, cell.reading, cell.budget
+
+
+def _documents(part: DatasetShare, samples: int) -> int:
+    """Documents that samples ask about, where the dataset's file says how many questions one has."""
+    each = part.about.get("questions") if part.spec.questions_key else None
+    return samples if each is None else math.ceil(samples / float(each))
 
 
 def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int) -> Workload:
@@ -202,16 +238,35 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
     new = json.loads(part.cells[0].generation).get("max_new_tokens") or None
     entries = sum(kept_entries(cell, length.tokens) + (new or 0) / 2 for cell in part.cells)
     steps = None if new is None else samples * int(new)
+    documents = _documents(part, samples) if plan.answering.shares_prefill else samples
+    apart = [cell for cell in _apart(plan, part) if protocol(cell.protocol).streams]
+    streams = Counter(None if cell.budget is None else cell.budget.entries for cell in apart)
+    others = documents * (len(_apart(plan, part)) - len(apart))
     return Workload(
         part.dataset,
         length,
         new,
         part.cells,
-        {length.tokens: samples * _passes(plan, part)},
+        {length.tokens: samples * _passes(plan, part) + others},
         None if steps is None else steps * -(-len(part.cells) // forks),
         None if steps is None else steps * entries,
         state_reads=(steps or 0) * len(part.cells),
+        streams=[(cap, documents * count) for cap, count in streams.items()],
+        chunk=_chunk(apart[0], length, plan.family) if apart else 0,
+        places=len({cell.stream.ask_at for cell in part.cells}),
     )
+
+
+def _chunk(cell: Cell, length: PromptLength, family: ModelFacts | None) -> int:
+    """Tokens of a stream's chunk; the whole prompt where a frame's tokens are not known."""
+    every = cell.stream.every
+    if every is None:
+        return length.tokens
+    if length.visual == 0 or (family is not None and not family.multimodal):
+        return min(every, length.tokens)
+    if length.frames is None or length.visual is None:
+        return length.tokens
+    return min(every * math.ceil(length.visual / length.frames), length.tokens)
 
 
 def _check(plan: Plan, given: Assumptions) -> None:
@@ -237,6 +292,8 @@ def _dataset(work: Workload, model: ModelBytes, given: Assumptions) -> DatasetFo
         operations = sum(
             count * roofline.prefill_operations(model.decoder, tokens) for tokens, count in work.prefills.items()
         )
+        for cap, count in work.streams:
+            operations += count * roofline.prefill_operations(model.decoder, work.length.tokens, cap, work.chunk)
         prefill = operations / given.rate / HOUR
     if given.bandwidth is not None and work.weight_reads is not None and work.entry_reads is not None:
         read = work.weight_reads * model.step_weights + work.entry_reads * model.kv_per_token
@@ -244,7 +301,7 @@ def _dataset(work: Workload, model: ModelBytes, given: Assumptions) -> DatasetFo
         decode = read / given.bandwidth / HOUR
     lines = [_budget(work, model, given, *group) for group in _groups(work.cells)]
     prompt = work.length.tokens, work.length.visual, work.length.source
-    return DatasetForecast(work.dataset, *prompt, work.new_tokens, work.batch, lines, prefill, decode)
+    return DatasetForecast(work.dataset, *prompt, work.new_tokens, work.batch, lines, prefill, decode, work.chunk)
 
 
 def _budget(
@@ -286,6 +343,8 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
     of one MLP, beside what is kept of the sequences before it. Layers that are not compressed hold their states at all of them.
     """
     decoder, states = model.decoder, model.state_bytes(work.length.tokens)
+    if scope == STREAM:
+        return stream_bytes(work, model, kept) + (batch - 1) * kept * model.kv_per_token
     kv, full = float(kept * model.kv_per_token), float(work.length.tokens * model.kv_per_token)  # of one sequence
     ended = kv + (work.new_tokens or 0) * model.kv_per_token
     layers = decoder.compressed
@@ -298,12 +357,24 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
     return batch * states + max(batch * ended, joined, at_once * prompt + (batch - at_once) * kv)
 
 
+def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
+    """Bytes beside the weights while a stream is read: every layer has room for what is kept and a chunk, one is held twice while
+    it is cut back, and one MLP works on a chunk. An unlimited cache is never cut back."""
+    capped = kept < work.length.tokens
+    slots = kept + work.chunk * capped
+    layers = model.decoder.compressed + capped
+    held = slots * layers / model.decoder.compressed + (work.places - 1) * slots
+    working = work.chunk * (_ALIVE * model.decoder.intermediate + 2 * model.decoder.hidden) * model.itemsize
+    return held * model.kv_per_token + working
+
+
 def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:
     """Budgets and scopes with their methods, `full` first."""
     groups: dict[tuple[Budget | None, str], dict[str, None]] = {}
     for cell in sorted(cells, key=lambda cell: cell.budget is not None):
         if not cell.compressor.quantises:  # see `_uncounted`
             scope = "full" if cell.budget is None else str(cell.allocation_scope)
+            scope = STREAM if protocol(cell.protocol).streams else scope
             groups.setdefault((cell.budget, scope), {})[cell.method] = None
     return [(budget, scope, list(methods)) for (budget, scope), methods in groups.items()]
 
@@ -320,6 +391,21 @@ def _several_devices(device_map: Any, weights: int | None, memory: float | None)
     return [
         f"the weights alone fill {math.ceil(weights / memory)} such devices or more: model.device_map=auto lays the layers on "
         "all that a process sees (CUDA_VISIBLE_DEVICES)"
+    ]
+
+
+def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
+    """A sentence about streams whose chunks are counted as the whole prompt."""
+    names = dict.fromkeys(
+        work.dataset
+        for work in workloads
+        if work.streams and work.chunk == work.length.tokens and work.cells[0].stream.every is not None
+    )
+    if not names:
+        return []
+    return [
+        f"{', '.join(names)}: how many tokens a frame has is known from --image or stored rows; a stream's chunk is counted as "
+        "the whole prompt"
     ]
 
 

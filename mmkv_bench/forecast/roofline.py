@@ -53,14 +53,24 @@ def step_operations(decoder: Decoder, entries: float, batch: int = 1) -> float:
     return batch * (products + 4 * decoder.attention * decoder.query_heads * decoder.head_dim * entries)
 
 
-def prefill_operations(decoder: Decoder, tokens: int) -> float:
+def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, chunk: int | None = None) -> float:
     """Operations of the text model over a prompt of `tokens`, causal, with the logits of the last token alone. The vision
-    tower's are not among them."""
+    tower's are not among them.
+
+    cap, chunk: of a stream that is read `chunk` tokens at a time, after which a KV head holds at most `cap` entries.
+    """
     states, product = decoder.states, 4 * decoder.query_heads * decoder.head_dim
     near = min(tokens, states.window + 1)  # tokens that a query of a sliding layer sees, itself among them
-    pairs = decoder.compressed * tokens * (tokens + 1) // 2
+    pairs = decoder.compressed * stream_pairs(tokens, tokens if cap is None else cap, chunk or tokens)
     pairs += states.windows * (near * (near + 1) // 2 + (tokens - near) * near)
     return tokens * (2 * decoder.multiplied + _recurrent(decoder)) + product * pairs + 2 * decoder.table
+
+
+def stream_pairs(tokens: int, cap: int, chunk: int) -> int:
+    """Pairs of a query and a key that it sees, itself among them, in one layer and head of a stream; see `prefill_operations`."""
+    sizes = [min(chunk, tokens - start) for start in range(0, tokens, chunk)]
+    held = [min(cap, number * chunk) for number in range(len(sizes))]
+    return sum(size * before + size * (size + 1) // 2 for size, before in zip(sizes, held, strict=True))
 
 
 def _recurrent(decoder: Decoder) -> int:

@@ -13,7 +13,14 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.base import NO_STATES, States
 from mmkv_bench.plan.cells import build_methods, method_entries
-from mmkv_bench.plan.validate import bytes_of, validate, validate_combinations, validate_decoding, validate_stream
+from mmkv_bench.plan.validate import (
+    bytes_of,
+    validate,
+    validate_combinations,
+    validate_decoding,
+    validate_questions,
+    validate_stream,
+)
 from tests.each import each
 from tests.plan.setting import MODEL, model_folder
 
@@ -222,6 +229,11 @@ def test_what_windows_and_states_cannot_follow_is_refused_before_any_work():
     validate_combinations(["paper", "strict"], facts, [full()], [])
     with pytest.raises(UnsupportedError, match="protocol=stream evicts while it prefills, and Gemma 3"):
         validate_stream("eager", [(full(), None)], facts, [])
+    measured = {"one": SimpleNamespace(questions_key=None, measures=("ppl",))}
+    with pytest.raises(
+        ConfigError, match=r"protocol=stream measures nothing besides answers, and one has measures=\[ppl\]"
+    ):
+        validate_questions(["paper", "stream"], measured, SimpleNamespace(shares_prefill=True, decode="eager"))
     for decode, attention in (("compiled", "sdpa"), ("eager", "flash_attention_2")):
         answering = SimpleNamespace(decode=decode, model=SimpleNamespace(attention=attention))
         with pytest.raises(UnsupportedError, match="keep a window or a recurrent state; allowed for it: decode=eager"):
