@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-continuation results-questions results-streams results-questions-real results-reader results-reader-entries first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-stream bench-questions bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-real-efficiency results-continuation results-questions results-streams results-questions-real results-reader results-reader-entries first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-stream bench-questions bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -39,6 +39,7 @@ help:
 	@echo "make results-questions-real  the same on pretrained weights, in runs/questions_real; hours"
 	@echo "make results-real      make or continue results/real: pretrained weights, English documents; hours"
 	@echo "make results-real-sinks  make or continue results/real_sinks: what the first entries are worth; an hour"
+	@echo "make results-real-efficiency  make or continue results/real_efficiency: times and bytes at three lengths; an hour on a quiet machine"
 	@echo "make first-real        two pretrained VLMs x 2 datasets x 6 methods x 3 budgets on one GPU of 24 GB, into a bundle to send"
 	@echo "                       (MODELS=, FIRST_REAL='limit=50 ...' change the experiment; docs/first_real.md)"
 	@echo "make matrix            every model family x dataset x method once, random weights, own data; hours"
@@ -175,6 +176,8 @@ results-real: $(STAMP)
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real model=smollm2_135m_q4_1 method=full limit=40
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real protocol=strict dataset=english_records budget='[10%,20%,40%]' \
 		method='[full,oracle,random,adakv,snapkv,keydiff,last_query,mmshift,h2o]'
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real protocol=query_agnostic dataset=english_records budget=10% \
+		method='[full,random,adakv,snapkv,keydiff,mmshift,h2o]'
 	$(BIN)/python -m tools.requantise fetched://smollm2_135m_q4_1/SmolLM2-135M-Instruct.Q4_1.gguf runs/models/smollm2_135m_offset16
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real model.name=smollm2_135m_q4_1_offset16_english \
 		model.path=runs/models/smollm2_135m_offset16 dataset=english_records budget=10% limit=100
@@ -193,6 +196,13 @@ results-real-sinks: $(STAMP)
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=first_entries model=tiny dataset=pages_lookup
 	$(BIN)/python -m mmkv_bench tables results/real_sinks > results/real_sinks/tables.md
 	$(BIN)/python -m mmkv_bench pack $(PACK) results/real_sinks
+
+# Times and bytes of the same weights. Its rows keep their times, so that they are not slim.
+results-real-efficiency: $(STAMP)
+	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
+	$(BIN)/python -m mmkv_bench experiment=efficiency_real
+	$(BIN)/python -m mmkv_bench tables results/real_efficiency --metric tpot_s,ttft_s,peak,bytes > results/real_efficiency/tables.md
+	$(BIN)/python -m mmkv_bench pack results/real_efficiency
 
 # The published weights on documents of results/real, with the same adapter; stops with a sentence where the hub does not answer.
 compare-real: $(STAMP)

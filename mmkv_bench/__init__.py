@@ -1,14 +1,15 @@
 """mmkv_bench: a reproducible benchmark harness for KV-cache compression in multimodal LLMs.
 
-The public API, each imported when it is first used:
+The public API, whose names are imported at their first use:
 
-- `attach(model, "snapkv", 64)`: compress what a transformers model keeps of its prompts, inside a `with`.
-- `method("snapkv", window=16)`: a method as the compressor that a run would build.
-- `evaluate(method="snapkv", budget=64)`: run a configuration, as the command does; the rows of its answers and scores.
-- `load_rows("runs/default")`: the rows of a store.
-- `make_table(rows)`: their tables, which print as the command prints them.
-- `plot(rows, "front")`: their pictures, as `mmkv-bench plot` draws them.
-- `paper_tables("mmshift_table01")`: tables of the papers, measured beside printed.
+- `attach(model, "snapkv", 64)`: compress the KV cache of a transformers model's prompts, inside a `with` block.
+- `method("snapkv", window=16)`: build a method as the compressor that a run would use.
+- `evaluate(method="snapkv", budget=64)`: run a configuration as the command does; return the rows of its answers and
+  scores.
+- `load_rows("runs/default")`: load the rows of a store.
+- `make_table(rows)`: make the tables of rows; printed, they look as the command prints them.
+- `plot(rows, "front")`: draw the figures of rows, as `mmkv-bench plot` does.
+- `paper_tables("mmshift_table01")`: make the papers' tables, with measured numbers beside the printed ones.
 """
 
 from __future__ import annotations

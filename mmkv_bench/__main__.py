@@ -1,4 +1,4 @@
-"""`python -m mmkv_bench`."""
+"""The command line as `python -m mmkv_bench`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Checksums of files, remembered with the files' states (see `file_state`), so that gigabytes are read once."""
+"""Checksums of files, cached with the files' states (see `file_state`), so that gigabytes are read only once."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from mmkv_bench.file_state import cache_dir, outlives_the_process, state_of
 
 
 def digest_of(files: Iterable[tuple[str, Path]], cache: Path | None = None) -> str:
-    """Sha256 (hex) over names and contents of files, in the order given.
+    """Return the sha256 (hex) over names and contents of files, in the order given.
 
-    A file's checksum is remembered with its state; a memory that cannot be written costs time only.
+    The checksum of each file is cached with the file's state. A cache that cannot be written only costs time.
 
     Args:
-        files: (name, path); cache: the folder of the memory, `cache_dir()` by default.
+        files: pairs (name, path).
+        cache: the cache's folder, `cache_dir()` by default.
 
     Raises:
-        ConfigError: a file that is written while it is read. OSError: one that cannot be read.
+        ConfigError: a file changes while it is read. OSError: a file cannot be read.
     """
     memory = Checksums((cache or cache_dir()) / "checksums.json")
     combined = hashlib.sha256()
@@ -34,11 +35,11 @@ def digest_of(files: Iterable[tuple[str, Path]], cache: Path | None = None) -> s
 
 
 class Checksums:
-    """Checksums of files seen before, in one JSON file written by rename: path -> the file's state, then its sha256."""
+    """A cache of file checksums in one JSON file, written by rename: path -> the file's state, then its sha256."""
 
     here: ClassVar[dict[str, list[Any]]] = {}
-    """What this process has read itself. It holds what cannot be written down too, so that a look after the weights were
-    loaded reads nothing again."""
+    """The checksums that this process has computed. They include those that may not be written to the cache, so that files
+    are not read again after the weights are loaded."""
 
     def __init__(self, file: Path):
         self.file = file
@@ -53,7 +54,7 @@ class Checksums:
         return entries if isinstance(entries, dict) else {}
 
     def remembered(self, file: Path) -> str | None:
-        """The checksum of a file whose state is known; None where it would have to be read. Raises OSError."""
+        """Return the cached checksum of a file, or None if its state is not cached. Raises OSError."""
         path, state = str(file.resolve()), state_of(file)
         for entry in (self.here.get(path), self.known.get(path)):
             if isinstance(entry, list) and entry[:-1] == list(state):
@@ -61,14 +62,16 @@ class Checksums:
         return None
 
     def digest(self, file: Path) -> str:
-        """Sha256 (hex) of a file's content. Raises what `digest_of` raises."""
+        """Return the sha256 (hex) of a file's content. Raises what `digest_of` raises."""
         path, state = str(file.resolve()), state_of(file)
         checksum = self.remembered(file)
         if checksum is not None:
             return checksum
         checksum = file_sha256(file)
         if state_of(file) != state:
-            raise ConfigError(f"{file} changed while its checksum was made; start the run when it is written")
+            raise ConfigError(
+                f"{file} changed while its checksum was computed; start the run when the file is complete"
+            )
         if state.settled:
             self.here[path] = [*state, checksum]
         if outlives_the_process(file, state):
@@ -76,7 +79,7 @@ class Checksums:
         return checksum
 
     def save(self) -> None:
-        """Write what is new beside what others wrote."""
+        """Add the new checksums to the file, and keep those that other processes wrote."""
         if not self.new:
             return
         try:
@@ -90,6 +93,6 @@ class Checksums:
 
 
 def file_sha256(file: Path) -> str:
-    """Sha256 (hex) of a file's content, read now."""
+    """Return the sha256 (hex) of a file's content; always reads the file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

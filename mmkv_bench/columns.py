@@ -1,4 +1,4 @@
-"""Text for a terminal: columns under their heads, and numbers of bytes."""
+"""Text for a terminal: columns aligned under their headings, and byte counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 
 def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> list[str]:
-    """Lines with the heads first, indented by two: the first `words` columns to the left, the others, numbers, to the right."""
+    """Return lines of aligned columns, headings first, indented by two spaces. The first `words` columns are aligned left,
+    the others (numbers) right."""
     lines = [heads, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
@@ -20,7 +21,7 @@ def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> 
 
 
 def size(number: float) -> str:
-    """Bytes in words: `1.5 MiB`."""
+    """Format a number of bytes, as `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 1024 or unit == "GiB":
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.4g} {unit}"

@@ -1,5 +1,5 @@
-"""Whose code runs: a file that a command line names is run; a file that stored rows name is run only where the user says so,
-and only with the content that the rows say it had."""
+"""Consent to run code. A file named on the command line runs. A file named by stored rows runs only if the user allows it,
+and only with the content that the rows recorded."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mmkv_bench.errors import ConfigError
 
 RUN_CODE = "--run-code"
 DIGITS = 16
-"""Least digits of a checksum that say which file is meant."""
+"""Fewest leading digits of a checksum that identify a file."""
 
 
 @dataclass
 class _Process:
-    """Permissions of this process; not of a thread, since samples are prepared in threads.
+    """Permissions of this process. They do not belong to a thread, because samples are prepared in threads.
 
     Attributes:
-        allowed: checksums, or their first digits, of the files of rows that may run; None where no rows name files.
+        allowed: checksums, or their first digits, of files named by rows that may run; None if no rows name files.
         shown: files whose path was printed.
     """
 
@@ -33,15 +33,16 @@ _PROCESS = _Process()
 
 
 class CodeOfRowsError(ConfigError):
-    """Stored rows name a file whose code would run."""
+    """Code named by stored rows was refused."""
 
 
 @contextmanager
 def rows_name_files(digests: Collection[str] = ()) -> Iterator[None]:
-    """Refuse to run files, but for those with one of these checksums, while rows of strangers are worked on.
+    """Refuse to run files inside the block, except those with one of these checksums; for work on rows from strangers.
 
     Args:
-        digests: SHA-256 in hexadecimal digits, or the first of them, as the rows hold them. None runs nothing.
+        digests: SHA-256 in hexadecimal digits, or their first digits, as the rows store them. Without any, no file
+            runs.
     """
     before = _PROCESS.allowed
     _PROCESS.allowed = frozenset(digest for digest in digests if len(digest) >= DIGITS)
@@ -52,13 +53,14 @@ def rows_name_files(digests: Collection[str] = ()) -> Iterator[None]:
 
 
 def require(path: Path | str, digest: str | None) -> None:
-    """Refuse a file that is about to run, where rows named it without the user's consent; else print its path, once.
+    """Refuse a file that is about to run if rows named it without the user's consent; otherwise print its path once.
 
     Args:
-        digest: SHA-256 of what would run; None where rows hold none of such code, so that nothing can vouch for it.
+        path: the file, or the folder of a task's code.
+        digest: SHA-256 of what would run; None if rows store no checksum of such code, so that it cannot be verified.
 
     Raises:
-        CodeOfRowsError: inside `rows_name_files`, and the file is none of those allowed.
+        CodeOfRowsError: inside `rows_name_files`, the file is not one of those allowed.
     """
     allowed = _PROCESS.allowed
     if allowed is None:
@@ -66,28 +68,30 @@ def require(path: Path | str, digest: str | None) -> None:
     place = Path(path).expanduser().resolve()
     if digest is None:
         raise CodeOfRowsError(
-            f"code named by the rows: the task's code in {place} is not run, since rows hold no checksum of it alone; read it "
-            "and answer the samples with a run of your own, which names that folder"
+            f"code named by the rows: the task's code in {place} is not run, because rows store no checksum of "
+            "that code alone; read the code, then answer the samples with a run of your own that names this "
+            "folder"
         )
     if not allowed:
         raise CodeOfRowsError(
-            f"code named by the rows: {place} is not run without {RUN_CODE}; read that file before you give it"
+            f"code named by the rows: {place} is not run without {RUN_CODE}; read that file before you give the option"
         )
     if not any(digest.startswith(prefix) for prefix in allowed):
         raise CodeOfRowsError(
-            f"code named by the rows: {place} is not run, since it is not the file of the rows: its checksum is "
-            f"{digest[:DIGITS]}, theirs {', '.join(sorted(allowed))}; get their file"
+            f"code named by the rows: {place} is not run, because its checksum is {digest[:DIGITS]} and the rows "
+            f"have {', '.join(sorted(allowed))}; get the file that the rows were made with"
         )
     if place not in _PROCESS.shown:
         _PROCESS.shown.add(place)
-        print(f"mmkv_bench: runs {place} ({digest[:DIGITS]}), which the rows name", file=sys.stderr)
+        print(f"mmkv_bench: running {place} ({digest[:DIGITS]}), a file named by the rows", file=sys.stderr)
 
 
 def require_folder(folder: str) -> None:
-    """Refuse a config folder of rows that is not a plain folder: Hydra imports the module that `pkg://` names.
+    """Refuse a config folder named by rows unless it is a plain folder: Hydra would import the module of a `pkg://`
+    address.
 
     Raises:
-        CodeOfRowsError: inside `rows_name_files`, and the folder has such an address.
+        CodeOfRowsError: inside `rows_name_files`, the folder is such an address.
     """
     if _PROCESS.allowed is not None and "://" in folder:
         raise CodeOfRowsError(

@@ -1,4 +1,4 @@
-"""A time limit for work that looks at no clock: chat templates and processors are programs of others."""
+"""A time limit for calls that cannot check one themselves: chat templates and processors are third-party programs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ENTERING = ("contextlib", __name__)
 def time_limit(seconds: float | None, what: str) -> Iterator[None]:
     """Run a block for at most `seconds` (None: no limit).
 
-    In the main thread of a POSIX process an alarm ends Python code that is too slow, a loop without end included; one
-    call into compiled code is ended when it returns. Elsewhere Python has no alarms, and the block's time is looked at
-    when it has ended. An alarm of someone else is taken up again afterwards, with what is left of its time.
+    In the main thread of a POSIX process an alarm interrupts slow Python code, endless loops included. A call into
+    compiled code is interrupted only when it returns. Other threads and systems have no alarms, so the time is checked
+    when the block has ended. An alarm that somebody else had set is set again afterwards, with the rest of its time.
 
     Raises:
-        GenerationTimeout: `what` ran past the limit; also where the block has swallowed the alarm's exception.
+        GenerationTimeout: `what` ran past the limit; also if the block swallowed the alarm's exception.
     """
     if seconds is None:
         yield
@@ -37,17 +37,17 @@ def time_limit(seconds: float | None, what: str) -> Iterator[None]:
 
 @contextmanager
 def _alarm(seconds: float, error: Exception) -> Iterator[None]:
-    """Raise `error` in the block after `seconds`, where that can be done."""
+    """Raise `error` in the block after `seconds`, if this thread and system have alarms."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
     running = False
 
     def ring(_: int, frame: FrameType | None) -> None:
-        if not running:  # too early, or too late to matter: `time_limit` looks at the time when the block has ended
+        if not running:  # too early, or too late to matter: `time_limit` checks the time when the block has ended
             return
         if frame is not None and frame.f_globals.get("__name__") in _ENTERING:
-            # Raised between here and the block it would leave the alarm on, to ring in whatever comes after.
+            # Raised between here and the block, the error would leave the alarm set, and it would ring in later code.
             signal.setitimer(signal.ITIMER_REAL, 0.001, 1.0)
             return
         raise error

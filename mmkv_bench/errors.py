@@ -1,4 +1,4 @@
-"""Exceptions a user may meet. Every message says what was got, what is allowed and what to do."""
+"""Exceptions that a user may meet. Every message says what was got, what is allowed and what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MMKVError(Exception):
 
 
 class ConfigError(MMKVError):
-    """The request itself is wrong or cannot be met: refused before any work, exit code 2."""
+    """A request that is wrong or cannot be met. It is refused before any work, with exit code 2."""
 
     exit_code = 2
 
@@ -27,7 +27,7 @@ class UnsupportedError(ConfigError):
 
 
 class CompatibilityError(ConfigError):
-    """Parts of a method that make no sense together: which, why, and what is allowed instead."""
+    """A combination of a method's parts that makes no sense; the message says which, why, and what is allowed instead."""
 
 
 class CalibrationError(ConfigError):
@@ -35,11 +35,11 @@ class CalibrationError(ConfigError):
 
 
 class DataError(MMKVError):
-    """A dataset that is missing, corrupt or not what its checksum says."""
+    """A dataset that is missing or corrupt, or whose checksum differs."""
 
 
 class MissingDataError(DataError):
-    """Data that a run asks for and that are not there, cannot be read or lack something: refused before any work."""
+    """Data of a run that are missing, unreadable or incomplete. The run is refused before any work."""
 
     exit_code = 2
 
@@ -49,7 +49,7 @@ class StoreError(MMKVError):
 
 
 class ScoringError(MMKVError):
-    """lmms-eval's scoring code failed; the stored answers are untouched."""
+    """A failure of lmms-eval's scoring code; the stored answers are untouched."""
 
 
 _NO_MEMORY = (
@@ -61,16 +61,17 @@ _NO_MEMORY = (
     "failed to map segment",
 )
 _UNMAPPED = ("Memory mapping file failed", "annot allocate memory")
-"""Words of OSErrors without a number: pyarrow's, and safetensors'."""
+"""Texts of OSErrors without an errno: pyarrow's, and safetensors'."""
 
 
 class GenerationTimeout(MMKVError):
-    """A fork ran past its time limit: its row gets status `timeout`."""
+    """A fork that ran past its time limit; its row gets status `timeout`."""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """True where an exception says that memory ran out. Python and numpy have a class for it, the operating system a number;
-    PyTorch has a class for devices only, its CPU allocator and its libraries say it in a RuntimeError's words."""
+    """Tell whether an exception means that memory ran out. Python and numpy raise a class of its own, and the operating
+    system an errno. PyTorch has a class for devices only; its CPU allocator and its libraries raise a RuntimeError with
+    a text."""
     if isinstance(error, (MemoryError, OSError)):
         unmapped = any(words in str(error) for words in _UNMAPPED)
         return isinstance(error, MemoryError) or error.errno == errno.ENOMEM or unmapped
@@ -78,8 +79,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def check_output() -> None:
-    """First step of every command: refuse a standard output that is closed. The next file that is opened, one of the
-    rows among them, would get its number, and with it what libraries print. A closed standard error only says less.
+    """Refuse a closed standard output; the first step of every command. Otherwise the next opened file, perhaps one of the
+    rows, would get the number of standard output, and with it whatever libraries print. A closed standard error is
+    replaced by a null device.
 
     Raises:
         ConfigError: standard output was closed when the process began.
@@ -87,22 +89,25 @@ def check_output() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
     if sys.stdout is None:
-        raise ConfigError("standard output is closed; allowed: a terminal, a file or a pipe; name one, as >/dev/null")
+        raise ConfigError(
+            "standard output is closed; allowed: a terminal, a file or a pipe; give one, as in >/dev/null"
+        )
 
 
 SIMILAR = "did you mean"
 LISTED = 20
-"""More names than these are counted in a message, not listed."""
+"""Most names that a message lists; longer lists are only counted."""
 _NEAR, _ALIKE = 0.75, 0.05
 
 
 def folded(name: str) -> str:
-    """A name without case, separators and the `v` of a version: `LLaVA-v1.5-7B` -> `llava157b`."""
+    """Return a name without case, separators and the `v` of a version: `LLaVA-v1.5-7B` -> `llava157b`."""
     return re.sub(r"v(?=\d)", "", re.sub(r"[\W_]", "", name.lower()))
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """A 'did you mean' clause where some allowed name is near, else the allowed names, or how many there are."""
+    """Return a 'did you mean' clause if an allowed name is similar, otherwise the allowed names, or their number if there
+    are many."""
     allowed = sorted(allowed)
     if not allowed:
         return "it takes none"
@@ -112,8 +117,8 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 
 
 def near(name: str, allowed: Iterable[str]) -> list[str]:
-    """The allowed names that a slip of the finger makes of this one, best first: they begin with it, or most letters are the
-    same and the first is. Nothing where none is near, for a wrong name leads away."""
+    """Return the allowed names of which `name` may be a misspelling, best first: those that begin with it, or that share
+    its first letter and most others. Return nothing if no name is similar, because a wrong suggestion misleads."""
     word, names = folded(name), {one: folded(one) for one in allowed}
     begun = [one for one, text in names.items() if len(word) > 2 and text.startswith(word)]
     same = [one for one in begun if names[one] == word]
@@ -138,13 +143,13 @@ def _without_numbers(name: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Type of an exception, and the first line of what it says."""
+    """Return an exception's type and the first line of its message."""
     first = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def own_line(error: BaseException, file: str) -> int | None:
-    """The last line of a file that an exception came through."""
+    """Return the last line number of a file in an exception's traceback, or None if the file does not occur."""
     number, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == file:

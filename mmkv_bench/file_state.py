@@ -1,15 +1,16 @@
-"""The state of a file, which tells its content from any other content at its path without reading it.
+"""The state of a file, which identifies its content at a path without reading it.
 
-Size and modification time do not: archives with fixed dates, Nix and image layers give two files the same ones. A file that is
-replaced gets another inode, and one that is written in place, or whose times are set, another time of change (ctime), which
-no program can set. Where this does not hold:
+Size and modification time do not suffice: archives with fixed dates, Nix and image layers give two files equal ones. A
+file that is replaced gets another inode. A file that is written in place, or whose times are set, gets another time of
+change (ctime), which no program can set. Exceptions:
 
-- Timestamps are coarse (4 ms on ext4, 2 s on FAT): a file that changed less than `SETTLED_NS` ago may change again unseen.
-- Windows has no time of change, and file systems of packed images (squashfs, erofs, iso9660) keep none: they show the
-  modification time in its place, and number their inodes alike for images built alike.
-- Network file systems answer from caches of attributes. Opening a file makes NFS ask its server, which is why a state is
-  taken of an open file. File systems on object stores that make up both numbers are as good as the times they make up.
-- Layers of a container may show other numbers for the same file after each start: then it is read again.
+- Timestamps are coarse (4 ms on ext4, 2 s on FAT): a file that changed less than `SETTLED_NS` ago may change again
+  unseen.
+- Windows has no time of change, and file systems of packed images (squashfs, erofs, iso9660) store none: they report
+  the modification time instead, and give equal inode numbers to images built alike.
+- Network file systems answer from attribute caches. Opening a file makes NFS query its server, so states are taken of
+  open files. File systems on object stores that invent inode and ctime are as reliable as their times.
+- Container layers may report other numbers for the same file after each start: then the file is read again.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ class State(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> State:
-        """The state in a result of `os.stat`."""
+        """Return the state in a result of `os.stat`."""
         return cls(status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mtime_ns, status.st_size)
 
     @property
     def settled(self) -> bool:
-        """True where the last change is so long ago that a further one would show."""
+        """Tell whether the last change is so long ago that a further one would change the state."""
         return time.time_ns() - self.changed > SETTLED_NS
 
 
 def state_of(file: str | Path) -> State:
-    """The state of a file that can be opened. Raises OSError."""
+    """Return the state of a file, which is opened for this. Raises OSError."""
     with open(file, "rb") as stream:
         return State.of(os.fstat(stream.fileno()))
 
 
 def outlives_the_process(file: str | Path, state: State) -> bool:
-    """True where an equal state in another process means equal content: see the exceptions above."""
+    """Tell whether an equal state in another process means equal content; the module's docstring lists the exceptions."""
     if os.name == "nt" or not state.settled:
         return False
     read_only = os.statvfs(file).f_flag & os.ST_RDONLY
@@ -68,7 +69,7 @@ def cache_dir() -> Path:
 
 @cache
 def installed() -> tuple[Path, ...]:
-    """Folders of the standard library, of installed packages, and this package."""
+    """Return the folders of the standard library, of installed packages, and of this package."""
     paths = sysconfig.get_paths()
     names = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {*site.getsitepackages()}
     names |= {site.getusersitepackages(), str(Path(__file__).parent)}
@@ -76,5 +77,5 @@ def installed() -> tuple[Path, ...]:
 
 
 def is_installed(file: Path) -> bool:
-    """True for a resolved path in one of these folders."""
+    """Tell whether a resolved path is below one of the folders of `installed()`."""
     return any(file.is_relative_to(folder) for folder in installed())

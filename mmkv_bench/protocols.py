@@ -1,6 +1,6 @@
-"""Protocols: what of a prompt is prefilled, reduced and fed again, and where the first answer token comes from.
+"""Protocols: which part of a prompt is prefilled, reduced and fed again, and where the first answer token comes from.
 
-A protocol is one subclass of `Protocol` in this file; all other code asks its object and knows no protocol by name.
+A protocol is a subclass of `Protocol` in this file. All other code calls its methods and names no protocol.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ DEFAULT = "paper"
 
 @dataclass(frozen=True)
 class Lengths:
-    """One prompt under one protocol, in tokens from its beginning: `candidates <= reduced <= prefilled`.
+    """Token counts of one prompt under one protocol, from its beginning: `candidates <= reduced <= prefilled`.
 
     Attributes:
         prompt: the whole prompt.
-        prefilled: tokens that pass the model, and are scored, before anything is evicted; at most `prompt`, except where scores
-            know other questions (`Protocol.needs_questions`).
+        prefilled: tokens that pass the model, and are scored, before anything is evicted; at most `prompt`, except
+            where scores know other questions (`Protocol.needs_questions`).
         reduced: T, the tokens that the budget C and all ratios refer to.
-        candidates: n, the tokens that can be kept. Later ones are fed again on the reduced cache, at their true positions.
+        candidates: n, the tokens that can be kept. Later tokens are fed again on the reduced cache, at their true
+            positions.
     """
 
     prompt: int
@@ -32,40 +33,42 @@ class Lengths:
 
     @property
     def fed(self) -> int:
-        """Prompt tokens that are fed on the reduced cache, before the answer's."""
+        """Count the prompt tokens that are fed on the reduced cache, before the answer's."""
         return self.prompt - self.candidates
 
     @property
     def refed(self) -> int:
-        """Fed tokens whose entries are part of C."""
+        """Count the fed tokens whose entries are part of C."""
         return self.reduced - self.candidates
 
     @property
     def appended(self) -> int:
-        """Fed tokens whose entries are counted apart from C."""
+        """Count the fed tokens whose entries are counted apart from C."""
         return self.prompt - self.reduced
 
     @property
     def forgotten(self) -> int:
-        """Prefilled tokens whose entries are dropped before anything is fed."""
+        """Count the prefilled tokens whose entries are dropped before anything is fed."""
         return self.prefilled - self.candidates
 
 
 class Protocol(ABC):
-    """Split of a prompt into what is prefilled, reduced and fed again.
+    """A rule that splits a prompt into parts that are prefilled, reduced and fed again.
 
     Class attributes:
         name: value of `protocol=`. about: one line for help and tables of protocols.
-        cuts: the prompt is cut behind its visual tokens, or behind the document that its dataset names (`context_key`); a
-            prompt without either, or without text after it, is refused.
+        cuts: the prompt is cut behind its visual tokens, or behind the document that its dataset names (`context_key`);
+            a prompt without either, or without text after it, is refused.
         from_prefill: number of first answer tokens that come from the full prefill, whatever a method keeps.
-        caveat: table note on scores of compressed cells; None: only the share of tokens from the full prefill is noted.
-        prefills_again: kept entries come from a second prefill that sees nothing else; only for methods that just evict.
+        caveat: table note on scores of compressed cells; None: the note only states the share of tokens from the full
+            prefill.
+        prefills_again: kept entries come from a second prefill that sees nothing else; only for methods that only
+            evict.
         converses: a document's questions are asked in turn, in one conversation.
         diagnostic: explains the other protocols; its scores do not rank methods.
-        streams: the context arrives in chunks, and no KV head holds more than the budget after any of them.
-        knows: questions of the document that scores know: `own`, `none`, or one of `OF_THE_DOCUMENT`, which needs a dataset
-            with several questions a document (`questions_key`).
+        streams: the context arrives in chunks, and no KV head has more entries than the budget after any of them.
+        knows: questions of the document that the scores know: `own`, `none`, or one of `OF_THE_DOCUMENT`, which needs a
+            dataset with several questions per document (`questions_key`).
     """
 
     name: str
@@ -81,28 +84,29 @@ class Protocol(ABC):
 
     @property
     def needs_questions(self) -> bool:
-        """Scores know other questions of the document than the one that is answered."""
+        """Tell whether scores know other questions of the document than the one that is answered."""
         return self.knows in OF_THE_DOCUMENT
 
     @property
     def apart(self) -> bool:
-        """Each cell has a prefill of its own, because what it evicts changes what later tokens become."""
+        """Tell whether each cell needs a prefill of its own, because what it evicts changes the states of later tokens."""
         return self.streams or self.converses
 
     @property
     def feeds_once(self) -> bool:
-        """Each prompt token passes the model once, so stock `generate()` on the reduced cache follows this protocol."""
+        """Tell whether each prompt token passes the model once, so that stock `generate()` on the reduced cache follows
+        this protocol."""
         return not (self.prefills_again or self.streams) and self.lengths(3, 2).forgotten == 0
 
     def _cut(self, context: int | None) -> int:
-        """Return `context`; raise ValueError where it is None."""
+        """Return `context`; raise ValueError if it is None."""
         if context is None:
-            raise ValueError(f"protocol={self.name} cuts the prompt and got no context length; give `context`")
+            raise ValueError(f"protocol={self.name} cuts the prompt but got no context length; give `context`")
         return context
 
     @abstractmethod
     def lengths(self, prompt: int, context: int | None = None) -> Lengths:
-        """Split a prompt of `prompt` tokens; a protocol that cuts does so behind the first `context`."""
+        """Split a prompt of `prompt` tokens; a protocol that cuts splits behind the first `context` tokens."""
 
 
 OF_THE_DOCUMENT = ("first", "joint", "generic", "paraphrase", "turns")
@@ -110,7 +114,8 @@ OF_THE_DOCUMENT = ("first", "joint", "generic", "paraphrase", "turns")
 
 
 class Paper(Protocol):
-    """Prefill, score, reduce; nothing is fed again. One-token answers are the full cache's under every method."""
+    """The papers' protocol: prefill, score, reduce; nothing is fed again. One-token answers are the full cache's under
+    every method."""
 
     name = "paper"
     about = "the first token comes from the full prefill, as in the papers: what later tokens lose"
@@ -121,11 +126,11 @@ class Paper(Protocol):
 
 
 class QueryAgnostic(Protocol):
-    """Compress the context before the question is known.
+    """A protocol that compresses the context before the question is known.
 
-    Only the context (the prompt up to its last visual token and the closing marker of that token, or up to the end of a
-    text prompt's document) is prefilled, scored and reduced; T, C and ratios refer to it. The question is fed on the
-    reduced cache, kept whole and counted apart.
+    Only the context (the prompt up to its last visual token and that token's closing marker, or up to the end of a text
+    prompt's document) is prefilled, scored and reduced; T, C and ratios refer to it. The question is fed on the reduced
+    cache, kept whole and counted apart.
     """
 
     name = "query_agnostic"
@@ -139,11 +144,11 @@ class QueryAgnostic(Protocol):
 
 
 class QueryAware(Protocol):
-    """`query_agnostic` with scores that know the question; the difference between the two is what that is worth.
+    """`query_agnostic` with scores that know the question; the difference between the two is the value of knowing it.
 
     The whole prompt is prefilled and scored, then the context alone is reduced. T, C, ratios, protected tokens and
     windows refer to the context. The question's entries are dropped, and the question is fed again on the reduced
-    cache, kept whole and counted apart. Attention is causal, so the context's entries are those of `query_agnostic`:
+    cache, kept whole and counted apart. Attention is causal, so the context's entries equal those of `query_agnostic`:
     knowing the question changes only which of them stay.
     """
 
@@ -157,12 +162,12 @@ class QueryAware(Protocol):
 
 
 class Stream(QueryAgnostic):
-    """Read a video in chunks under a hard cap, then ask.
+    """A protocol that reads a video in chunks under a hard cap, then asks the question.
 
-    The budget is the cap: after every chunk no KV head of any layer holds more entries. Evicted entries are gone for all later
-    chunks too, unlike under `query_agnostic`, where the whole context passes the model before anything is evicted. Entries
-    that stay keep their positions, unless `StreamSettings.positions` moves them together. The question is fed at the end, kept
-    whole and counted apart.
+    The budget is the cap: after every chunk no KV head of any layer has more entries. Evicted entries are gone for all
+    later chunks too, unlike under `query_agnostic`, where the whole context passes the model before anything is
+    evicted. Entries that stay keep their positions, unless `StreamSettings.positions` moves them together. The question
+    is fed at the end, kept whole and counted apart.
     """
 
     name = "stream"
@@ -177,9 +182,9 @@ class StreamSettings:
     """Settings of `protocol=stream`.
 
     Attributes:
-        every: frames of a chunk (of a text: tokens); None: all at once.
-        ask_at: share of the stream after which the question comes, in whole chunks; the rest is never read.
-        positions: of entries that stay: `kept`, or `compact`, consecutive up to the newest token's.
+        every: frames per chunk (tokens, for a text); None: everything in one chunk.
+        ask_at: share of the stream after which the question is asked, in whole chunks; the rest is never read.
+        positions: positions of entries that stay: `kept`, or `compact` (consecutive, up to the newest token's).
     """
 
     every: int | None = 8
@@ -191,11 +196,11 @@ READ_AS_ASKED = StreamSettings()
 
 
 class Strict(Protocol):
-    """Feed the last prompt token again, so that every answer token is decoded from C entries.
+    """A protocol that feeds the last prompt token again, so that every answer token is decoded from C entries.
 
     Scores are those of `paper`. The last prompt token's slot is dropped in every layer and head, the other T - 1 tokens
-    are reduced to C - 1 entries per head, and that token is fed again: the cache then holds exactly C entries. It is
-    never ranked, merged or quantised. What earlier tokens absorbed in the full prefill stays: see `masked`.
+    are reduced to C - 1 entries per head, and that token is fed again: the cache then has exactly C entries. The token
+    is never ranked, merged or quantised. What earlier tokens absorbed in the full prefill stays: see `masked`.
     """
 
     name = "strict"
@@ -210,12 +215,12 @@ class Strict(Protocol):
 
 
 class Masked(Protocol):
-    """Recompute the entries that stay in a prefill that sees nothing else; a diagnostic of `strict`.
+    """A diagnostic of `strict` that recomputes the kept entries in a prefill that sees nothing else.
 
     Scoring and selection are those of `strict`. Then the prompt is prefilled a second time: in each layer and KV head,
     every token attends to what is kept there and to itself. The entries that stay are those of the second pass, and the
-    last prompt token is fed again on them. A token evicted everywhere affects only which tokens stay and what the
-    vision encoder mixed. The difference to `strict` is what kept entries remember of evicted ones.
+    last prompt token is fed again on them. A token evicted everywhere still affects which tokens stay and what the
+    vision encoder mixed, but nothing else. The difference to `strict` is what kept entries remember of evicted ones.
     """
 
     name = "masked"
@@ -232,10 +237,10 @@ class Masked(Protocol):
 
 
 class QueryFirst(QueryAware):
-    """Compress a document for its first question, then ask all.
+    """A protocol that compresses a document for its first question, then asks all of its questions.
 
     Documents take turns in which of their questions comes first, so that every ordered pair of questions is equally
-    frequent. The row of the first question itself is the control: it equals `query_aware`.
+    frequent. The row of the first question itself is the control: it equals the row under `query_aware`.
     """
 
     name = "query_first"
@@ -249,7 +254,8 @@ class QueryFirst(QueryAware):
 
 
 class QueryJoint(QueryAware):
-    """Compress a document once for all of its questions: the score of an entry is the mean of its scores for each."""
+    """A protocol that compresses a document once for all of its questions: an entry's score is the mean of its scores for
+    each question."""
 
     name = "query_joint"
     about = "the context is compressed once for all questions of its document: what the room costs when all are known"
@@ -258,7 +264,7 @@ class QueryJoint(QueryAware):
 
 
 class QueryGeneric(QueryAware):
-    """Compress a document once, knowing a fixed instruction of its dataset instead of a question."""
+    """A protocol that compresses a document once, knowing a fixed instruction of its dataset instead of a question."""
 
     name = "query_generic"
     about = "the context is compressed once, for a fixed instruction in place of the question"
@@ -267,7 +273,8 @@ class QueryGeneric(QueryAware):
 
 
 class QueryParaphrase(QueryAware):
-    """Compress a document for the question in other words, then ask it: what the wording alone costs."""
+    """A protocol that compresses a document for a paraphrase of the question, then asks the question: the cost of the
+    wording alone."""
 
     name = "query_paraphrase"
     about = "the context is compressed for the same question in other words"
@@ -276,11 +283,12 @@ class QueryParaphrase(QueryAware):
 
 
 class Turns(QueryAware):
-    """Ask the questions of a document in turn, in one conversation with the model's own answers.
+    """A protocol that asks the questions of a document in turn, in one conversation with the model's own answers.
 
-    The first turn is that of `query_aware`. After each answer every KV head is cut back to the budget: the document's entries
-    and those of earlier questions and answers compete, scored by the queries of the turn that has ended. The next question is
-    fed on what is left, kept whole and counted apart. Documents take turns in which of their questions comes first.
+    The first turn equals `query_aware`. After each answer every KV head is cut back to the budget: the document's
+    entries and those of earlier questions and answers compete, scored by the queries of the turn that has ended. The
+    next question is fed on what is left, kept whole and counted apart. Documents take turns in which of their questions
+    comes first.
     """
 
     name = "turns"
@@ -305,10 +313,10 @@ _KINDS = (
     Turns,
 )
 _PROTOCOLS = {kind.name: kind() for kind in _KINDS}
-"""In the order of the alphabet, diagnostics last."""
+"""Protocols by name, in alphabetical order, diagnostics last."""
 NAMES = tuple(_PROTOCOLS)
 SINGLE = tuple(name for name, one in _PROTOCOLS.items() if not one.needs_questions)
-"""Protocols for which a prompt's own question is enough."""
+"""Protocols that need only the prompt's own question."""
 CUTTING = tuple(name for name, one in _PROTOCOLS.items() if one.cuts)
 """Protocols that cut the prompt behind its context; `WHOLE` are the others."""
 WHOLE = tuple(name for name in NAMES if name not in CUTTING)
@@ -317,7 +325,7 @@ FED_ONCE = tuple(name for name, one in _PROTOCOLS.items() if one.feeds_once)
 
 
 def protocol(name: str) -> Protocol:
-    """Return the protocol of that name; raise ConfigError where there is none."""
+    """Return the protocol of that name; raise ConfigError if there is none."""
     if name not in _PROTOCOLS:
         raise ConfigError(f"protocol={name!r} is unknown; {nearest(str(name), NAMES)}")
     return _PROTOCOLS[name]

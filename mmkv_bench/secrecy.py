@@ -1,8 +1,8 @@
-"""Keeps keys and passwords out of rows, logs and trackers.
+"""Removal of keys and passwords from rows, logs and trackers.
 
-A secret is recognised in two ways. By the name that it stands under, such as `api_key`, or its place in an address. By its
-value, where an environment variable of such a name has it: values are recognised wherever an interpolation or an error message
-put them, also in the encodings that servers and libraries echo.
+A secret is recognised in two ways. By its name, such as `api_key`, or its position in an address. By its value, if an
+environment variable with such a name has this value: values are recognised wherever an interpolation or an error
+message put them, also in the encodings that servers and libraries echo.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 REDACTED = "<redacted>"
-SHORTEST = 8  # characters; shorter values are words that may stand anywhere
+SHORTEST = 8  # characters; shorter values are words that may occur anywhere
 _NAME = re.compile(
     r"(^|[_-])(api[_-]?keys?|(access|private|subscription)[_-]?key|secrets?([_-]?key)?|(auth|access|hf|api)?[_-]?token|"
     r"authorization|pass(word|wd|phrase)?|credentials?)$",
@@ -25,7 +25,7 @@ _NAME = re.compile(
 )
 # Variables are named more freely (JUDGE_KEY, PGPASSWORD, OPENAI_API_KEY_2); PWD alone is a folder.
 _VARIABLE = re.compile(r"(key|token|secret|pass(word|wd|phrase)?|.pwd|credentials?)(_?\d+)?$", re.IGNORECASE)
-# In an address: user:password@ before its host, and parameters such as ?api-key=...
+# In an address: user:password@ before the host, and parameters such as ?api-key=...
 _IN_ADDRESS = re.compile(
     r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)|(?<=[?&])((?:[\w-]*[_-])?(?:key|token|secret|password|sig|signature)=)[^&#\s\"']+",
     re.IGNORECASE,
@@ -35,15 +35,16 @@ _GIVEN = re.compile(r"([\w-]+)\s*:\s*([^\s,}\]]+)")  # key: value inside a mappi
 
 
 def known_secrets() -> list[str]:
-    """Values of the environment variables that have a secret's name."""
+    """Return the values of the environment variables whose names are those of secrets."""
     return [value for name, value in os.environ.items() if _VARIABLE.search(name) and name.upper() != "OLDPWD"]
 
 
 def literal_secret(overrides: Iterable[str]) -> str | None:
-    """The key of the first override that gives a secret as it is: a file of the job would hold it. None without one.
+    """Return the key of the first override that contains a secret in plain text, or None. A file of the job would store
+    the secret.
 
     Args:
-        overrides: `key=value`; a value with an interpolation is none.
+        overrides: `key=value`; a value with an interpolation is not a secret.
     """
     for override in overrides:
         key, _, value = override.partition("=")
@@ -57,11 +58,11 @@ def literal_secret(overrides: Iterable[str]) -> str | None:
 
 
 def without_secrets(value: Any, secrets: Iterable[str] | None = None, also: Callable[[str], str] = str) -> Any:
-    """`value` (text, or nested mappings and lists) with secrets replaced by `<redacted>`.
+    """Return `value` (text, or nested mappings and lists) with secrets replaced by `<redacted>`.
 
     Args:
-        secrets: values to look for; None = `known_secrets()`. Those shorter than 8 characters are left.
-        also: applied to every text that stands under no secret's name.
+        secrets: values to look for; None = `known_secrets()`. Values shorter than 8 characters are left.
+        also: applied to every text whose key is not the name of a secret.
     """
     pattern = _pattern(known_secrets() if secrets is None else secrets)
 
@@ -84,14 +85,14 @@ def without_secrets(value: Any, secrets: Iterable[str] | None = None, also: Call
 
 
 def _pattern(secrets: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern that matches any form of any secret, the longest first; None without secrets."""
+    """Return a pattern that matches any form of any secret, the longest first; None without secrets."""
     forms = {form for secret in secrets if len(secret) >= SHORTEST for form in _forms(secret)}
     return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
 
 
 def _forms(secret: str) -> set[str]:
-    """The secret as it is, as JSON (twice, too) and Python write it, in a URL, in HTML, in hexadecimal digits, and in both
-    alphabets of base64."""
+    """Return the forms of a secret: plain, as written by JSON (once and twice) and Python, in a URL, in HTML, in
+    hexadecimal digits, and in both alphabets of base64."""
     raw = secret.encode("utf-8", errors="surrogateescape")
     written = json.dumps(secret)[1:-1]
     forms = {secret, written, json.dumps(written)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], escape(secret)}
@@ -99,7 +100,7 @@ def _forms(secret: str) -> set[str]:
     if raw.decode("utf-8", errors="ignore") == secret:
         for form in (quote(secret, safe=""), quote(secret), quote_plus(secret)):
             forms |= {form, re.sub("%..", lambda found: found[0].lower(), form)}
-    for before in range(3):  # base64 digits depend on what stands before; those that share a byte with it are left out
+    for before in range(3):  # base64 digits depend on the bytes before; digits shared with those are left out
         first, last = -(-8 * before // 6), 8 * (before + len(raw)) // 6
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             forms.add(encode(bytes(before) + raw).decode()[first:last])

@@ -1,9 +1,9 @@
-"""Recomputes numbers that docs/findings.md quotes, from the committed rows.
+"""Recompute numbers that docs/findings.md quotes, from the committed rows.
 
     python scripts/findings.py            # all of them
     python scripts/findings.py pairs      # one part: sinks, stability, agreement, pairs, host, expansion, leads, free
 
-Each line ends with the heading of the finding that quotes it. Run it after rows were made again, and mend the text.
+Each line ends with the heading of the finding that quotes the number. Run this script after rows changed, and correct the text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "tiny"
 
 
 def tables(store: str, results: Path):
-    """The tables of exact match of a store."""
+    """Return a store's tables of exact match."""
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.rows import load
 
@@ -25,7 +25,7 @@ def tables(store: str, results: Path):
 
 
 def pairs(results: Path) -> Iterator[str]:
-    """How many pairs of methods are separated on the large pages."""
+    """Yield how many pairs of methods are separated on the large pages."""
     for table in tables("large", results):
         for budget, column in table.columns.items():
             yield (
@@ -35,7 +35,7 @@ def pairs(results: Path) -> Iterator[str]:
 
 
 def host(results: Path) -> Iterator[str]:
-    """Bytes on the host over full's, mean over answers, of HybridKV and its variants, by budget."""
+    """Yield HybridKV's bytes on the host over full's bytes, mean over answers, per variant and kind of budget."""
     from mmkv_bench.store.store import Store
 
     for store in ("ablations", "methods"):
@@ -53,7 +53,10 @@ def host(results: Path) -> Iterator[str]:
 
 
 def expansion(results: Path) -> Iterator[str]:
-    """MM-ShiftKV without votes, with and without expansion, minus the whole method: paired by sample, seeds averaged."""
+    """Yield scores of MM-ShiftKV without votes, with and without expansion, minus the whole method's.
+
+    Differences are paired by sample; seeds are averaged.
+    """
     from mmkv_bench.tables.compare import every_pair, samples_of
 
     for table in tables("mmshift_ablations", results):
@@ -72,7 +75,7 @@ def expansion(results: Path) -> Iterator[str]:
 
 
 def _bootstrap(differences) -> tuple[float, float]:
-    """95 % percentile interval of their mean."""
+    """Return the 95 % percentile interval of the mean of the differences."""
     import numpy as np
 
     drawn = np.random.default_rng(0).integers(len(differences), size=(10_000, len(differences)))
@@ -80,7 +83,7 @@ def _bootstrap(differences) -> tuple[float, float]:
 
 
 def leads(results: Path) -> Iterator[str]:
-    """In how many columns methods with SparseMM's budgets, which were calibrated, have the highest score."""
+    """Yield in how many columns methods with SparseMM's calibrated budgets have the highest score."""
     alone = shared = whole = 0
     for table in tables("methods", results):
         for budget in table.budgets:
@@ -98,7 +101,7 @@ def leads(results: Path) -> Iterator[str]:
 
 
 def free(results: Path) -> Iterator[str]:
-    """The share of the answers' tokens that is free under `paper`."""
+    """Yield the share of the answers' tokens that comes from the full prefill under `paper`."""
     seen = {}
     for table in tables("methods", results):
         if table.free is not None:
@@ -109,11 +112,11 @@ def free(results: Path) -> Iterator[str]:
 
 READER = "smollm2_135m_q4_1_english"
 COMPARED = {"english_records": ("0.1", "0.4"), "english_needles": ("0.4",), "english_passages": ("0.4",)}
-"""Task of results/real -> budgets at which some method is above the floor."""
+"""Task of results/real -> budgets at which at least one method scores above the floor."""
 
 
 def agreement(results: Path) -> Iterator[str]:
-    """Kendall's tau-b between twelve methods' scores on pretrained weights and on the embedded model's large pages."""
+    """Yield Kendall's tau-b between twelve methods' scores on pretrained weights and on the embedded model's large pages."""
     import numpy as np
     from scipy.stats import kendalltau
 
@@ -146,7 +149,7 @@ def agreement(results: Path) -> Iterator[str]:
 
 
 def stability(results: Path) -> Iterator[str]:
-    """Pairs of methods proven in results/real under `paper`, by what the same budget proves under other settings."""
+    """Yield how many of the pairs proven in results/real under `paper` are also proven under other settings, per budget."""
     from mmkv_bench.tables.compare import every_pair
 
     real = [table for table in tables("../real", results) if table.axis == "fraction"]
@@ -175,7 +178,7 @@ def stability(results: Path) -> Iterator[str]:
 
 
 def sinks(results: Path) -> Iterator[str]:
-    """What sinks at equal entries change: a setting of a method minus its default, paired by sample."""
+    """Yield the effect of sinks at equal entries: a setting of a method minus its default, paired by sample."""
     from mmkv_bench.tables.compare import every_pair
 
     for table in tables("../real_sinks", results):

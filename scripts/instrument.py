@@ -1,11 +1,11 @@
-"""Tells what the reader's rows can tell apart, and whether other models and the papers agree (docs/findings.md).
+"""Report which methods the reader's rows separate, and whether other models and the papers agree (docs/findings.md).
 
-    python scripts/instrument.py                # all of it
+    python scripts/instrument.py                # all parts
     python scripts/instrument.py power          # one part: power, tasks, models, papers
     python scripts/instrument.py predict FILE   # writes the predictions for SmolVLM-256M
-    python scripts/instrument.py score FILE STORE   # counts how many of them the rows of STORE prove
+    python scripts/instrument.py score FILE STORE   # counts the predictions that the rows of STORE prove
 
-Scores are exact match under `protocol=paper`. A pair of methods is proven where the tables' paired test separates it.
+Scores are exact match under `protocol=paper`. A pair of methods is proven if the tables' paired test separates it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "results"
 BUDGET = "0.2"
-"""The primary endpoint's: share of the prompt."""
+"""Budget of the primary endpoint, a fraction of the prompt."""
 DRAWS = 1000
 CONTROLS = ("random", "oracle", "blind")
 NEXT_MODEL = "smolvlm_256m"
@@ -33,11 +33,11 @@ PAIRS_OF_MODELS = {
     "embedded, pages_lookup_large at 64": ("tiny/methods", "pages_lookup_large", "tiny", "64"),
     "embedded, pages_walk_large at 128": ("tiny/methods", "pages_walk_large", "tiny", "128"),
 }
-"""Other tables whose decisions stand beside the reader's: store, dataset, model, budget."""
+"""Name -> store, dataset, model and budget of other tables that are compared with the reader's."""
 
 
 def tables(store: Path) -> list[Any]:
-    """Build the tables of exact match under `paper` of a store, one a dataset, model and kind of budget."""
+    """Build a store's tables of exact match under `paper`, one per dataset, model and kind of budget."""
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.rows import load
 
@@ -57,7 +57,7 @@ def compared(table: Any, budget: str) -> dict[str, Any]:
 
 
 def proven(table: Any, budget: str) -> dict[tuple[str, str], str | None]:
-    """Return (method, method) in alphabetical order -> the one that is proven better, None where neither is."""
+    """Map each pair of methods, in alphabetical order, to the method proven better, or None if neither is."""
     from mmkv_bench.tables.compare import every_pair
 
     pairs = [pair for pair in every_pair(table) if pair.budget == budget and pair.level is not None]
@@ -66,7 +66,7 @@ def proven(table: Any, budget: str) -> dict[tuple[str, str], str | None]:
 
 
 def power(results: Path) -> Iterator[str]:
-    """Share of pairs that are separated, and how reliable the order of methods is, by task and budget."""
+    """Yield the share of separated pairs and the reliability of the methods' order, per task and budget."""
     for dataset, table in readers(results).items():
         for budget in table.budgets:
             scores, decided = compared(table, budget), proven(table, budget)
@@ -79,9 +79,9 @@ def power(results: Path) -> Iterator[str]:
 
 
 def reliability(scores: Mapping[str, Any]) -> float:
-    """Mean correlation of the methods' means on two random halves of the samples, stepped up to all of them (Spearman-Brown).
+    """Return the mean correlation of the methods' means on two random halves of the samples, corrected to all samples.
 
-    NaN where all methods score the same in some half.
+    The correction is Spearman-Brown's. The result is NaN if all methods have the same mean in a half.
     """
     import numpy as np
 
@@ -98,7 +98,7 @@ def reliability(scores: Mapping[str, Any]) -> float:
 
 
 def tasks(results: Path) -> Iterator[str]:
-    """Agreement of two tasks about the order of methods, with a bootstrap interval over both tasks' documents."""
+    """Yield the agreement of two tasks about the order of methods, with a bootstrap interval over both tasks' documents."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -124,7 +124,7 @@ def tau_b(one: Any, other: Any) -> float:
 
 
 def models(results: Path) -> Iterator[str]:
-    """Decisions of the reader's tasks beside those of SmolLM2 on text and of the embedded model."""
+    """Yield how decisions of the reader's tasks agree with those of SmolLM2 on text and of the embedded model."""
     others = {}
     for name, (store, dataset, model, budget) in PAIRS_OF_MODELS.items():
         (table,) = (
@@ -147,7 +147,7 @@ def models(results: Path) -> Iterator[str]:
 
 
 def agreement(one: str | None, other: str | None) -> str:
-    """Say how two decisions about a pair stand to each other."""
+    """Return how two decisions about a pair agree: `same`, `opposite`, `one` or `none`."""
     if one is None or other is None:
         return "none" if one is other else "one"
     return "same" if one == other else "opposite"
@@ -173,7 +173,7 @@ def printed() -> Iterator[tuple[str, tuple[str, ...], int, dict[str, float]]]:
 
 
 def clear(scores: Mapping[str, float], n: int) -> Iterator[tuple[str, str, int]]:
-    """Yield pairs of methods whose printed gap is above two of its standard errors: 1 where the first is better, else -1."""
+    """Yield pairs of methods whose printed gap exceeds two standard errors, with 1 if the first is better, else -1."""
     for one, other in combinations(sorted(scores), 2):
         shares = [min(max(scores[method] / 100, 0.0), 1.0) for method in (one, other)]
         error = 100 * math.sqrt(sum(p * (1 - p) for p in shares) / n)
@@ -183,7 +183,10 @@ def clear(scores: Mapping[str, float], n: int) -> Iterator[tuple[str, str, int]]
 
 
 def papers(results: Path) -> Iterator[str]:
-    """Tau-b of the reader, two dumb predictors and other papers with each paper's clear pairs, its own method left out."""
+    """Yield the tau-b of predictors with each paper's clear pairs; the paper's own method is left out.
+
+    The predictors are the reader, two trivial rules and other papers.
+    """
     import numpy as np
 
     guesses: dict[str, dict[str, float]] = {
@@ -210,7 +213,7 @@ def papers(results: Path) -> Iterator[str]:
 
 
 def years() -> dict[str, float]:
-    """Return method -> year and month of its paper, as arXiv numbers it."""
+    """Map each method to year and month of its paper, from the arXiv number."""
     import re
 
     from mmkv_bench.config.files import content, options
@@ -221,7 +224,7 @@ def years() -> dict[str, float]:
 
 
 def agreement_with(pairs: list[tuple[str, str, int]], guess: Mapping[str, float]) -> str:
-    """Say how a guess of scores agrees with printed pairs."""
+    """Return how a guess of scores agrees with printed pairs, as text."""
     import numpy as np
 
     known = [pair for pair in pairs if pair[0] in guess and pair[1] in guess]
@@ -229,7 +232,7 @@ def agreement_with(pairs: list[tuple[str, str, int]], guess: Mapping[str, float]
 
 
 def tau(signs: list[float]) -> str:
-    """Return tau-b of pairs that no paper ties: +1 the same way, -1 the other way, 0 a tie of the guess."""
+    """Return tau-b of pairs that no paper ties, as text. signs: +1 same order, -1 opposite order, 0 tied in the guess."""
     untied = sum(sign != 0 for sign in signs)
     if not untied:
         return f"no pair ({len(signs)} ties)"
@@ -237,7 +240,7 @@ def tau(signs: list[float]) -> str:
 
 
 def predict(results: Path, file: Path) -> None:
-    """Write which pairs SmolVLM-256M will prove on the reader's pages: those that the reader proves."""
+    """Write the pairs that SmolVLM-256M is predicted to prove on the reader's pages: those that the reader proves."""
     predictions = {
         "model": NEXT_MODEL,
         "rows": "make first-real asks them; python scripts/instrument.py score FILE STORE counts what is proven",
@@ -257,7 +260,7 @@ def predict(results: Path, file: Path) -> None:
 
 
 def score(file: Path, store: Path) -> Iterator[str]:
-    """Count the predicted pairs by what the rows of a store prove, by dataset and budget."""
+    """Yield, per dataset and budget, how many predicted pairs the rows of a store prove."""
     asked = json.loads(file.read_text())
     decided = {table.dataset: table for table in tables(store) if table.context["model"] == asked["model"]}
     for column, pairs in asked["pairs"].items():

@@ -1,9 +1,9 @@
-"""What methods keep of a page: shares of kept visual entries that are entry cells, distractors and blanks.
+"""Count what methods keep of a page: shares of kept visual entries that are entry cells, distractors and blanks.
 
     python scripts/kept_cells.py --samples 100 --out results/tiny/kept_cells.md
 
 Reads development pages only. An entry cell belongs to a fact (`K384q`), a distractor is any other glyph, the rest is
-blank. `needed` is the share of the asked chain's cells that are kept, averaged over layers and KV heads.
+blank. `needed` is the kept share of the cells that the question needs, averaged over layers and KV heads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ METHODS = ("random", "snapkv", "keydiff", "expected_attention", "mmshift")
 
 
 def cell_kinds(document) -> tuple:
-    """bool arrays over the page's cells in reading order: entry cells, blanks."""
+    """Return bool arrays over the page's cells in reading order: entry cells, blanks."""
     import numpy as np
 
     from mmkv_bench.tiny.layout import BLANK, ENTRY_LENGTH
@@ -28,7 +28,7 @@ def cell_kinds(document) -> tuple:
 
 
 def needed_cells(document, turn) -> list[int]:
-    """Reading-order positions of the cells that hold the asked chain."""
+    """Return the reading-order positions of the cells with the chain that the question needs."""
     import numpy as np
 
     from mmkv_bench.tiny.layout import ENTRY_LENGTH
@@ -42,7 +42,7 @@ def needed_cells(document, turn) -> list[int]:
 
 
 def measure(samples: int, budgets: list[int], size: str) -> list[dict]:
-    """One row per method and budget: mean shares over samples, layers and KV heads."""
+    """Return one row per method and budget: mean shares over samples, layers and KV heads."""
     import numpy as np
     import torch
     from PIL import Image

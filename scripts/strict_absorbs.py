@@ -1,10 +1,10 @@
-"""What `protocol=strict` leaves free: entries that stay remember cells of the page that are evicted in every layer and head.
+"""Show that under `protocol=strict` kept entries contain information about cells that are evicted in every layer and head.
 
     python scripts/strict_absorbs.py --samples 100
 
-Each development page is answered twice under strict, from the same slots of two prefills: of the page itself, and of the
-page with the cells that no layer and no head keeps put in another order. The entries that are kept stand for equal pixels
-both times, so that answers could not differ if they held nothing of what was evicted.
+Each development page is answered twice under strict, from the same slots of two prefills: one of the page, one of a twin page
+in which the cells that no layer and no head keeps are in another order. The kept entries belong to equal pixels both times. So
+the answers could not differ if kept entries contained nothing of the evicted cells.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CELL = 28  # px
 
 @dataclass(frozen=True)
 class Twice:
-    """The answers (token ids) to a page and to its twin; `moved`: how many cells of the twin show something else."""
+    """Answers (token ids) to a page and to its twin. moved: number of cells that differ in the twin."""
 
     first: list[int]
     second: list[int]
@@ -26,7 +26,7 @@ class Twice:
 
 
 def twice(task: str, size: str, method: str, budget: int, samples: int, move: bool = True) -> Iterator[Twice]:
-    """Every page from number 0 on, in order. move=False: the twin is the page itself, prefilled again."""
+    """Yield the answers for every page from number 0 on, in order. move=False: the twin is the same page, prefilled again."""
     import torch
     from PIL import Image
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Refuses what makes a clone heavy: a file over 10 MB, or more than 30 MB below results/. Part of `make lint` and of the
-hooks of git (.pre-commit-config.yaml).
+"""Refuse files that make a clone heavy: a file over 10 MB, or more than 30 MB below results/.
+
+Part of `make lint` and of the git hooks (.pre-commit-config.yaml).
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ FILE, RESULTS = 10_000_000, 30_000_000
 
 
 def too_heavy(root: Path) -> list[str]:
-    """A sentence for each thing that is too large among the files that git has or would take in the checkout `root`: as they
-    are staged, and as they lie there."""
+    """Return a sentence per file that is too large, and one if results/ is too large, in the checkout `root`.
+
+    Staged files and files on disk are checked; files that git ignores are left out."""
     staged = _staged(root)
     here = {
         name for name in _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0") if name
@@ -33,7 +35,7 @@ def too_heavy(root: Path) -> list[str]:
 
 
 def _staged(root: Path) -> dict[str, int]:
-    """Bytes of every file in the index, which is what the next commit holds."""
+    """Return the bytes of every file in the index, as the next commit would contain it."""
     entries = [entry.split("\t", 1) for entry in _git(root, "ls-files", "-z", "--stage").split("\0") if entry]
     objects = "".join(f"{facts.split()[1]}\n" for facts, _ in entries)
     told = _git(root, "cat-file", "--batch-check=%(objectsize)", given=objects).splitlines()
@@ -49,7 +51,7 @@ def main() -> int:
     try:
         found = too_heavy(Path.cwd())
     except (OSError, subprocess.CalledProcessError):
-        print("weight: no git checkout here, nothing to check")
+        print("weight: this folder is not a git checkout, nothing to check")
         return 0
     for line in found:
         print(f"error: {line}. Rows: `python -m mmkv_bench pack <rows> --slim`.", file=sys.stderr)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Refuses YAML files that cannot be read, and mappings with a key that stands twice (the later one would win silently)."""
+"""Refuse YAML files that cannot be read, and mappings with a duplicate key (the later value would win silently)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import yaml
 
 
 def faults(path: Path) -> Iterator[str]:
-    """A sentence for each fault of the file. Tags (`!function`) are not followed."""
+    """Yield a sentence for each fault of the file. Tags (`!function`) are not resolved."""
     try:
         documents = list(yaml.compose_all(path.read_text(encoding="utf-8"), yaml.SafeLoader))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         yield f"{path} is not valid YAML: {' '.join(str(error).split())}"
         return
     for document in documents:
-        yield from (f"{path}, line {line}: {key!r} stands here a second time" for key, line in _twice(document))
+        yield from (f"{path}, line {line}: {key!r} occurs a second time" for key, line in _twice(document))
 
 
 def _twice(node: yaml.Node | None) -> Iterator[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""Each cell of the README's tables on a page, and links to it from the table's numbers; part of `make docs`.
+"""Write the page of cells for each table of the README, and links from the table's numbers to the page; part of `make docs`.
 
 python -m tools.cells_page            writes cells.md beside the rows, and the links in README.md
 python -m tools.cells_page --check    writes nothing; 1 if anything would change
@@ -22,13 +22,13 @@ ROWS = {
     "results/reader": "results of the reader",
     "results/real": "results of pretrained weights",
 }
-"""Rows -> what the comments around their table in the README say."""
+"""Folder of rows -> text of the comments around its table in the README."""
 README = Path("README.md")
-SHORT = 8  # letters of a hash that name a cell here
+SHORT = 8  # digits of a hash that name a cell on the page
 
 
 def page(rows: str, tables: list[ScoreTable]) -> str:
-    """Return a line a cell: hash, score and interval, and the commands that show it and make it again."""
+    """Return a page with one line per cell: hash, score and interval, and commands that show the cell and make it again."""
     example = next(entry.cells[0] for table in tables for _, budget, entry in table.cells if budget)[:SHORT]
     lines = [
         f"# The cells of {rows}",
@@ -56,7 +56,7 @@ def page(rows: str, tables: list[ScoreTable]) -> str:
 
 
 def linked(text: str, rows: str, tables: list[ScoreTable]) -> str:
-    """Return the README with a link on each number of its table of these rows."""
+    """Return the README with a link on each number in the table of these rows."""
     begin, end = (f"<!-- {ROWS[rows]}: {place} -->" for place in ("begin", "end"))
     before, block, after = re.split(f"({begin}.*?{end})", text, maxsplit=1, flags=re.DOTALL)
     block = re.sub(r"\[(\d\.\d\d)\]\[[0-9a-f]+\]", r"\1", re.sub(r"(?m)^\[[0-9a-f]{8}\]: .*\n", "", block))
@@ -76,7 +76,7 @@ def linked(text: str, rows: str, tables: list[ScoreTable]) -> str:
 
 
 def _linked_lines(lines: list[str], table: ScoreTable, named: dict[str, None]) -> Iterator[str]:
-    """Yield the lines with links; fill `named` with the cells that they lead to."""
+    """Yield the lines with links; add the cells that the links lead to as keys of `named`."""
     budgets: list[str] = []
     entries = {(line_label(method), budget): entry for method, budget, entry in table.cells}
     for line in lines:

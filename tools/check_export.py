@@ -1,9 +1,9 @@
-"""Validate records of Every Eval Ever against the schema in the project's own package, which wants Python 3.12 or newer.
+"""Validate records of Every Eval Ever against the schema in that project's package, which needs Python 3.12 or newer.
 
-    python tools/check_export.py                      exports results/tiny/large and validates that
-    python tools/check_export.py records/data         validates what is there
+    python tools/check_export.py                      exports results/tiny/large and validates the records
+    python tools/check_export.py records/data         validates existing records
 
-Its wheel is downloaded for Python 3.12, without what it depends on, and only the schema is read from it.
+The package's wheel is downloaded for Python 3.12 without its dependencies, and only the schema is read from it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCHEMA = "every_eval_ever/schemas/eval.schema.json"
 
 
 def schema(folder: Path) -> dict:
-    """The schema, from the wheel."""
+    """Return the schema in the wheel."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", PACKAGE]
     subprocess.run([*command, "--python-version", "3.12", "--no-deps", "--dest", str(folder)], check=True)
     (wheel,) = folder.glob("every_eval_ever-*.whl")
@@ -32,7 +32,7 @@ def schema(folder: Path) -> dict:
 
 
 def faults(validator: Draft7Validator, folder: Path) -> tuple[int, list[str]]:
-    """(records, what is wrong with them)."""
+    """Return the number of records, and what is wrong with them."""
     found, files = [], sorted(folder.rglob("*.json"))
     for file in files:
         record = json.loads(file.read_text(encoding="utf-8"))
@@ -41,7 +41,7 @@ def faults(validator: Draft7Validator, folder: Path) -> tuple[int, list[str]]:
 
 
 def main() -> int:
-    """0 where all are valid."""
+    """Return 0 if all records are valid."""
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         validator = Draft7Validator(schema(scratch))

@@ -1,4 +1,4 @@
-"""Promises of a model of conf/model and its family, checked with random weights: `python -m tools.check_model <name>`.
+"""Check a model of conf/model and its family with random weights: `python -m tools.check_model <name>`.
 
 The model has its true widths, two layers, and computes in float32 on the CPU. A check returns what is broken, or None; the first
 line of its docstring is the promise.
@@ -45,13 +45,13 @@ METHODS = ("snapkv", "h2o")
 
 @dataclass(frozen=True)
 class Checked:
-    """A model of conf/model under its name."""
+    """A model of conf/model that is checked."""
 
     name: str
 
     @cached_property
     def node(self) -> Model:
-        """The model's file, for two layers of random weights."""
+        """The settings in the model's file, for two layers of random weights."""
         return Model(
             **content(MODEL, self.name) | {"weights": "random", "layers": LAYERS, "dtype": "float32", "device": "cpu"}
         )
@@ -79,7 +79,7 @@ class Checked:
 
     @property
     def media(self) -> tuple[str, ...]:
-        """Media that its prompts take."""
+        """Media that the model's prompts may contain."""
         return family(self.kind).media
 
     def prompt(self, pictures: Sequence[Image.Image] = (), clips: Sequence[Frames] = ()) -> Any:
@@ -91,7 +91,7 @@ class Checked:
         return encode(self.loaded.processor, facts, "check", messages, list(pictures), list(clips))
 
     def usual_prompt(self) -> Any:
-        """Encode the question behind one picture, or alone where the model takes no pictures."""
+        """Encode the question after one picture, or alone if the model takes no pictures."""
         return self.prompt([picture(SIZES[1])] if "image" in self.media else [])
 
 
@@ -151,7 +151,7 @@ def visual_tokens_have_places(checked: Checked) -> str | None:
 
 
 def _touches(box: Box, place: tuple[float, float]) -> bool:
-    """Return True where a box lies in or beside the square that begins at a place, and is no large part of the picture."""
+    """Tell whether a box overlaps or touches the square at `place`, and is not a large part of the picture."""
     (top, left), height, width = place, box.bottom - box.top, box.right - box.left
     down = box.top <= top + CHANGED + height and box.bottom >= top - height
     return bool(height * width < 0.25 and down and box.left <= left + CHANGED + width and box.right >= left - width)
@@ -159,7 +159,7 @@ def _touches(box: Box, place: tuple[float, float]) -> bool:
 
 @torch.no_grad()
 def _features(checked: Checked, prompt: Any) -> torch.Tensor:
-    """Return what enters the first layer of the text model for each visual token, `[visual tokens, width]`."""
+    """Return the inputs of the text model's first layer for all visual tokens, `[visual tokens, width]`."""
     entered: list[torch.Tensor] = []
 
     def keep(layer: Any, args: Any, kwargs: Any) -> None:
@@ -231,7 +231,7 @@ NEEDED: dict[Callable[[Checked], str | None], str] = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Check all promises of a model: 0 when they are kept, 1 when one is broken, 2 for a model that cannot be had."""
+    """Check all promises of a model. Return 0 if they are kept, 1 if one is broken, 2 for a model that is not available."""
     known = canonical(MODEL, words[0]) if len(words) == 1 else ""
     if known not in options(MODEL):
         print(f"name one model of conf/model; {nearest(known, options(MODEL))}", file=sys.stderr)

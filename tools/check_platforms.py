@@ -1,4 +1,4 @@
-"""`make check-platforms`: does requirements.lock install on every platform that docs/run.md names? Downloads no package.
+"""`make check-platforms`: test whether requirements.lock can be installed on every platform in docs/run.md, without downloads.
 
 For each platform and Python version, uv looks in the package index whether every locked version has a wheel there.
 Four packages are published as source only; they are plain Python, so any platform can build them.
@@ -26,7 +26,7 @@ MACOS = {"MACOSX_DEPLOYMENT_TARGET": "14.0"}
 
 
 def missing(uv: str, lock: Path, platform: str, python: str) -> str | None:
-    """What cannot be installed there, in uv's words; None where all of the lock can."""
+    """Return uv's text about what cannot be installed on a platform; None if the whole lock file can."""
     command = [uv, "pip", "compile", str(lock), "--no-deps", "--quiet", "--only-binary", ":all:"]
     command += ["--python-platform", platform, "--python-version", python]
     for package in SOURCE_ONLY:
@@ -36,14 +36,14 @@ def missing(uv: str, lock: Path, platform: str, python: str) -> str | None:
 
 
 def unreachable(uv: str) -> str | None:
-    """Why the package index cannot be asked, in uv's words; None where it answers."""
+    """Return uv's text about why the package index does not answer; None if it answers."""
     command = [uv, "pip", "compile", "--quiet", "--no-deps", "--no-cache", "-"]
     done = subprocess.run(command, input="pytz", capture_output=True, text=True, check=False)
     return None if done.returncode == 0 else " ".join(done.stderr.split())
 
 
 def main() -> int:
-    """Exit code: 0, or 1 when a platform lacks something."""
+    """Return the exit code: 0, or 1 if a platform lacks something."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--uv", default="uv", help="the uv to ask")
     options.add_argument("--lock", type=Path, default=Path("requirements.lock"))

@@ -1,7 +1,7 @@
 """`python -m tools.compare_rows <rows> <model> <rows> <model>`: paired differences of scores between two models.
 
-Lines are the cells that both models have alike: dataset, method, protocol, budget, seed and parameters. A difference is
-the second model's score minus the first's, its mean over common samples with the 95 % bootstrap interval over clusters.
+A line is a pair of cells with equal dataset, method, protocol, budget, seed and parameters. A difference is the second
+model's score minus the first's: the mean over common samples with the 95 % bootstrap interval over clusters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEYS = ["dataset", "metric", "protocol", "method", "budget_fraction", "budget_en
 
 
 def scores(folder: Path, model: str, metric: str) -> pd.DataFrame:
-    """One line per cell of a model and sample: `KEYS`, sample_id, cluster and value. Raises ConfigError without any cell."""
+    """Return one line per cell of a model and sample: `KEYS`, sample_id, cluster and value. Raises ConfigError without a cell."""
     rows = load_rows(folder)
     models = sorted(set(rows.cells["model"]))
     if model not in models:
@@ -33,7 +33,7 @@ def scores(folder: Path, model: str, metric: str) -> pd.DataFrame:
 
 
 def differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
-    """One line per cell of both: `KEYS`, n common samples, mean of each, difference and its interval [low, high]."""
+    """Return one line per pair of cells: `KEYS`, n common samples, both means, the difference and its interval [low, high]."""
     both = first.merge(second, on=[*KEYS, "sample_id", "cluster"], suffixes=("_a", "_b"))
     lines = []
     for key, cell in both.groupby(KEYS, dropna=False, sort=False):
@@ -45,7 +45,7 @@ def differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the differences as a table. Exit code: 0; 2 where a model has no rows or both have no cell in common."""
+    """Print the differences as a table. Return 0, or 2 if a model has no rows or the two have no cell in common."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if len(words) != 4:
         print("error: give two folders of rows, and behind each a model of its rows", file=sys.stderr)

@@ -1,8 +1,8 @@
 """Pages of data sets: `docs/datasets.md` lists them and `docs/datasets/<name>.md` describes each benchmark.
 
 `python -m tools.datasets_page` writes them, `--check` compares them. Everything is read from `conf/dataset` (files and tables)
-and from the YAML files of the tasks named there. Data sets of a family of many, whose names begin alike, share a page: what
-they have in common once, the rest as a table.
+and from the YAML files of the tasks named there. Data sets of a large family (names with a common beginning) share a page: it
+states common facts once, and the differences in a table.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ USES = {
 
 @dataclass(frozen=True)
 class Dataset:
-    """One dataset file, as the page shows it: what is said about it, in words, by key."""
+    """One dataset file as the page shows it: texts by key."""
 
     name: str
     judge: str
@@ -123,10 +123,10 @@ def _page(heading: str, members: Sequence[Dataset]) -> str:
 
 
 def read(name: str) -> Dataset:
-    """A dataset file and the YAML of its task.
+    """Return a dataset file with the YAML of its task.
 
     Raises:
-        ConfigError: no `about`, an entry of it that is missing, or a length that is not the one it runs with.
+        ConfigError: `about` or an entry of it is missing, or states another answer length than a run uses.
     """
     node = content("dataset", name)
     about = dict(node.get("about") or {})
@@ -160,7 +160,7 @@ def read(name: str) -> Dataset:
 
 
 def _sections(datasets: Sequence[Dataset]) -> list[tuple[str, list[Dataset]]]:
-    """Heading -> datasets: families of many share one."""
+    """Map each heading to its datasets; a large family has one heading."""
     found: list[tuple[str, list[Dataset]]] = []
     for family, members in groupby(datasets, key=lambda d: d.name.partition("_")[0]):
         many = list(members)
@@ -173,7 +173,7 @@ def _single(dataset: Dataset) -> list[str]:
 
 
 def _family(members: Sequence[Dataset]) -> list[str]:
-    """What all members share as bullets, what differs as columns of a table; traps of some of them below it."""
+    """Return the text of a family: common facts as bullets, differences as columns of a table, and some members' traps below."""
     keys = list(dict.fromkeys(key for d in members for key in _keys(d.facts)))
     shared = [key for key in keys if len({d.facts.get(key) for d in members}) == 1]
     named_alike = all(d.facts["task"] == f"`{d.name}`" for d in members)
@@ -236,7 +236,7 @@ def _made(name: str) -> bool:
 
 
 def _task(name: str, node: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The task's YAML as data, and where it comes from."""
+    """Return the task's YAML as data, and its source."""
     from mmkv_bench.datasets.specs import spec_from_config
     from mmkv_bench.datasets.task_yaml import OWN_FOLDER, plain_config, task_file
 

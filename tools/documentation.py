@@ -3,10 +3,10 @@
     pip download --no-deps --no-binary :all: -d <folder> networkx==3.6.1 ...       # VERSIONS below
     python -m tools.documentation <folder> <folder of SmolLM2's tokenizer>
 
-Of each project up to three stretches of its release notes that do not overlap, from above the first heading of 2024 or earlier,
-40 in all, the first ones of all projects first. A stretch
-is 1,024 tokens and the 512 that follow, of SmolLM2's tokenizer; it is cut behind a line's end, so that both parts have the same
-tokens apart as together. Writes `stretches.jsonl.gz` and `LICENCES.txt` into the task's folder.
+Each project gives up to three stretches of its release notes that do not overlap, from the text above the first heading of 2024
+or earlier. There are 40 stretches; the first stretches of all projects come first. A stretch is 1,024 tokens of SmolLM2's
+tokenizer and the 512 that follow. It is cut after a line's end, so that both parts have the same tokens separately as together.
+Writes `stretches.jsonl.gz` and `LICENCES.txt` into the task's folder.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ OLD = re.compile(r"\b20(0\d|1\d|2[0-4])\b|\b2024\.\d")
 
 
 def member(archive: tarfile.TarFile, name: str) -> str:
-    """The text of a file in an archive."""
+    """Return the text of a file in an archive."""
     content = archive.extractfile(name)
     assert content is not None, name
     return content.read().decode()
 
 
 def recent(text: str) -> str:
-    """The text above its first short line that names a year before 2025."""
+    """Return the text above the first short line that names a year before 2025."""
     lines = text.splitlines(keepends=True)
     old = (place for place, line in enumerate(lines) if place > 5 and len(line) < 70 and OLD.search(line))
     return "".join(lines[: next(old, len(lines))])
 
 
 def stretches(text: str, tokenizer: Any) -> Iterator[tuple[str, str]]:
-    """Yield (prompt, continuation): single line ends behind which each has its number of tokens, apart and together."""
+    """Yield (prompt, continuation) cut at line ends, where each part has its number of tokens, separately as together."""
     start = 0
 
     def ids(part: str) -> list[int]:

@@ -1,9 +1,9 @@
-"""Cells as records of Every Eval Ever (schema 0.3.0): scores with their intervals, the budget asked and counted, checksums.
+"""Export cells as records of Every Eval Ever (schema 0.3.0): scores with intervals, requested and counted budget, checksums.
 
     python -m tools.every_eval_ever results/tiny/large --out records --organization 'My lab'
 
-One record is one cell: a model under one method at one budget on one dataset. What a compressor changes has no place of its own
-in that schema and stands in the model's and the generation's `additional_details`, whose values are strings.
+One record is one cell: a model under one method at one budget on one dataset. The schema has no fields for a compressor, so its
+settings are in the model's and the generation's `additional_details`, whose values are strings.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ _ANSWERS = ("sample_id", "status", "answer", "token_ids")
 
 @dataclass(frozen=True)
 class By:
-    """Who hands the records out, and when (seconds of Unix time). relationship: to the model, one of `RELATIONSHIPS`."""
+    """Publisher of the records, and time of publication (seconds of Unix time).
+
+    relationship: the publisher's relationship to the model, one of `RELATIONSHIPS`.
+    """
 
     organization: str
     relationship: str
@@ -52,7 +55,7 @@ class By:
 
 
 def records(store: Store, by: By) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """(cell, its record), in the order of datasets, methods and budgets; None where none of its metrics has a value."""
+    """Yield (cell, record), in the order of datasets, methods and budgets; the record is None if no metric has a value."""
     commands = Commands()
     answers = AnswerTable(
         store.responses(None, dict.fromkeys(["cell", "doc_id", "kept", "chosen", *_ANSWERS, *COUNTED]), coded=True)
@@ -74,11 +77,12 @@ def records(store: Store, by: By) -> Iterator[tuple[str, dict[str, Any] | None]]
 
 
 def write(store: Store, by: By, out: Path) -> tuple[list[Path], list[str]]:
-    """One file per record below `out`, as the project's data repository has them: data/<dataset>/<developer>/<model>/<uuid>.json.
-    The same cell has the same file name, so that a further export replaces it.
+    """Write one file per record below `out`, in the layout of the project's data repository.
+
+    The path is data/<dataset>/<developer>/<model>/<uuid>.json. A cell always has the same file name, so a new export replaces it.
 
     Returns:
-        The files, and the cells that have no record.
+        The files, and the cells without a record.
     """
     files, left = [], []
     for cell, record in records(store, by):
@@ -163,8 +167,9 @@ def _record(
 
 
 def answers_sha256(table: Any) -> str:
-    """sha256 (hex) of a cell's answers: of each row, by sample, the JSON list [sample id, status, answer, token ids], without
-    spaces, and a line break."""
+    """Return the sha256 (hex) of a cell's answers.
+
+    Each row, ordered by sample, gives the JSON list [sample id, status, answer, token ids] without spaces, and a line break."""
     digest = hashlib.sha256()
     columns = [table[name].to_pylist() for name in _ANSWERS]
     for row in sorted(zip(*columns, strict=True), key=lambda row: row[0]):

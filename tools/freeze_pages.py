@@ -1,8 +1,7 @@
-"""Draw the test pages, and the dev pages that a fingerprint is made of: `python -m tools.freeze_pages`.
+"""Draw the test pages, and the dev pages of a fingerprint, and write their digests: `python -m tools.freeze_pages`.
 
-Their digests are written; every later load is held to them.
-
-To be run when the pages were changed on purpose, before any method has seen them.
+Every later load compares pages with these digests. Run this tool only if pages were changed on purpose, before any method has
+seen them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT, PAGE_TASKS, SIZES, lmm
 
 
 def chunk_digest(name: str, split: str, number: int) -> str:
-    """Content digest (hex) of one chunk, drawn anew."""
+    """Draw one chunk and return the digest (hex) of its content."""
     return page_data.content_digest([page_data.to_row(one) for one in page_data.chunk_samples(name, split, number)])
 
 

@@ -1,7 +1,7 @@
-"""The README's first picture: a page that the reader reads, and how many KV heads keep each patch under three methods.
+"""Draw the README's first picture: a page for the reader, and how many KV heads keep each patch under three methods.
 
-`python -m tools.kept_picture` writes docs/images/kept.png; `mmkv-bench fetch model reader` comes first. The page is one of
-development.
+`python -m tools.kept_picture` writes docs/images/kept.png; run `mmkv-bench fetch model reader` before. The page is a
+development page.
 """
 
 from __future__ import annotations

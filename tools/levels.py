@@ -1,4 +1,4 @@
-"""False separations of equal methods, and their cost in power, on a grid fixed beforehand: `make simulate-levels`.
+"""Simulate false separations of equal methods, and the cost in power, on a grid fixed beforehand: `make simulate-levels`.
 
 methods  2, 3, 5, 8, 28; every two of them are a pair, corrected together
 pages    50, 100, 300 clusters of four shapes: single samples; 1 to 7; geometric with mean 4 and at most 25 (as DocVQA); one page
@@ -39,7 +39,7 @@ _MEDIAN, _SPREAD, _CAP = 0.03, 1.5, 5.0
 
 
 def page_sizes(rng: np.random.Generator, pages: int, shape: str) -> np.ndarray:
-    """Samples of each page, int [pages]."""
+    """Return the number of samples of each page, int [pages]."""
     if shape == "1 to 7":
         return rng.integers(1, 8, pages)
     if shape == "geometric":
@@ -48,7 +48,7 @@ def page_sizes(rng: np.random.Generator, pages: int, shape: str) -> np.ndarray:
 
 
 def _mean_nats(median: float) -> float:
-    """The mean of a log-normal variable that is cut at `_CAP`."""
+    """Return the mean of a log-normal variable that is cut at `_CAP`."""
     quantiles = np.exp(_SPREAD * np.random.default_rng(0).normal(size=2_000_000))
     return float(np.minimum(median * quantiles, _CAP).mean())
 
@@ -57,7 +57,7 @@ _RARE = (_mean_nats(_MEDIAN) - _mean_nats(_MEDIAN / 2)) / (_CAP - _mean_nats(_ME
 
 
 def scores(rng: np.random.Generator, m: int, pages: np.ndarray, skew: str, gap: float = 0.0) -> np.ndarray:
-    """Scores float64 [m, n] of one family. pages: int [n], the page of each sample."""
+    """Return scores float64 [m, n] of one family. pages: int [n], the page of each sample."""
     count = int(pages.max()) + 1
     first = rng.random(len(pages)) < gap
     if skew in ("binary", "graded"):
@@ -90,8 +90,10 @@ Columns are methods x pages; `single` pages have one sample each. Power is told 
 
 @dataclass(frozen=True)
 class Counts:
-    """Shares of the families: decidable, with a false separation by our test and by the plain t test; shares of the first
-    method's pairs that are separated by each."""
+    """Shares of simulated families: decidable families, families with a false separation, and separated pairs.
+
+    False separations and separated pairs of the first method are counted for our test and for the plain t test.
+    """
 
     decidable: float
     false: float
@@ -124,7 +126,7 @@ def count(m: int, pages: int, skew: str, shape: str, families: int, seed: int, g
 
 
 def plain_p(block: Block) -> np.ndarray:
-    """p-values [P] of the plain cluster t test, whose error no unseen clusters widen."""
+    """Return the p-values [P] of the plain cluster t test, without the variance of unseen clusters."""
     sizes = np.broadcast_to(block.sizes, block.sums.shape)
     count, total = np.count_nonzero(sizes, axis=1), sizes.sum(axis=1)
     mean = block.sums.sum(axis=1) / total
@@ -135,12 +137,12 @@ def plain_p(block: Block) -> np.ndarray:
 
 
 def limit(families: int) -> float:
-    """5 % and two standard errors."""
+    """Return 5 % plus two standard errors."""
     return 0.05 + 2 * (0.05 * 0.95 / families) ** 0.5
 
 
 def gap_of(m: int, pages: int, skew: str, shape: str, families: int, seed: int) -> float:
-    """The gap at which the plain t test separates .8 of the first method's pairs, by halving."""
+    """Return the gap at which the plain t test separates .8 of the first method's pairs, by bisection."""
     low, high = 0.0, 0.6
     for _ in range(6):
         middle = (low + high) / 2
@@ -151,7 +153,7 @@ def gap_of(m: int, pages: int, skew: str, shape: str, families: int, seed: int) 
 
 
 def rows(families: int, seed: int, skews: Sequence[str], shapes: Sequence[str]) -> Iterator[str]:
-    """One line per cell, tab-separated, as it is made: false shares, then power where the plain test holds its level."""
+    """Yield one tab-separated line per cell when it is computed: false shares, then power if the plain test holds its level."""
     for shape, skew, m, pages in product(shapes, skews, METHODS, PAGES):
         own = families if m < 28 else families // 5
         null = count(m, pages, skew, shape, own, seed)
@@ -164,7 +166,7 @@ def rows(families: int, seed: int, skews: Sequence[str], shapes: Sequence[str]) 
 
 
 def report(lines: Sequence[str], families: int) -> str:
-    """The tables of a whole grid in Markdown."""
+    """Return the tables of a whole grid in Markdown."""
     cells = {tuple(parts[:4]): parts[4:] for parts in (line.split("\t") for line in lines)}
     heads = list(product(METHODS, PAGES))
     head = (
@@ -195,7 +197,7 @@ def report(lines: Sequence[str], families: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the lines, or write the tables of a file of them."""
+    """Print the lines, or write the tables of a file of lines."""
     command = argparse.ArgumentParser(prog="python -m tools.levels", description=__doc__.split("\n")[0])
     command.add_argument("--families", type=int, default=2000, help="per cell; a fifth for 28 methods (default: 2000)")
     command.add_argument("--seed", type=int, default=0)

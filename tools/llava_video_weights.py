@@ -1,4 +1,4 @@
-"""Rewrite a LLaVA-Video checkpoint from the format of its own repository for `mmkv_bench/families/classes/llava_video.py`.
+"""Convert a LLaVA-Video checkpoint from its repository's format to that of `mmkv_bench/families/classes/llava_video.py`.
 
     python -m tools.llava_video_weights <folder> <new folder>
     mmkv-bench model=llava_video_7b model.weights=<new folder>
@@ -49,15 +49,15 @@ _TOWER = "siglip-so400m-patch14-384"
 def rewrite(
     folder: Path, target: Path, shape: Mapping[str, Any], settings: Mapping[str, Any], pooling: str | None = None
 ) -> None:
-    """Write `target` as a folder that `model.weights` takes.
+    """Write the folder `target`, which `model.weights` accepts.
 
     Args:
         folder: config.json, *.safetensors and the tokenizer's files, as published.
-        shape, settings: of conf/model/llava_video_7b.yaml: what their config.json leaves to code (the tower).
-        pooling: of frames, `average` or `bilinear`; None: what their config.json says, else the shape's.
+        shape, settings: values of conf/model/llava_video_7b.yaml that config.json leaves to code (the tower).
+        pooling: pooling of frames, `average` or `bilinear`; None: the value in config.json, otherwise the shape's.
 
     Raises:
-        ConfigError: another kind of checkpoint, a weight without a place, or a target that exists.
+        ConfigError: another kind of checkpoint, a weight that the model lacks, or an existing target.
     """
     theirs = _read(folder)
     if target.exists() and any(target.iterdir()):
@@ -100,7 +100,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _shape(theirs: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
-    """The shape with their text sizes, grid and RoPE base in the place of the 7B model's."""
+    """Return the shape with the checkpoint's text sizes, grid and RoPE base instead of the 7B model's."""
     made = plain(shape)
     made["text_config"] |= {key: theirs[key] for key in _TEXT if key in theirs}
     if "rope_theta" in theirs:
@@ -112,7 +112,7 @@ def _shape(theirs: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any
 
 
 def _expected(config: Any) -> dict[str, Any]:
-    """Weight name -> shape of the model that will read them."""
+    """Map each weight's name to its shape in the model that will read the weights."""
     import torch
     from transformers import AutoModelForImageTextToText
 
@@ -125,7 +125,7 @@ def _expected(config: Any) -> dict[str, Any]:
 
 
 def _write_weights(folder: Path, target: Path, expected: Mapping[str, Any]) -> None:
-    """File by file, so that one file's weights are in memory at a time."""
+    """Write file by file, so that only one file's weights are in memory."""
     from safetensors.torch import save_file
 
     files = sorted(folder.glob("*.safetensors"))
@@ -162,7 +162,7 @@ def _renamed(file: Path, expected: Mapping[str, Any]) -> Iterator[tuple[str, Ten
 
 
 def new_name(name: str) -> str | None:
-    """The name that a published weight has in our classes; None for one that has none."""
+    """Return a published weight's name in our classes; None if they have no such weight."""
     for pattern, ours in NAMES:
         if re.match(pattern, name):
             return re.sub(pattern, ours, name)
@@ -170,7 +170,7 @@ def new_name(name: str) -> str | None:
 
 
 def _processor(folder: Path, config: Any, settings: Mapping[str, Any]) -> Any:
-    """Our processor around the checkpoint's own tokenizer, which has no placeholders yet."""
+    """Return our processor with the checkpoint's tokenizer, which has no placeholders yet."""
     from tokenizers import AddedToken
     from transformers import AutoTokenizer
 

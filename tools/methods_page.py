@@ -1,8 +1,8 @@
 """Pages of methods: `docs/methods.md` lists them and `docs/methods/<name>.md` describes each.
 
-`python -m tools.methods_page` writes them, `--check` compares them. Everything is read from `conf/method/*.yaml` (what a method
-is about, what `released` changes), from the classes that such a file names (parameters, defaults, their docstrings) and from the
-compressor that it builds (scope, parts, what is gathered).
+`python -m tools.methods_page` writes them, `--check` compares them. Everything is read from `conf/method/*.yaml` (the method's
+description, what `released` changes), from the classes that the file names (parameters, defaults, docstrings) and from the
+compressor that the file builds (scope, parts, gathered statistics).
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ _ELSEWHERE = re.compile(r"see ``(\w+)``")
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a method: its default as YAML text, and what it means: the comment where the method's file gives it a
-    value, else what the docstring of the class that takes it says."""
+    """One parameter of a method: its default as YAML text, and its meaning.
+
+    The meaning is the comment after the value in the method's file, otherwise the docstring of the class with the parameter.
+    """
 
     name: str
     default: str
@@ -107,13 +109,13 @@ def index(methods: Sequence[Method]) -> str:
 
 
 def read(name: str, node: Mapping[str, Any] | None = None) -> Method:
-    """A method file and the compressor that it builds.
+    """Return a method file with the compressor that it builds.
 
     Args:
-        node: the file as `method_defaults` composes it; asked for where it is not given.
+        node: the file as composed by `method_defaults`; None composes it.
 
     Raises:
-        ConfigError: no `about`, an empty entry of it, or a parameter of which nobody says what it means.
+        ConfigError: `about` or an entry of it is missing or empty, or a parameter has no description.
     """
     from mmkv_bench.config.compose import method_defaults
 
@@ -139,7 +141,7 @@ def read(name: str, node: Mapping[str, Any] | None = None) -> Method:
 
 
 def meaning(target: str, parameter: str) -> str | None:
-    """Return what the `Args` of a class's docstring say about a parameter; a pointer (`see ``TopK```) is followed."""
+    """Return a parameter's description in the `Args` of a class's docstring; a reference (`see ``TopK```) is followed."""
     module, _, name = target.rpartition(".")
     return _meaning(getattr(importlib.import_module(module), name), parameter)
 
@@ -153,7 +155,7 @@ def _meaning(cls: type, parameter: str) -> str | None:
 
 
 def _arguments(docstring: str) -> dict[str, str]:
-    """Return parameter -> its words, of a docstring's section `Args`."""
+    """Map each parameter to its description in a docstring's section `Args`."""
     section = re.split(r"^Args:\n", docstring, maxsplit=1, flags=re.MULTILINE)
     words: dict[str, str] = {}
     names: list[str] = []
@@ -169,7 +171,7 @@ def _arguments(docstring: str) -> dict[str, str]:
 
 
 def is_open(node: Mapping[str, Any]) -> bool:
-    """Whether a method has no scorer until its user names one, so that there is nothing to build yet."""
+    """Tell whether a method has no scorer until its user names one, so that no compressor can be built yet."""
     return node.get("base") != FULL and node.get("scorer") is None and node.get(DECODING) is None
 
 
@@ -188,7 +190,7 @@ def _parameters(path: Path, node: Mapping[str, Any]) -> list[Parameter]:
 
 
 def _comments(path: Path) -> dict[str, str]:
-    """Parameter -> the comment behind its value in a method's file."""
+    """Map each parameter to the comment after its value in a method's file."""
     lines = (re.match(r"(\w+):.*?\s#\s*(.+)$", line) for line in path.read_text().splitlines())
     return {line[1]: line[2] for line in lines if line}
 
@@ -253,7 +255,7 @@ def _description(m: Method) -> list[str]:
 
 
 def _table(m: Method) -> list[str]:
-    """Return the parameters; nothing where there are none."""
+    """Return the table of parameters; an empty text without parameters."""
     if not m.parameters:
         return []
     changed = {key: value for key, value in m.released.items() if "." not in key}

@@ -34,8 +34,10 @@ EXERCISED = (
 
 @dataclass(frozen=True)
 class Described:
-    """One model file as the page shows it. Sizes are those of its architecture; tokens are visual tokens of the page's
-    examples, None where the model takes no such input."""
+    """One model file as the page shows it. Sizes are those of its architecture.
+
+    tokens: visual tokens of the page's examples; None if the model takes no such input.
+    """
 
     name: str
     path: str
@@ -52,7 +54,7 @@ class Described:
 
 
 def page() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     models = [read(name) for name in names()]
     wide, high = IMAGE
     lines = [
@@ -90,17 +92,17 @@ def page() -> str:
 
 
 def names() -> list[str]:
-    """Models with a shape, those that papers use first."""
+    """Return the models with a shape; models that papers use come first."""
     from mmkv_bench.models.source import shaped
 
     return sorted(shaped(), key=lambda name: (not _load(name)["about"].get("papers"), name))
 
 
 def read(name: str) -> Described:
-    """A model file and what its shape gives.
+    """Return a model file with the facts that its shape determines.
 
     Raises:
-        ConfigError: a file that does not say enough, or a gate of a dataset that does not exist.
+        ConfigError: the file lacks a fact, or has a gate of a dataset that does not exist.
     """
     from mmkv_bench.families.facts import kv_bytes_per_token, model_facts
     from mmkv_bench.models.shape import config_of
@@ -150,19 +152,19 @@ def _check_gate(name: str, gate: Mapping[str, Any]) -> None:
 
 
 def _metrics(dataset: str) -> set[str]:
-    """What a dataset is scored by: its headline metrics, and measures that a run may take besides."""
+    """Return the metrics of a dataset: its headline metrics, and measures that a run may add."""
     return {*(content("dataset", dataset).get("metrics") or []), *MEASURED}
 
 
 def _besides(gate: Mapping[str, Any]) -> str | None:
-    """The measure that a run has to ask for, where the gate is of one that the dataset's file does not take."""
+    """Return the measure that a run has to request, if the gate uses a measure that the dataset's file lacks."""
     measure = MEASURED.get(gate.get("metric", ""))
     return None if measure is None or measure in content("dataset", gate["dataset"])["measures"] else measure
 
 
 @cache
 def _groups() -> frozenset[str]:
-    """The groups that datasets belong to, as `MileBench T-1`."""
+    """Return the groups of datasets, for example `MileBench T-1`."""
     return frozenset(
         f"{benchmark} {group}"
         for about in (content("dataset", name).get("about") or {} for name in options("dataset"))
@@ -172,7 +174,7 @@ def _groups() -> frozenset[str]:
 
 
 def _count(config: Any, multimodal: bool) -> int:
-    """Parameters of an architecture, built on the meta device, where tensors have shapes only."""
+    """Count the parameters of an architecture, built on the meta device, where tensors have only shapes."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 

@@ -1,6 +1,6 @@
 """Run the notebooks and write their outputs into them: `python -m tools.notebooks [names]`, `make notebooks`.
 
-What differs from run to run stays out of the files: execution times, the kernel's version, what is written to stderr.
+Values that differ between runs are left out of the files: execution times, the kernel's version, and stderr.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FOLDER = ROOT / "notebooks"
 
 
 def executed(path: Path) -> Any:
-    """Return a notebook with the outputs of a run from top to bottom, on the kernel of this interpreter."""
+    """Run a notebook from top to bottom on this interpreter's kernel, and return it with its outputs."""
     import nbclient
     import nbformat
 

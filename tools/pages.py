@@ -1,4 +1,4 @@
-"""Generated pages of docs/: write them, or compare them with what is there."""
+"""Write the generated pages of docs/, or compare them with the existing files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def command(
 ) -> int:
     """Run the command line of a generator of pages.
 
-    Pages are written, and files that are no longer generated are deleted from the folders of the others. With `--check`
-    nothing is written, and the exit code is 1 if anything would change.
+    Pages are written, and files in their folders that are no longer generated are deleted. With `--check` nothing is written,
+    and the exit code is 1 if anything would change.
     """
     parser = argparse.ArgumentParser(prog=f"python -m tools.{module}", description=description)
     parser.add_argument("folder", nargs="?", type=Path, default=conf_dir().parent / "docs", help="default: docs/")
@@ -45,7 +45,7 @@ def _same(file: Path, text: str) -> bool:
 
 
 def _stale(folder: Path, made: Pages) -> list[Path]:
-    """Return the pages in generated folders that nothing generates any more."""
+    """Return the pages in generated folders that are no longer generated."""
     folders = {(folder / name).parent for name in made if "/" in name}
     return [file for below in sorted(folders) for file in sorted(below.glob("*.md")) if _name(folder, file) not in made]
 

@@ -1,4 +1,4 @@
-"""Plan of the runs that fill tables, exactly their cells in hours: `python -m tools.papers_plan <id> ...`.
+"""Plan the runs that fill papers' tables, and estimate their hours: `python -m tools.papers_plan <id> ...`.
 
 Only the papers' files are read: shapes and printed prompt lengths. One prefill of a sample serves all cells of its model and
 data; a step reads the weights once for FORKS cells. Answers count in full length, so decoding hours are an upper bound. Roofline
@@ -57,8 +57,8 @@ assumed where no paper prints one. `--format csv` has the commands of the cells.
 class PlannedPrefills:
     """Cells that share prefills.
 
-    tokens: of a prompt, `source` says where from; samples: 0 if unknown; prefill, decode: hours of the roofline, None where the
-    model's shape is unknown.
+    tokens: length of a prompt; source: origin of `tokens`; samples: 0 if unknown; prefill, decode: hours of the roofline, None
+    if the model's shape is unknown.
     """
 
     model: str
@@ -73,7 +73,7 @@ class PlannedPrefills:
 
     @property
     def expected(self) -> float | None:
-        """Hours at the measured shares of the roofline."""
+        """Return the hours at the measured shares of the roofline."""
         if self.prefill is None or self.decode is None:
             return None
         return self.prefill / SHARES[0] + self.decode / SHARES[1]
@@ -88,7 +88,7 @@ class PlanDevice:
 
 
 def loads(layouts: Iterable[TableLayout], device: PlanDevice) -> list[PlannedPrefills]:
-    """Plan the cells of tables, cells of several tables once, diagnostics left out."""
+    """Plan the cells of tables; a cell in several tables counts once, and diagnostics are left out."""
     groups: dict[tuple[object, ...], set[Address]] = {}
     for one in (one for layout in layouts for one in layout.needed if one.runs and has_numbers(one.metric)):
         for cell in _cells(one):
@@ -99,7 +99,7 @@ def loads(layouts: Iterable[TableLayout], device: PlanDevice) -> list[PlannedPre
 
 
 def total(planned: Sequence[PlannedPrefills]) -> tuple[float | None, float | None]:
-    """Return (hours of the roofline, expected hours) of what is known."""
+    """Return (hours of the roofline, expected hours) of the loads whose hours are known."""
     roofline_hours = [hours for one in planned for hours in (one.prefill, one.decode)]
     sums = (
         [hours for hours in each if hours is not None] for each in (roofline_hours, [one.expected for one in planned])
@@ -109,7 +109,7 @@ def total(planned: Sequence[PlannedPrefills]) -> tuple[float | None, float | Non
 
 
 def plan_text(layouts: Sequence[TableLayout], device: PlanDevice) -> str:
-    """Write the plan of each table, and of all of them together."""
+    """Return the plan of each table, and of all tables together, as text."""
     parts = [(f"{layout.title} ({layout.id})", [layout]) for layout in layouts]
     parts += [("All of them, cells of several tables once", list(layouts))] if len(layouts) > 1 else []
     lines = []
@@ -135,7 +135,7 @@ def _table(planned: Sequence[PlannedPrefills]) -> str:
 
 
 def _cells(at: Address) -> list[Address]:
-    """Return the cells of rows behind a number: metrics do not matter, and only methods that draw have seeds."""
+    """Return the cells behind a number: metrics do not matter, and only stochastic methods have several seeds."""
     cells = []
     for method in filter(None, (at.method, at.minus)):
         reading = "paper" if method.base == "full" else at.reading
@@ -183,9 +183,9 @@ def _prompt(at: Address) -> tuple[int, str]:
 
 @cache
 def _printed_prompts() -> dict[tuple[str, str | int | None], int]:
-    """Return (model, dataset) or (model, frames) -> tokens of a prompt, as tables of input tokens print them.
+    """Map (model, dataset) or (model, frames) to the tokens of a prompt, as tables print them.
 
-    Videos of a model have the length of its timed passes, where a table has both.
+    A model's videos have the length of its timed passes, if a table has both.
     """
     prompts: dict[tuple[str, str | int | None], int] = {}
     for layout in map(load, table_ids()):
@@ -205,7 +205,7 @@ def _hours(hours: float | None) -> str:
 
 
 def main() -> None:
-    """Print the plan of tables, all of them without a name."""
+    """Print the plan of the named tables, or of all tables."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.papers_plan", description="Print what the cells of tables take: answers, hours."
     )

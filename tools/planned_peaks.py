@@ -1,8 +1,8 @@
-"""`results/reference/planned/peaks.csv` from what a dry run counts of an efficiency setting:
+"""Write `results/reference/planned/peaks.csv` from the counts of an efficiency setting's dry run:
 
     mmkv-bench plan experiment=<setting> --memory --json | python -m tools.planned_peaks <setting>
 
-The setting's lines are written anew, those of others stay.
+The setting's lines are replaced; lines of other settings stay.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from mmkv_bench.papers.non_score_metrics import PLANNED_COLUMNS, planned_lines
 
 
 def lines_of(setting: str, document: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The lines of a setting out of the last line that `plan --memory --json` prints. Raises ValueError on a cell that was not
-    counted."""
+    """Return the lines of a setting, from the last line that `plan --memory --json` prints.
+
+    Raises ValueError for a cell that was not counted."""
     config = compose([f"experiment={setting}"])
     (prompts,) = config.prompts
     found = []
@@ -46,7 +47,7 @@ def lines_of(setting: str, document: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def main() -> None:
-    """Reads the plan from the standard input."""
+    """Read the plan from the standard input and write the file."""
     setting = sys.argv[1]
     document = json.loads(sys.stdin.read().strip().splitlines()[-1])
     others = [line for line in planned_lines() if line["setting"] != setting]

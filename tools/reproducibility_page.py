@@ -1,4 +1,4 @@
-"""What of the papers was reproduced: `python -m tools.reproducibility_page [ROWS,...]` writes docs/reproducibility.md.
+"""Write docs/reproducibility.md, what was reproduced of the papers: `python -m tools.reproducibility_page [ROWS,...]`.
 
 It has results of the papers' tables, claims, obstacles, and the cost of the next rows. Zeros are shown.
 
@@ -107,7 +107,7 @@ _COLUMNS = ["paper", "printed", "comparable", "uninformative", "run", "computed"
 
 
 def summary(tables: Sequence[FilledTable]) -> str:
-    """Write the page, of all tables."""
+    """Write the page of all tables."""
     by_paper = {paper: [table for table in tables if table.layout.paper == paper] for paper in PAPERS}
     claims, ambiguous = _claims(tables)
     days = (
@@ -173,7 +173,7 @@ def _gates(paper: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _claims(tables: Sequence[FilledTable]) -> tuple[str, str]:
-    """Return the table of claims, and the list of ambiguous ones."""
+    """Return the table of claims, and the list of ambiguous claims."""
     lines, ambiguous = [], []
     for one in tested(tables):
         claim = one.claim
@@ -224,8 +224,11 @@ _OPERATIONS: Mapping[str, Callable[[float, float], float]] = {
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence: number and half are the stated number and half of its last digit; by: one of `_OPERATIONS`; how: about, at
-    least, at most or ambiguous; of: labels of its cells; why: for an ambiguous one, what it leaves open."""
+    """One sentence of a paper that states a number.
+
+    number, half: the stated number, and half of its last digit; by: one of `_OPERATIONS`; how: about, at least, at most or
+    ambiguous; of: labels of the claim's cells; why: for an ambiguous claim, what the sentence leaves open.
+    """
 
     paper: str
     quote: str
@@ -240,7 +243,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """A claim with its word and our number, None where there is none."""
+    """A claim with its verdict and our number, which is None if there is none."""
 
     claim: Claim
     word: str
@@ -252,7 +255,7 @@ def claims() -> tuple[Claim, ...]:
     """Read all claims of `claims.yaml`, with the numbers that their sentences state.
 
     Raises:
-        ConfigError: a quote that no row of the printed numbers has, or several.
+        ConfigError: no row of the printed numbers has the quote, or several rows have.
     """
     import yaml
 
@@ -280,7 +283,7 @@ def find(table: FilledTable, where: Mapping[str, str]) -> FilledCell:
     """Find the cell of a table with these labels.
 
     Raises:
-        ConfigError: none, or several.
+        ConfigError: no cell has these labels, or several cells have.
     """
     cells = [one for one in table.cells if where.items() <= table.layout.labels(one.cell).items()]
     if len(cells) != 1:
@@ -313,7 +316,7 @@ def _tested(claim: Claim, cells: Sequence[FilledCell]) -> ClaimResult:
 
 
 def _judged(one: FilledCell, by: str) -> bool:
-    """Tell whether a cell's number may speak for or against the paper."""
+    """Tell whether a cell's number may count for or against the paper."""
     if one.measured.value is None or one.measured.mismatches:
         return False
     if one.printed is None or one.printed.status == RATIOS:
@@ -323,7 +326,7 @@ def _judged(one: FilledCell, by: str) -> bool:
 
 
 def _allowed(claim: Claim, cells: Sequence[FilledCell]) -> tuple[float, float]:
-    """Return the ends of the range that our number may lie in."""
+    """Return the ends of the range in which our number may be."""
     if claim.how != "about":
         low = claim.number - claim.half if claim.how == "at least" else -inf
         return low, claim.number + claim.half if claim.how == "at most" else inf
@@ -341,7 +344,7 @@ def _allowed(claim: Claim, cells: Sequence[FilledCell]) -> tuple[float, float]:
 
 
 def main(folders: Sequence[str] = ()) -> None:
-    """Write the page, with numbers of the rows in these folders; without any, of `results/papers` where that is there."""
+    """Write the page, with numbers of the rows in these folders; the default is `results/papers` if it exists."""
     papers = reference_dir().parent / "papers"
     roots = [Path(folder) for folder in folders] or ([papers] if papers.is_dir() else [])
     evidence = Evidence.of(roots)

@@ -1,9 +1,9 @@
-"""Round the four-bit weights of a GGUF file once more, in blocks that begin elsewhere, and write them as a folder.
+"""Round the four-bit weights of a GGUF file again, in blocks with other borders, and write the weights as a folder.
 
     python -m tools.requantise fetched://smollm2_135m_q4_1/SmolLM2-135M-Instruct.Q4_1.gguf folder
 
-A result that changes with these weights rests on how the file was rounded and not on the model. Blocks of 32 weights begin
-16 columns further; gguf's own Q4_1 rounds and dequantises. Other tensors (norms, the embedding in eight bits) stay.
+A result that changes with these weights depends on the file's rounding and not on the model. Blocks of 32 weights begin
+16 columns later; gguf's Q4_1 rounds and dequantises. Other tensors (norms, the embedding in eight bits) do not change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ OFFSET = 16  # columns; half of a Q4_1 block
 
 
 def rounded(weight):
-    """Return a `[out, in]` float32 array after one round trip through Q4_1 with blocks `OFFSET` columns further."""
+    """Return a `[out, in]` float32 array after one round trip through Q4_1 with blocks shifted by `OFFSET` columns."""
     import numpy as np
     from gguf import GGMLQuantizationType as Kind
     from gguf.quants import dequantize, quantize

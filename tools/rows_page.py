@@ -1,4 +1,4 @@
-"""All columns of the row schema as a page: `python -m tools.rows_page` writes docs/rows.md."""
+"""Write docs/rows.md, the page of all columns of the row schema: `python -m tools.rows_page`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ABOUT = {
 
 
 def markdown() -> str:
-    """All columns as markdown tables, one section per table."""
+    """Return all columns as Markdown tables, one section per table."""
     lines = [
         f"Row schema, version {SCHEMA_VERSION}. Every table is a folder of parquet files in the result store. If several files "
         "hold scores of a cell, `together-…` (many cells scored at once; the newest first) counts before `<cell>`, and `<cell>` "

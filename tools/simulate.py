@@ -1,4 +1,4 @@
-"""Rates of wrong statements in tables, on made-up columns of which the truth is known: `make simulate`.
+"""Simulate how often tables make wrong statements, on made-up columns whose truth is known: `make simulate`.
 
 false    columns of equal methods (skew: of equal means) in which Holm's procedure separates any two
 unbold   how often a method chosen beforehand among the truly best ones is not bold: all methods of a column of equal
@@ -31,7 +31,7 @@ Make = Callable[[np.random.Generator, np.ndarray], Samples]
 
 
 def _pages(rng: np.random.Generator, clusters: int, per: int) -> np.ndarray:
-    """The cluster of each sample: one sample each, or 1 to 2 per - 1."""
+    """Return the cluster of each sample: one sample per cluster, or 1 to 2 per - 1."""
     sizes = np.ones(clusters, dtype=int) if per == 1 else rng.integers(1, 2 * per, clusters)
     return np.repeat(np.arange(clusters), sizes)
 
@@ -39,7 +39,7 @@ def _pages(rng: np.random.Generator, clusters: int, per: int) -> np.ndarray:
 def redrawn(
     rng: np.random.Generator, clusters: np.ndarray, moved: np.ndarray, share: float, draw: Callable[..., np.ndarray]
 ) -> np.ndarray:
-    """Scores [m, n]: of a common base, of which each method answers a share of clusters anew, alike within half of a cluster."""
+    """Draw scores [m, n] from a common base; each method changes a share of the clusters, alike within half of a cluster."""
     m, n, count = len(moved), len(clusters), int(clusters.max()) + 1
     changed = (rng.random((m, count)) < share)[:, clusters] & (rng.random((m, n)) < 0.9)
     alike = draw(rng, np.repeat(moved[:, None], count, axis=1))[:, clusters]
@@ -48,29 +48,29 @@ def redrawn(
 
 
 def right(rng: np.random.Generator, moved: np.ndarray) -> np.ndarray:
-    """Right or wrong, 70 % right."""
+    """Draw right or wrong, 70 % right."""
     return (rng.random(moved.shape) < 0.7 + moved).astype(np.float64)
 
 
 def graded_scores(rng: np.random.Generator, moved: np.ndarray) -> np.ndarray:
-    """60 % ones, the rest 0 or from .5 to .9."""
+    """Draw graded scores: 60 % ones, the rest 0 or from .5 to .9."""
     return np.where(rng.random(moved.shape) < 0.6 + moved, 1.0, rng.choice([0, 0.5, 0.6, 0.7, 0.8, 0.9], moved.shape))
 
 
 def binary(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: int = 1) -> Samples:
-    """Right or wrong, with `per` samples a cluster in the mean."""
+    """Simulate right or wrong, with `per` samples per cluster on average."""
     pages = _pages(rng, clusters, per)
     return Samples(redrawn(rng, pages, moved, 0.15, right), pages)
 
 
 def graded(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: int = 1) -> Samples:
-    """Scores like ANLS: most answers are the same as everybody's."""
+    """Simulate scores like ANLS: most answers equal the common base."""
     pages = _pages(rng, clusters, per)
     return Samples(redrawn(rng, pages, moved, 0.15, graded_scores), pages)
 
 
 def seeds(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: int = 1) -> Samples:
-    """Right or wrong, averaged over three seeds."""
+    """Simulate right or wrong, averaged over three seeds."""
     pages = _pages(rng, clusters, per)
     base = right(rng, np.zeros(len(pages)))
     shape = (3, len(moved), len(pages))
@@ -79,7 +79,7 @@ def seeds(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per:
 
 
 def nll(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: int = 1) -> Samples:
-    """Negative log-likelihoods with heavy tails over answers of 1 to 59 tokens."""
+    """Simulate negative log-likelihoods with heavy tails over answers of 1 to 59 tokens."""
     pages = _pages(rng, clusters, per)
     tokens = rng.integers(1, 60, len(pages)).astype(np.float64)
     noise = rng.standard_t(4, (len(moved), len(pages))) * 0.2
@@ -88,7 +88,7 @@ def nll(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: i
 
 
 def f1(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: int = 1) -> Samples:
-    """F1 of mean precision and mean recall, which are graded and go together."""
+    """Simulate the F1 of mean precision and mean recall, which are graded and correlated."""
     pages = _pages(rng, clusters, per)
     both = redrawn(rng, pages, moved, 0.3, graded_scores)
     recall = np.clip(both * rng.uniform(0.6, 1, both.shape), 0, 1)
@@ -96,7 +96,7 @@ def f1(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: in
 
 
 def corpus_bleu(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: int = 1) -> Samples:
-    """Corpus BLEU-2 of answers of 4 to 19 words, of which 70 % are right in the mean."""
+    """Simulate the corpus BLEU-2 of answers of 4 to 19 words, of which 70 % are right on average."""
     pages = _pages(rng, clusters, per)
     words = rng.integers(4, 20, len(pages))
     right = rng.binomial(words, np.clip(redrawn(rng, pages, moved, 0.3, graded_scores) * 0.6 + 0.3, 0, 1))
@@ -106,7 +106,7 @@ def corpus_bleu(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100
 
 
 def skew(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: int = 1) -> Samples:
-    """Half of the methods lose .1 on 18 % of the samples and win .9 on 2 %: the same mean."""
+    """Simulate equal means where half of the methods lose .1 on 18 % of the samples and win .9 on 2 %."""
     pages = _pages(rng, clusters, per)
     drawn = rng.random((len(moved), len(pages)))
     change = np.where(drawn < 0.18, -0.1, np.where(drawn < 0.2, 0.9, 0.0))
@@ -115,7 +115,7 @@ def skew(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: 
 
 
 def documents(rng: np.random.Generator, moved: np.ndarray, clusters: int = 120) -> Samples:
-    """Right or wrong on pages of unequal size, geometric with mean 4 and at most 25; answers of a page go together."""
+    """Simulate right or wrong on pages of unequal size, geometric with mean 4 and at most 25; a page's answers are correlated."""
     pages = np.repeat(np.arange(clusters), np.minimum(rng.geometric(0.25, clusters), 25))
     shared = 0.55 * rng.normal(size=clusters)[pages] + 0.55 * rng.normal(size=len(pages))
     alone = 0.4 * rng.normal(size=(len(moved), clusters))[:, pages] + 0.48 * rng.normal(size=(len(moved), len(pages)))
@@ -123,7 +123,7 @@ def documents(rng: np.random.Generator, moved: np.ndarray, clusters: int = 120) 
 
 
 def broken(rng: np.random.Generator, moved: np.ndarray, clusters: int = 300, worst: float = 5.0) -> Samples:
-    """KL in nats; the last method loses `worst` nats on every other sample."""
+    """Simulate KL in nats; the last method loses `worst` nats on every other sample."""
     scores = rng.gamma(1.0, 0.05, clusters) + np.abs(rng.normal(0, 0.03, (len(moved), clusters))) - moved[:, None]
     scores[-1] += np.where(rng.random(clusters) < 0.5, worst, 0.0)
     return Samples(scores, np.arange(clusters), None, False)
@@ -160,7 +160,7 @@ APART: Mapping[str, tuple[Make, float]] = {
 
 
 def column(make: Make, rng: np.random.Generator, moved: np.ndarray) -> Column:
-    """A simulated column, tested."""
+    """Return a simulated column after its tests."""
     samples = make(rng, moved)
     falling = samples.aggregator is PERPLEXITY or not samples.share
     return compare_column([str(i) for i in range(len(moved))], samples, falling=falling)
@@ -168,7 +168,7 @@ def column(make: Make, rng: np.random.Generator, moved: np.ndarray) -> Column:
 
 @dataclass(frozen=True)
 class Rates:
-    """Counts among `columns`: see the module; `rank` is None where all methods are equal, `false` where none are."""
+    """Counts among `columns`, as the module describes; `rank` is None if all methods are equal, `false` if none are."""
 
     columns: int
     unbold: float
@@ -195,7 +195,7 @@ def rates(make: Make, columns: int, seed: int, spread: float = 0.0, methods: int
 
 
 def power(gap: float, seed: int, n: int = 500, methods: int = 11, budgets: int = 5) -> tuple[int, int]:
-    """Pairs separated of all `budgets` columns of graded scores: corrected by column, and over all pairs together."""
+    """Count separated pairs of all `budgets` columns of graded scores: corrected per column, and over all pairs together."""
     rng = np.random.default_rng(seed)
     columns = [column(partial(_ladder, n=n), rng, gap * np.arange(methods)) for _ in range(budgets)]
     together = np.concatenate([found.p for found in columns])
@@ -203,14 +203,14 @@ def power(gap: float, seed: int, n: int = 500, methods: int = 11, budgets: int =
 
 
 def _ladder(rng: np.random.Generator, moved: np.ndarray, n: int) -> Samples:
-    """Scores of which 60 % have noise of .1; `moved` in standard deviations of a paired difference."""
+    """Draw scores of which 60 % have noise of .1; `moved` in standard deviations of a paired difference."""
     base = np.clip(rng.normal(0.5, 0.25, n), 0, 1)
     noise = rng.normal(0, 0.1, (len(moved), n)) * (rng.random((len(moved), n)) < 0.6)
     return Samples(base + noise + moved[:, None] * np.sqrt(2 * 0.6) * 0.1, np.arange(n))
 
 
 def lines(columns: int, seed: int) -> Iterator[str]:
-    """The report, line by line as it is made."""
+    """Yield the lines of the report when they are computed."""
     from scipy.stats import binomtest
 
     def told(rate: float | None) -> str:
@@ -241,7 +241,7 @@ def lines(columns: int, seed: int) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the report."""
+    """Print the report."""
     command = argparse.ArgumentParser(prog="python -m tools.simulate", description=__doc__.split("\n")[0])
     command.add_argument("--columns", type=int, default=1000, help="simulated columns of each kind (default: 1000)")
     command.add_argument("--seed", type=int, default=0)

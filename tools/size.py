@@ -1,4 +1,4 @@
-"""`make size`: how large package and prose are, and through how many files the first command and the configuration go."""
+"""`make size`: count lines of code per room, words of the docs, and files that the first command and the configuration reach."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ sys.exit(ended)
 
 
 def lines_of_code(file: Path) -> int:
-    """Number of lines that hold code: no blank line, no comment, no docstring."""
+    """Count the lines of code of a file, without blank lines, comments and docstrings."""
     lines: set[int] = set()
     with tokenize.open(file) as source:
         for token in tokenize.generate_tokens(source.readline):
@@ -55,14 +55,14 @@ def lines_of_code(file: Path) -> int:
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, int]]:
-    """First and last line of each bare string: docstrings, and notes below attributes."""
+    """Yield first and last line of each bare string: docstrings, and notes below attributes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.end_lineno or node.lineno
 
 
 def by_room() -> dict[str, tuple[int, int, int]]:
-    """Files, lines and lines of code of each room, largest first; files beside the rooms count as `(top)`."""
+    """Return files, lines and lines of code of each room, largest room first; files outside rooms count as `(top)`."""
     counts: dict[str, Counter[str]] = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         parts = file.relative_to(PACKAGE).parts
@@ -73,16 +73,16 @@ def by_room() -> dict[str, tuple[int, int, int]]:
 
 
 def words() -> dict[str, int]:
-    """Words of README and of each page of docs/, as `wc -w` counts them."""
+    """Count the words of README and of each page of docs/, as `wc -w` does."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return {str(page.relative_to(ROOT)): len(page.read_text().split()) for page in pages}
 
 
 def executed() -> list[str]:
-    """Files of the package of which the first command calls a function; class bodies and comprehensions do not count.
+    """Return the package's files with a function that the first command calls; class bodies and comprehensions do not count.
 
     Raises:
-        RuntimeError: the command failed; its last words are in the message.
+        RuntimeError: the command failed; the message has the end of its output.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "files"
@@ -95,7 +95,7 @@ def executed() -> list[str]:
 
 
 def mentioning(word: str) -> list[str]:
-    """Files of the package that contain a word."""
+    """Return the package's files that contain a word."""
     whole = re.compile(rf"\b{word}\b")
     return [str(file.relative_to(PACKAGE)) for file in sorted(PACKAGE.rglob("*.py")) if whole.search(file.read_text())]
 
@@ -104,10 +104,11 @@ CONFIGURATIONS = {"DictConfig", "RunConfig"}
 
 
 def config_walk(package: Path = PACKAGE) -> list[tuple[str, str, int]]:
-    """(file, function, reads) of each function that the whole configuration reaches.
+    """Return (file, function, reads) of each function that gets the whole configuration.
 
-    It does as a parameter that is annotated so, as a local name of such a value, or as the attribute `config` of an object
-    (a plan) in a file that knows the type or plans. reads: attributes that the function reads of it, calls that it hands it to.
+    A function gets it as a parameter with that annotation, as a local name of such a value, or as the attribute `config` of an
+    object (a plan) in a file that uses that type or plans. reads: attributes that the function reads of the configuration, and
+    calls to which it passes the configuration.
     """
     walk = []
     for file in sorted(package.rglob("*.py")):
@@ -137,7 +138,7 @@ def _parts(node: ast.Attribute | ast.Call) -> list[ast.expr]:
 
 
 def _is_config(node: ast.expr, named: set[str]) -> bool:
-    """A local name of the configuration, or `<plan>.config`."""
+    """Tell whether a node is a local name of the configuration, or `<plan>.config`."""
     if isinstance(node, ast.Attribute):
         return node.attr == "config" and ast.unparse(node.value).rpartition(".")[2] in ("plan", "planned", "self")
     return isinstance(node, ast.Name) and node.id in named
@@ -148,7 +149,7 @@ def _words(annotation: ast.expr) -> list[str]:
 
 
 def main() -> None:
-    """Print all of it."""
+    """Print all counts."""
     rooms = by_room()
     print(f"{'room':<16}{'files':>7}{'lines':>9}{'code':>9}")
     for name, row in rooms.items():

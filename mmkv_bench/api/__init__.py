@@ -1,1 +1,1 @@
-"""The Python API: a compressor on a model, a configuration run, stored rows and their tables."""
+"""The Python API: attach a compressor to a model, run a configuration, load stored rows and make their tables."""

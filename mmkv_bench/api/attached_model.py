@@ -1,7 +1,7 @@
-"""`attach`: a compressor on an unmodified transformers model, for as long as a `with` lasts.
+"""`attach`: compress the KV cache of an unmodified transformers model inside a `with` block.
 
 The hooks are those of `compression/session.py`, which runs use too. This file adds names instead of objects, a report counted
-from the stored tensors, and the refusal of every way of generating that `attach` would compress wrongly.
+from the stored tensors, and checks that refuse ways of generating which `attach` would compress wrongly.
 """
 
 from __future__ import annotations
@@ -47,34 +47,34 @@ def attach(
 ) -> Attached:
     """Compress the KV cache of every prompt that `model` prefills inside the returned context.
 
-    Nothing of the model or of transformers is replaced: afterwards, also after an exception, the model is what it was.
+    No part of the model or of transformers is replaced: after the block, even after an exception, the model is unchanged.
 
     Args:
         model: a transformers model of a supported family (docs/models.md), in eval mode, attention `sdpa` or `eager`.
-        method: a method's name (docs/methods.md), a file of your own (`"mine.py"`), a scorer of your own (an object, or its
-            class), or a `Compressor`.
-        budget: entries kept per KV head (64), or the fraction of them (0.2, "20%"); None for methods without one.
-        protocol: `paper`: a prompt, then its answer token by token. `query_agnostic`: give the model the context alone
-            (`model(**context)`), then the whole prompt with `past_key_values=session.cache`; what follows the context
-            is kept whole.
-        reading: `paper`, or `released` for what the paper's released code does.
-        seed: of stochastic methods; the same seed draws the same for prompts of the same length and `identity`.
-        identity: of the prompt, for stochastic methods: a run's is `<dataset>/<sample_id>` of its rows, under which `attach`
-            draws what the run drew and gives the row's answer.
-        compiled_tokens: room for an answer of so many tokens is set aside, and the decode step compiled: `generate()` does
-            that by itself when it is given `past_key_values=session.new_cache()` (on a CPU
-            `compile_config=session.compile_config`, too). None: it decodes eagerly, and so do methods that act while decoding,
-            whose report says `eager_decode`.
-        parameters: those of the method (`window=16`), as `method` takes them.
+        method: a method's name (docs/methods.md), the user's file (`"mine.py"`), the user's scorer (an object or a class),
+            or a `Compressor`.
+        budget: entries kept per KV head (64), or the fraction of the entries (0.2, "20%"); None for methods without a budget.
+        protocol: `paper`: a prompt, then its answer token by token. `query_agnostic`: call the model with the context alone
+            (`model(**context)`), then with the whole prompt and `past_key_values=session.cache`; tokens after the context
+            are all kept.
+        reading: `paper`, or `released` for the method of the paper's released code.
+        seed: seed of stochastic methods; equal seeds draw the same for prompts of the same length and `identity`.
+        identity: the prompt's name, for stochastic methods. In a run it is `<dataset>/<sample_id>` of the rows; with this name
+            `attach` draws the run's numbers and gives the row's answer.
+        compiled_tokens: reserve cache slots for an answer of so many tokens, and compile the decode step. `generate()` compiles
+            if called with `past_key_values=session.new_cache()`, and on a CPU also with
+            `compile_config=session.compile_config`. None: decode eagerly. Methods that act while decoding always decode
+            eagerly; their report has `eager_decode`.
+        parameters: parameters of the method (`window=16`), as for `method`.
 
     Returns:
-        A context manager; `report()` says what was kept of the latest prompt.
+        A context manager; its `report()` describes the latest prompt's kept entries.
 
     Raises:
-        ConfigError: an unknown method or parameter, a budget that is none, or one that is missing; on entering, a model
-            that another session is attached to.
-        UnsupportedError: a model of another family, a method that it cannot run; while generating, a batch, beams,
-            assisted decoding, chunked prefill, `use_cache=False` or a cache of the caller's own.
+        ConfigError: an unknown method or parameter, a wrong or missing budget; on entering the block, a model with another
+            attached session.
+        UnsupportedError: a model of another family, or a method that the model cannot run; while generating, a batch, beams,
+            assisted decoding, chunked prefill, `use_cache=False` or the caller's cache.
 
     Example:
         >>> with attach(model, "snapkv", 64) as session:  # doctest: +SKIP
@@ -83,11 +83,13 @@ def attach(
     """
     if not protocol_named(protocol).feeds_once:
         raise UnsupportedError(
-            f"protocol={protocol!r} is not one of attach; allowed: {', '.join(FED_ONCE)}; other protocols feed tokens of "
-            f"a prompt twice or chunk by chunk, as evaluate(protocol={protocol!r}) does"
+            f"attach cannot run protocol={protocol!r}, which feeds tokens of a prompt twice or chunk by chunk; allowed: "
+            f"{', '.join(FED_ONCE)}; or use evaluate(protocol={protocol!r})"
         )
     if not hasattr(model, "config") or not hasattr(model, "generate"):
-        raise UnsupportedError(f"{type(model).__name__} is no transformers model; give what from_pretrained returns")
+        raise UnsupportedError(
+            f"{type(model).__name__} is not a transformers model; give the result of from_pretrained"
+        )
     family = model_facts(model.config)
     compressor = _compressor(model, method, reading, parameters)
     parsed_budget = (
@@ -102,26 +104,33 @@ def attach(
         compressor.check_beside_states(family.name, protocol_named(protocol))
     if compiled_tokens is not None:
         if compiled_tokens < 1:
-            raise ConfigError(f"compiled_tokens={compiled_tokens} is no length of an answer; allowed: 1 or more tokens")
+            raise ConfigError(
+                f"compiled_tokens={compiled_tokens} is not the length of an answer; allowed: 1 or more tokens"
+            )
         check_compiler()
     return Attached(model, compressor, parsed_budget, protocol, seed, compiled_tokens, identity)
 
 
 @dataclass(frozen=True)
 class SessionReport:
-    """One prompt right after its reduction; names and units are those of result rows (docs/rows.md).
+    """Counts of one prompt right after its reduction; names and units are those of result rows (docs/rows.md).
 
     Attributes:
-        method, reading: what compressed it; budget: as it was asked, `64` or `20%`; None where there is none.
-        prompt_tokens: T; budget_entries: C, entries per KV head.
+        method, reading: method and reading that compressed the prompt.
+        budget: the budget as given, `64` or `20%`; None without a budget.
+        prompt_tokens: T.
+        budget_entries: C, entries per KV head.
         kept: entries per layer and KV head, `[layers][Hkv]`.
-        entries_asked, entries_planned, entries_resident, entries_reachable: over all layers and heads: C times their
-            number (T where that is less), selected, stored, and stored or to be fetched from the host.
-        bytes_device, bytes_host, bytes_metadata: of keys and values, of those in host memory, of positions and scales.
-        bytes_held: of all tensors of the cache, slack and buffers included; bytes_full: keys and values of the full cache;
-            bytes_state: of windows and recurrent states, in layers that are not compressed, part of `bytes_held` alone.
-        fallback: names of what could not be done as asked (docs/rows.md).
-        allowed_over: the method's own formula, or its released code, may exceed the budget.
+        entries_asked: min(C, T) times the number of layers and heads.
+        entries_planned, entries_resident: selected and stored entries, over all layers and heads.
+        entries_reachable: stored entries and entries that can be fetched from the host.
+        bytes_device, bytes_host: bytes of keys and values on the device and in host memory.
+        bytes_metadata: bytes of positions and scales.
+        bytes_held: bytes of all tensors of the cache, slack and buffers included.
+        bytes_full: bytes of the full cache's keys and values.
+        bytes_state: bytes of windows and recurrent states, in layers that are not compressed; only `bytes_held` includes them.
+        fallback: names of fallbacks that were taken (docs/rows.md).
+        allowed_over: the method's formula, or its released code, may exceed the budget.
     """
 
     method: str
@@ -145,14 +154,14 @@ class SessionReport:
 
     @property
     def audit(self) -> str:
-        """Verdict: the stored entries are the selected ones, and within the budget."""
+        """Verdict: whether the stored entries are the selected entries and within the budget."""
         if self.entries_resident != self.entries_planned:
-            return f"failed: {self.entries_resident} entries are stored where {self.entries_planned} were selected"
+            return f"failed: {self.entries_resident} entries are stored, but {self.entries_planned} were selected"
         if self.entries_asked is None:
             return "passed: no budget"
         excess = self.entries_resident - self.entries_asked
         if excess > 0:
-            why = f"as {self.method} says of itself" if self.allowed_over else "which nothing allows"
+            why = f"which {self.method} allows" if self.allowed_over else "which nothing allows"
             return f"{'passed' if self.allowed_over else 'failed'}: {excess} entries over the budget, {why}"
         return "passed: exactly the budget" if not excess else f"passed: {-excess} entries below the budget"
 
@@ -178,9 +187,9 @@ class SessionReport:
 
 
 def counted(session: sessions.Session, compressor: Compressor, budget: Budget | None, protocol: str) -> SessionReport:
-    """The report of a session whose prompt, of one row, has just been reduced: the single run's account of it."""
+    """Return the report of a session whose prompt of one row has just been reduced, with the counts of a single run."""
     prompt = session.prompt
-    assert prompt is not None, "its prompt has just been reduced"
+    assert prompt is not None, "a prompt has just been reduced"
     length = prompt.length(0)
     types = None if prompt.token_types is None else prompt.token_types[0, prompt.pads[0] :]
     row = ForkResult(cell="", prompt_tokens=length)
@@ -199,7 +208,7 @@ def counted(session: sessions.Session, compressor: Compressor, budget: Budget | 
 
 
 class Attached:
-    """A compressor on a model; made by `attach`, one `with` at a time."""
+    """A compressor attached to a model; `attach` makes it, and only one `with` block may use it at a time."""
 
     def __init__(
         self,
@@ -237,24 +246,24 @@ class Attached:
         for hook in self._hooks:
             hook.remove()
         self._session.__exit__(*exception)
-        self._prompt = self._session.cache = None  # a cache is not kept alive by its report
+        self._prompt = self._session.cache = None  # the report does not keep the cache alive
 
     @property
     def cache(self) -> CompressedCache | None:
-        """The latest prompt's cache, inside the `with`: to feed more with `past_key_values=session.cache`."""
+        """The latest prompt's cache, inside the `with` block; `past_key_values=session.cache` appends tokens to it."""
         return self._session.cache
 
     def new_cache(self) -> CompressedCache:
-        """An empty cache for the next prompt: `generate(past_key_values=session.new_cache())`."""
+        """Return an empty cache for the next prompt: `generate(past_key_values=session.new_cache())`."""
         return self._session.new_cache()
 
     @property
     def compile_config(self) -> CompileConfig:
-        """Setting for `generate(compile_config=...)` that compiles a decode step wherever the model is, a CPU included."""
+        """Argument of `generate(compile_config=...)` that compiles a decode step on any device, including a CPU."""
         return config_of(self.model.device)
 
     def report(self) -> SessionReport:
-        """Report what was kept of the latest prompt.
+        """Return the report of the latest prompt's kept entries.
 
         Raises:
             ConfigError: no prompt has been prefilled yet.
@@ -264,8 +273,9 @@ class Attached:
         return self._report
 
     def kept(self) -> list[Tensor]:
-        """Give the stored tokens of the latest prompt: per layer int64 `[KV heads, m]`, their places in the prompt, in any
-        order; -1 is padding of heads that keep fewer. On the CPU.
+        """Return the kept positions of the latest prompt: per layer int64 `[KV heads, m]` on the CPU, in any order.
+
+        Heads that keep fewer positions are padded with -1.
 
         Raises:
             ConfigError: no prompt has been prefilled yet.
@@ -275,36 +285,36 @@ class Attached:
 
     # ------------------------------------------------------------------ hooks
     def _refuse(self, text: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse, before every forward of the text model, what would be compressed wrongly, or silently not at all."""
+        """Refuse, before every forward of the text model, inputs that would be compressed wrongly or silently not at all."""
         given = kwargs.get("inputs_embeds")
         if given is None:
             given = args[0] if args else kwargs["input_ids"]
         rows, new = given.shape[:2]
         if rows != 1:
             raise UnsupportedError(
-                f"attach compresses one prompt at a time and got {rows} rows; give one prompt, without beams and with one "
+                f"attach compresses one prompt at a time, but got {rows} rows; give one prompt, without beams and with one "
                 "answer (num_beams=1, num_return_sequences=1)"
             )
         if kwargs.get("use_cache") is False:
-            raise UnsupportedError("use_cache=False keeps no cache that could be compressed; leave it out")
+            raise UnsupportedError("use_cache=False leaves no cache to compress; leave it out")
         cache = kwargs.get("past_key_values")
         if self.compiled and not isinstance(cache, CompressedCache):
             raise UnsupportedError(
-                "compiled_tokens was given to attach and no cache of it to generate(), which decides before the prompt whether "
-                "it compiles; give past_key_values=session.new_cache(), a new one for each prompt"
+                "compiled_tokens needs a cache of the session, because generate() decides before the prompt whether to compile; "
+                "give generate() past_key_values=session.new_cache(), a new cache for each prompt"
             )
         if not isinstance(cache, CompressedCache):
             stock = cache is None or (type(cache) is DynamicCache and not getattr(cache, "offloading", False))
             if cache is not None and (not stock or cache.get_seq_length() > 0):
                 raise UnsupportedError(
                     f"past_key_values is a {type(cache).__name__} of {cache.get_seq_length()} tokens, which attach cannot "
-                    "compress; allowed: none (and no cache_implementation), or session.cache to feed more to it"
+                    "compress; allowed: none (and no cache_implementation), or session.cache to append tokens"
                 )
         elif new > 1 and cache.get_seq_length() > 0 and not protocol_named(self.protocol).cuts:
             raise UnsupportedError(
-                f"{new} tokens at once follow a prompt that is compressed already; allowed: one by one, as generate() "
-                "decodes without an assistant (no assistant_model, prompt_lookup_num_tokens or prefill_chunk_size); a "
-                "question to a compressed context is attach(..., protocol='query_agnostic')"
+                f"{new} tokens at once follow a prompt that is already compressed; allowed: one token at a time, as generate() "
+                "decodes without assistant_model, prompt_lookup_num_tokens and prefill_chunk_size; to ask a question about a "
+                "compressed context use attach(..., protocol='query_agnostic')"
             )
 
     def _count(self, text: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -327,36 +337,36 @@ def _compressor(model: PreTrainedModel, method: Any, reading: str, parameters: d
     given = [*parameters, *(["reading"] if reading not in ("paper", method.reading) else [])]
     if given:
         raise ConfigError(
-            f"{method.name} is a Compressor, whose parameters are set already, and got {given[0]}; give it to method(...) or "
-            "dataclasses.replace(...)"
+            f"{method.name} is a Compressor whose parameters are already set, but got {given[0]}; give {given[0]} to method(...) "
+            "or dataclasses.replace(...)"
         )
     refuse(method)
     return method
 
 
 def _check(compressor: Compressor, family: Any) -> None:
-    """Refuse what this family cannot run, and what needs more than one prompt's prefill."""
+    """Refuse a method that this family cannot run, or that needs more than one prompt's prefill."""
     if compressor.needs.answer:
         raise UnsupportedError(
-            f"method {compressor.name} reads the full cache's own answer, which is not there while a prompt is prefilled; "
+            f"method {compressor.name} reads the full cache's answer, which does not exist while a prompt is prefilled; "
             f"allowed: evaluate(method={compressor.name!r}), or another method"
         )
     if compressor.needs.replay:
         raise UnsupportedError(
-            f"method {compressor.name} feeds the prompt again with an instruction, whose tokens attach does not know; allowed: "
+            f"method {compressor.name} feeds the prompt again with an instruction, which attach cannot do; allowed: "
             f"evaluate(method={compressor.name!r}), or another method"
         )
     if compressor.scorer is not None:
         compressor.scorer.check_layers(family.num_layers)
     if not family.multimodal and (compressor.needs_visual or visual_parts(compressor)):
         raise UnsupportedError(
-            f"method {compressor.name} needs visual tokens and {family.name} has none; choose another method or a "
+            f"method {compressor.name} needs visual tokens, but {family.name} has none; choose another method or a "
             "multimodal model"
         )
 
 
 class _OfFolder:
-    """`Calibrations` of the model that lies in the folder that a config was read from; opened when a part asks for one."""
+    """`Calibrations` of a model, located by the folder of the model's config; opened when a part needs a calibration."""
 
     def __init__(self, config: Any):
         self.path = str(getattr(config, "name_or_path", "") or "")
@@ -368,8 +378,8 @@ class _OfFolder:
         folder = Path(self.path)
         if not self.path or not folder.is_dir():
             raise CalibrationError(
-                f"{method} reads a calibration, which belongs to the very weights of a folder, and this model is of "
-                f"{self.path or 'none'}; load it from a folder, or choose another method"
+                f"{method} reads a calibration, which belongs to the weights of a folder, but this model is from "
+                f"{self.path or 'no folder'}; load the model from a folder, or choose another method"
             )
         embedded = folder.resolve() == Path(resolve_path("pkg://mmkv_bench/tiny/weights")).resolve()
         name = EMBEDDED_NAME if embedded else folder.resolve().name

@@ -1,6 +1,6 @@
-"""`lmms-eval --model mmkv`: lmms-eval's command asks and scores, a method of ours answers as a run would answer.
+"""`lmms-eval --model mmkv`: lmms-eval's command asks and scores, and a method of this project answers as in a run.
 
-The model that lmms-eval gets is a run without a store: the same configuration, the same cell, the same prompts and engine.
+The model for lmms-eval is a run without a store: configuration, cell, prompts and engine are those of a run.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ _ONE = (None, 1, "1", "auto")
 
 
 class MMKV(Respondent):
-    """A model with a compressor, in lmms-eval's chat form; prompts are answered one by one.
+    """A chat model of lmms-eval with a compressor; prompts are answered one by one.
 
     Args:
-        pretrained: a folder, an id on the hub, or a name of conf/model (`tiny`); method: its name (docs/methods.md) or a file.
-        dataset: the name under which samples draw random numbers, a run's label of its dataset; None: the task's name.
+        pretrained: a folder, an id on the hub, or a name of conf/model (`tiny`).
+        method: a method's name (docs/methods.md) or file.
+        dataset: the name that seeds the samples' random numbers (in a run the dataset's label); None: the task's name.
         batch_size, max_batch_size, device: lmms-eval's flags.
         settings: `budget`, `protocol`, `reading`, `seed`, `decode`, `timeout_s` of a run; keys of its `model` (`dtype=float32`,
             `max_pixels=...`); every other name is a parameter of the method (`window=16`).
 
     Raises:
-        MMKVError: what would refuse the run; several prompts at a time, several ranks.
+        MMKVError: an error that would stop the run; or several prompts at a time, or several ranks.
     """
 
     def __init__(
@@ -59,10 +60,10 @@ class MMKV(Respondent):
         self._rows: list[Mapping[str, Any]] = []
 
     def _answered(self, instance: Instance) -> str:
-        """The answer to one request.
+        """Return the answer to one request.
 
         Raises:
-            DataError: there is none; lmms-eval would score an empty one.
+            DataError: there is no answer; lmms-eval would score an empty answer instead.
         """
         from mmkv_bench.models.load import computing_with, threads_for
 
@@ -71,12 +72,12 @@ class MMKV(Respondent):
             answering(request)
         (row,) = self._rows
         if row["status"] != "ok":
-            raise DataError(f"{request.dataset} {request.sample_id} has no answer, {row['status']}: {row['error']}")
+            raise DataError(f"{request.dataset} {request.sample_id} has no answer ({row['status']}): {row['error']}")
         return str(row["answer"])
 
     @cached_property
     def answering(self) -> Answering:
-        """The generate stage of a run of one cell, which has answered nothing yet."""
+        """The generate stage of a run of one cell, before its first answer."""
         from mmkv_bench.models.source import Source
         from mmkv_bench.run.generate import Answering, compiled_step
 
@@ -93,14 +94,14 @@ class MMKV(Respondent):
 
 
 class _NoStore:
-    """Writer of a run that keeps no rows."""
+    """A writer of a run that stores no rows."""
 
     def commit(self, rows: Sequence[Mapping[str, Any]], prompt: Mapping[str, Any] | None = None) -> None:
-        """Drop the rows."""
+        """Discard the rows."""
 
 
 def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[str, Any]) -> Plan:
-    """The plan of a run of this one cell; its dataset is asked nothing."""
+    """Plan a run of one cell; its dataset is not used."""
     from mmkv_bench.config.compose import compose
     from mmkv_bench.plan.planner import make_plan
     from mmkv_bench.plan.validate import validate
@@ -116,15 +117,18 @@ def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[st
     validate(config)
     plan = make_plan(config)
     if len(plan.cells) != 1:
-        raise ConfigError(f"{len(plan.cells)} cells cannot answer at once; give one method, budget, protocol and seed")
+        raise ConfigError(
+            f"{len(plan.cells)} cells are planned, but only one can answer; give one method, budget, protocol and seed"
+        )
     return plan
 
 
 def _request(instance: Instance, data: Mapping[str, Any], dataset: str | None) -> Request:
-    """Turn a request of lmms-eval into the one that a run's loop hands on.
+    """Convert a request of lmms-eval to a request of a run.
 
     Args:
-        data: task -> split -> documents; dataset: see `MMKV`.
+        data: task -> split -> documents.
+        dataset: see `MMKV`.
     """
     from mmkv_bench.datasets.messages import to_prompt
     from mmkv_bench.evaluation.documents import greedy

@@ -1,4 +1,4 @@
-"""Pictures of rows: scores against budgets and costs, costs against the length of prompts, diagnostics."""
+"""Draw pictures of rows: scores against budgets and costs, costs against the length of prompts, diagnostics."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ OF_SCORES = ("budget", "front", "removal", "position")
 
 @dataclass(frozen=True)
 class PlotRequest:
-    """What a picture shows of which rows; the names are the flags of `mmkv-bench plot`, None takes all or the usual one.
+    """Kind and filters of a picture. The fields are the flags of `mmkv-bench plot`; None takes everything or the default.
 
-    rows, costs: folders of rows; the second one of passes, for `front`.
+    rows: folder of rows; costs: folder of efficiency rows, for `front`.
     """
 
     kind: str
@@ -44,17 +44,17 @@ class PlotRequest:
 
 
 def plot(rows: str | Path | StoredRows, kind: str = "budget", **options: Any) -> Figure:
-    """Draw what `mmkv-bench plot <kind> <rows>` draws.
+    """Draw the picture of `mmkv-bench plot <kind> <rows>`.
 
     Args:
-        rows: a folder of rows, or rows as `load_rows` and `evaluate` return them (all of their folder is drawn).
+        rows: a folder of rows, or the result of `load_rows` or `evaluate` (all rows of its folder are drawn).
         kind: `budget`, `length`, `front`, `removal`, `position`, or the name of a diagnostic.
-        options: the flags of the command: metric, dataset, protocol, reading, methods, budgets, cost, costs, tokens, batch,
+        options: flags of the command: metric, dataset, protocol, reading, methods, budgets, cost, costs, tokens, batch,
             prompts, name. Names and budgets are one value or a list: `methods=["snapkv", "mmshift"]`, `budgets=[64, 128]`,
             `name="mmshift=Ours"`.
 
     Raises:
-        ConfigError: an unknown option, or rows that hold nothing to draw.
+        ConfigError: an option is unknown, or the rows have nothing to draw.
     """
     allowed = [field.name for field in fields(PlotRequest)][2:]
     for name in options:
@@ -66,7 +66,7 @@ def plot(rows: str | Path | StoredRows, kind: str = "budget", **options: Any) ->
 
 
 def _listed(name: str, value: Any) -> Any:
-    """Return an option as the command has it: lists of texts, a folder as a path."""
+    """Return an option in the command's form: lists of strings, a folder as a path."""
     if name == "costs" and value is not None:
         return Path(getattr(value, "folder", value))
     if name in ("dataset", "protocol", "reading", "methods", "budgets", "cost", "name") and value is not None:
@@ -75,16 +75,16 @@ def _listed(name: str, value: Any) -> Any:
 
 
 def draw(request: PlotRequest) -> tuple[Figure, list[str]]:
-    """Return the picture, and sentences on what is left out of it.
+    """Return the picture, and sentences about lines that are left out.
 
     Raises:
-        ConfigError: filters of scores for a picture without scores, or rows that hold nothing to draw.
+        ConfigError: filters of scores for a picture without scores, or rows with nothing to draw.
     """
     if request.kind not in OF_SCORES:
         for flag, names in (("methods", request.methods), ("budgets", _numbers(request))):
             if names:
                 raise ConfigError(
-                    f"--{flag} {','.join(names)} chooses among scores, and plot {request.kind} draws none; leave it out"
+                    f"--{flag} {','.join(names)} selects scores, but plot {request.kind} draws no scores; leave it out"
                 )
     drawers = {"budget": _budget, "length": _length, "front": _front, "removal": _removal, "position": _position}
     figure, left_out = drawers.get(request.kind, _diagnostic)(request)
@@ -94,13 +94,13 @@ def draw(request: PlotRequest) -> tuple[Figure, list[str]]:
 
 
 def _rename(figure: Figure, names: Sequence[str]) -> None:
-    """Print other names for lines, with what stands in parentheses behind them.
+    """Give lines of the picture other names; text in parentheses after a name stays.
 
     Args:
         names: `line=name`.
 
     Raises:
-        ConfigError: no line is called so.
+        ConfigError: no line has that name.
     """
     from matplotlib.text import Text
 
@@ -136,7 +136,9 @@ def _position(request: PlotRequest) -> tuple[Figure, list[str]]:
     metric = request.metric or "fidelity_kl"
     names = [name for name in (*KL_TO, *TOP1_TO) if name.startswith(f"{metric}_to_")]
     if not names:
-        raise ConfigError(f"plot position draws fidelity_kl or fidelity_top1, got --metric {metric}; name one of them")
+        raise ConfigError(
+            f"plot position draws fidelity_kl or fidelity_top1, got --metric {metric}; give one of the two"
+        )
     tables = [table for name in names for table in _score_tables(replace(request, metric=name))]
     return position_figure(tables, metric), []
 
@@ -175,7 +177,7 @@ def _front(request: PlotRequest) -> tuple[Figure, list[str]]:
     costs = _costs(request, ["bytes", "tpot_s"])
     drawn = fronts(_score_tables(request), costs, roots, request.tokens, request.batch, request.prompts)
     left_out = [
-        f"not drawn against {front.cost.name}, which is not known of them ({front.table.dataset}): {', '.join(front.alone)}"
+        f"not drawn, because {front.cost.name} is unknown ({front.table.dataset}): {', '.join(front.alone)}"
         for front in drawn
         if front.alone
     ]
@@ -191,20 +193,20 @@ def _costs(request: PlotRequest, usual: Sequence[str]) -> list[Cost]:
 
 
 def _axes(request: PlotRequest, default: str) -> list[str]:
-    """The kinds of budgets that are asked for, or this one."""
+    """Return the requested kinds of budgets, or `default`."""
     return [name for name in request.budgets or () if name in AXES] or [default]
 
 
 def _numbers(request: PlotRequest) -> list[str]:
-    """The single budgets that are asked for."""
+    """Return the requested single budgets."""
     return [name for name in request.budgets or () if name not in AXES]
 
 
 def _score_tables(request: PlotRequest) -> list[ScoreTable]:
-    """The tables of scores: one of each dataset.
+    """Return the tables of scores, one per dataset.
 
     Raises:
-        ConfigError: a dataset with several, or none at all.
+        ConfigError: a dataset has several tables, or there is no table.
     """
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.compare import narrowed
@@ -227,9 +229,9 @@ def _score_tables(request: PlotRequest) -> list[ScoreTable]:
                 f"{t.metric}, {t.axis}, reading={' and '.join(t.readings)}, model={t.context['model']}" for t in several
             )
             raise ConfigError(
-                f"The rows hold {len(several)} tables of {dataset} ({kinds}), and one is drawn: name --metric, --protocol, "
+                f"The rows have {len(several)} tables of {dataset} ({kinds}), but one can be drawn; give --metric, --protocol, "
                 "--reading or --budgets"
             )
     if not tables:
-        raise ConfigError("The rows hold no table of scores with a budget of that kind, so there is nothing to draw")
+        raise ConfigError("The rows have no table of scores with a budget of that kind; give other rows or --budgets")
     return sorted(tables, key=lambda table: (request.dataset or [table.dataset]).index(table.dataset))

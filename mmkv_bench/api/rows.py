@@ -1,4 +1,4 @@
-"""`evaluate`, `load_rows`, `make_table` and `paper_tables`: rows from Python, as frames and as tables."""
+"""`evaluate`, `load_rows`, `make_table` and `paper_tables`: rows as pandas frames and as tables."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from mmkv_bench.papers.judgement import FilledTable
 
 Names = str | Sequence[str] | None
-"""One name, several, or None for all."""
+"""One name, several names, or None for all."""
 
 
 class StoredRows:
-    """Rows of some cells of a store, each frame read when it is first asked for.
+    """Rows of some cells of a store as pandas frames; a frame is read at its first use. docs/rows.md describes the columns.
 
     Attributes:
-        folder: where they lie; cells: one row per cell, the columns of docs/rows.md, as all frames here; none where there is
-            nothing but diagnostics.
+        folder: the store's folder.
+        cells: one row per cell; empty if the store has only diagnostics.
     """
 
     def __init__(self, folder: Path, cells: pd.DataFrame):
@@ -43,12 +43,12 @@ class StoredRows:
 
     @cached_property
     def responses(self) -> pd.DataFrame:
-        """One row per cell and sample: the answer, its status, what was asked, kept and counted."""
+        """One row per cell and sample: the answer, its status, and counts of the prompt and of kept entries."""
         return self._store.responses(self.names).to_pandas()
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """One row per cell, sample and metric; empty while nothing is scored."""
+        """One row per cell, sample and metric; empty before scoring."""
         return self._store.samples(self.names).to_pandas()
 
     @cached_property
@@ -58,17 +58,17 @@ class StoredRows:
 
     @cached_property
     def timings(self) -> pd.DataFrame:
-        """One row per pass of `scenario=efficiency` and phase, raw; empty of other runs."""
+        """One row per pass of `scenario=efficiency` and phase, not aggregated; empty for other runs."""
         return self._store.timings(self.names).to_pandas()
 
     @cached_property
     def diagnostics(self) -> pd.DataFrame:
-        """Rows of `mmkv-bench diagnose`; they belong to no cell, so that no filter applies."""
+        """Rows of `mmkv-bench diagnose`; they belong to no cell, so filters do not apply."""
         return self._store.diagnostics().to_pandas()
 
     @property
     def names(self) -> list[str]:
-        """The cells' hashes."""
+        """Hashes of the cells."""
         return list(self.cells["cell"])
 
     def __repr__(self) -> str:
@@ -85,21 +85,21 @@ def load_rows(
     protocol: Names = None,
     reading: Names = None,
 ) -> StoredRows:
-    """The rows of a store, or of some of its cells.
+    """Load the rows of a store, or of some of its cells.
 
     Args:
-        folder: what a run printed as its rows (`out`), packed or not.
-        dataset, method, protocol, reading: only cells of these; a name or several.
-        budget: only cells of these budgets (64, 0.2, "20%", or a list). Cells that have no budget or reading, as those of
-            `full`, pass both filters, since every comparison needs them.
+        folder: the folder that a run printed as its rows (`out`), packed or not.
+        dataset, method, protocol, reading: load only cells with this name or one of these names.
+        budget: load only cells with this budget (64, 0.2, "20%") or one of a list. Cells without a budget or reading, such
+            as `full`'s, pass both filters, because every comparison needs them.
 
     Returns:
         Six pandas frames, `cells`, `responses`, `samples`, `metrics`, `timings` and `diagnostics`, with the columns of
-        docs/rows.md, each read when it is first asked for.
+        docs/rows.md. A frame is read at its first use.
 
     Raises:
-        ConfigError: there is no such folder, it holds no rows, or none of what a filter names. StoreError: rows that
-            are damaged or of another version.
+        ConfigError: the folder does not exist, has no rows, or no rows with a name of a filter. StoreError: the rows are
+            damaged or of another version.
 
     Example:
         >>> rows = load_rows("results/tiny/large", method="snapkv", budget=64)  # doctest: +SKIP
@@ -125,23 +125,23 @@ def evaluate(
     verbose: bool = False,
     **overrides: Any,
 ) -> StoredRows:
-    """Run what `mmkv-bench run` runs with the same settings, and return the rows.
+    """Run `mmkv-bench run` with these settings, and return the rows.
 
-    Only what is missing in `out` is generated; a finished run just returns its rows.
+    Only answers missing in `out` are generated; a finished run just returns its rows.
 
     Args:
-        model, method, budget, dataset: as on the command line, one or a list (`method=["snapkv", "mine.py"]`); None: the
-            configuration's own (the embedded model, mmshift, 64 entries, pages).
-        verbose: print what the command prints.
-        overrides: any key of the configuration: `limit=20`, `out="runs/mine"`, `protocol=["paper", "strict"]`; keys with
-            dots as mappings: `methods={"snapkv": {"window": 16}}`.
+        model, method, budget, dataset: as on the command line, one value or a list (`method=["snapkv", "mine.py"]`); None:
+            the configuration's default (the embedded model, mmshift, 64 entries, pages).
+        verbose: print the command's output.
+        overrides: any key of the configuration: `limit=20`, `out="runs/mine"`, `protocol=["paper", "strict"]`; write keys
+            with dots as mappings: `methods={"snapkv": {"window": 16}}`.
 
     Returns:
-        The rows of this run's cells, `full` among them: see `load_rows`.
+        The rows of this run's cells, including `full`: see `load_rows`.
 
     Raises:
-        MMKVError: what would stop the command, with its sentence. Answers that failed stop nothing: their rows have a
-            status, and a warning counts them.
+        MMKVError: an error that would stop the command, with the same message. A failed answer does not stop the run: its
+            row has a status, and a warning counts failed answers.
 
     Example:
         >>> rows = evaluate(method=["snapkv", "mmshift"], budget=[16, 64], limit=20)  # doctest: +SKIP
@@ -163,15 +163,15 @@ def evaluate(
     if code:
         failed = int((rows.responses["status"] != "ok").sum())
         warnings.warn(
-            f"{failed} of {len(rows.responses)} answers failed or a dataset was stopped; rows.responses has each one's "
-            "status and error",
+            f"{failed} of {len(rows.responses)} answers failed or a dataset was stopped; see status and error in "
+            "rows.responses",
             stacklevel=2,
         )
     return rows
 
 
 class _Printed:
-    """Tables that Python and notebooks show as they print."""
+    """An object that Python and notebooks show in the form in which it prints."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -181,17 +181,17 @@ class _Printed:
 
 
 class Tables(_Printed, list[ScoreTable]):
-    """Tables that print as `mmkv-bench tables` prints them."""
+    """A list of tables that prints like `mmkv-bench tables`."""
 
     def __str__(self) -> str:
         return markdown(tables_of_scores(self), notes="all")
 
     def latex(self) -> str:
-        """The tables in LaTeX."""
+        """Return the tables in LaTeX."""
         return latex(tables_of_scores(self), notes="all")
 
     def frame(self) -> pd.DataFrame:
-        """One row per table cell: context, method, budget, score, interval, rank, audit; unrounded."""
+        """Return one row per table cell: context, method, budget, score, interval, rank, audit; unrounded."""
         return frame(self)
 
 
@@ -203,17 +203,17 @@ def make_table(
     protocol: Names = None,
     reading: Names = None,
 ) -> Tables:
-    """The tables of rows: one per model, dataset, protocol, metric and kind of budget.
+    """Make the tables of rows, one per model, dataset, protocol, metric and kind of budget.
 
     Args:
-        rows: what `load_rows` or `evaluate` gave, or a store's folder.
-        dataset, metric, protocol, reading: only these; a name or several.
+        rows: the result of `load_rows` or `evaluate`, or a store's folder.
+        dataset, metric, protocol, reading: make only tables with this name or one of these names.
 
     Returns:
         A list of tables: `print` it, show it in a notebook, or take its `frame()`.
 
     Raises:
-        ConfigError: rows without scores, or a filter that names what they do not hold. StoreError: damaged rows.
+        ConfigError: the rows have no scores, or lack a name of a filter. StoreError: the rows are damaged.
 
     Example:
         >>> print(make_table("results/tiny/large", dataset="pages_walk_large"))  # doctest: +SKIP
@@ -234,7 +234,7 @@ def make_table(
 
 
 class PaperTables(_Printed, list["FilledTable"]):
-    """Tables that print as `mmkv-bench papers` prints them."""
+    """A list of tables that prints like `mmkv-bench papers`."""
 
     def __str__(self) -> str:
         from mmkv_bench.papers.table import render
@@ -242,31 +242,30 @@ class PaperTables(_Printed, list["FilledTable"]):
         return render(self, "md")
 
     def latex(self) -> str:
-        """The tables in LaTeX."""
+        """Return the tables in LaTeX."""
         from mmkv_bench.papers.table import render
 
         return render(self, "latex")
 
     def frame(self) -> pd.DataFrame:
-        """One row per cell, the columns of `--format csv`: its address, state, number, interval, printed value and verdict."""
+        """Return one row per cell, as in `--format csv`: address, state, number, interval, printed value and verdict."""
         from mmkv_bench.papers.table import frame
 
         return frame(self)
 
 
 def paper_tables(*names: str, rows: Sequence[Path | str] | Path | str = ()) -> PaperTables:
-    """Tables and figures of the papers, measured beside printed.
+    """Make tables and figures of the papers, with measured beside printed numbers.
 
     Args:
-        names: their ids, as `mmkv-bench papers --list` has them; none: all of them.
-        rows: folders that runs printed, or that hold such; none: nothing was measured, and the cells say what runs them.
+        names: ids of the tables, as listed by `mmkv-bench papers --list`; none: all tables.
+        rows: folders of rows, or folders that contain such; none: only printed numbers, and the commands that measure a cell.
 
     Returns:
         A list of tables: `print` it, show it in a notebook, or take its `frame()`.
 
     Raises:
-        ConfigError: a name that no table has, or a folder without rows. StoreError: rows that are damaged or of another
-            version.
+        ConfigError: a name is unknown, or a folder has no rows. StoreError: the rows are damaged or of another version.
 
     Example:
         >>> print(paper_tables("mmshift_table01", rows="runs/papers"))  # doctest: +SKIP
@@ -289,12 +288,12 @@ def _cells(root: Path) -> pd.DataFrame:
     store = Store(root)
     cells = store.cells().to_pandas()
     if cells.empty and not store.files("diagnostics"):
-        raise ConfigError(f"'{root}' holds no result rows: give the folder that a run printed as its rows.")
+        raise ConfigError(f"'{root}' has no result rows: give the folder that a run printed as its rows.")
     return cells
 
 
 def _at(cells: pd.DataFrame, budgets: Sequence[Any]) -> pd.Series:
-    """Mask of the cells of these budgets, and of those without one."""
+    """Return the mask of the cells with one of these budgets or without a budget."""
     from mmkv_bench.compression.budget import Budget
 
     keep = cells["budget_kind"] == "none"
@@ -303,7 +302,7 @@ def _at(cells: pd.DataFrame, budgets: Sequence[Any]) -> pd.Series:
         column, value = ("budget_entries", budget.entries) if entries else ("budget_fraction", budget.fraction_text)
         at_budget = (cells["budget_kind"] == budget.kind) & (cells[column] == value)
         if not at_budget.any():
-            raise ConfigError(f"The rows hold no budget {budget}: give one that was run, or leave the filter out.")
+            raise ConfigError(f"The rows have no budget {budget}: give a budget that was run, or leave the filter out.")
         keep |= at_budget
     return keep
 

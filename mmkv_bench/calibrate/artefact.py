@@ -1,6 +1,6 @@
-"""Calibration artefacts: measurements of a model as JSON files, which methods' parts are built with.
+"""Calibration artefacts: measurements of a model as JSON files, from which parts of methods are built.
 
-An artefact names its model by the fingerprint that rows hold, so it is never used for other weights. It is plain JSON with a
+An artefact has the fingerprint of its model, as rows do, so it is never used for other weights. It is plain JSON with a
 checksum over all other fields; nothing is unpickled.
 """
 
@@ -27,12 +27,12 @@ AUTO = "auto"
 """Value of `calibration`: the committed artefact of the run's model, below `conf/calibration/<model name>/`."""
 METHODS = ("hybridkv", "mmshift", "prefixkv", "sparsemm")
 EMBEDDED_NAME = "tiny"
-"""model.name of the embedded model, the default of the command."""
+"""`model.name` of the embedded model, the command's default."""
 DIGITS = 6
-"""Decimals of stored numbers, so that float noise of a kernel does not change an artefact."""
+"""Decimals of stored numbers, so that a kernel's rounding noise does not change an artefact."""
 
 SHOWN = 16
-"""Digits of a checksum that rows and messages show."""
+"""Number of a checksum's digits in rows and messages."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*")
 
@@ -42,10 +42,13 @@ class Artefact:
     """One calibration.
 
     Attributes:
-        method: one of `METHODS`. model, model_fingerprint, model_revision: the measured model.
-        dataset: description of the samples. samples: their ids, in order; empty where released files were imported.
-        settings: options of the command that decide the data. versions: package -> version.
-        data: JSON values that the part reads; the function that computes them describes the keys.
+        method: one of `METHODS`.
+        model, model_fingerprint, model_revision: the measured model.
+        dataset: description of the samples.
+        samples: ids of the samples, in order; empty if released files were imported.
+        settings: options of the command that affect the data.
+        versions: package -> version.
+        data: JSON values that the part reads; the function that computes the values describes the keys.
         checksum: sha256 in hex over the canonical JSON of all other fields.
     """
 
@@ -66,7 +69,8 @@ class Artefact:
         """Return an artefact with its checksum.
 
         Args:
-            digits: decimals of the data's numbers, None: unrounded. fields: all attributes but `format` and `checksum`.
+            digits: decimals of the data's numbers; None: unrounded.
+            fields: all attributes except `format` and `checksum`.
         """
         fields["data"] = fields["data"] if digits is None else rounded(fields["data"])
         plain = asdict(cls(**fields))
@@ -83,28 +87,28 @@ def rounded(value: Any) -> Any:
 
 
 def digest(fields: Mapping[str, Any]) -> str:
-    """Return sha256 in hex over the canonical JSON of an artefact's fields without its checksum."""
+    """Return the sha256 in hex over the canonical JSON of an artefact's fields without its checksum."""
     return hashlib.sha256(
         canonical_json({key: value for key, value in fields.items() if key != "checksum"}).encode()
     ).hexdigest()
 
 
 def committed(method: str, model_name: str) -> Path:
-    """Return the path of the artefact that `auto` means.
+    """Return the path of the artefact that `auto` selects.
 
     Raises:
-        CalibrationError: a model name that is not a plain name.
+        CalibrationError: the model name is not a plain name.
     """
     if not _NAME.fullmatch(model_name):
         raise CalibrationError(
-            f"calibration=auto looks artefacts up by model.name, and {model_name!r} is not a plain name (letters, digits "
+            f"calibration=auto finds artefacts by model.name, but {model_name!r} is not a plain name (letters, digits "
             f"and _ . + -); rename the model, or give {method}'s file with calibration=<path>"
         )
     return conf_dir() / "calibration" / model_name / f"{method}.json"
 
 
 def save(artefact: Artefact, path: Path) -> Path:
-    """Write an artefact, keys sorted, one row of numbers per line; return the path."""
+    """Write an artefact with sorted keys and one row of numbers per line; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_text(_readable(json.loads(canonical_json(asdict(artefact)))) + "\n")
@@ -113,28 +117,30 @@ def save(artefact: Artefact, path: Path) -> Path:
 
 
 def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Artefact:
-    """Return the artefact that a part of a run is built with.
+    """Load the artefact from which a part of a run is built.
 
     Args:
-        method: one of `METHODS`. spec: `auto`, or the path of an artefact. model_name, model_fingerprint: the run's model.
+        method: one of `METHODS`.
+        spec: `auto`, or the path of an artefact.
+        model_name, model_fingerprint: the run's model.
 
     Raises:
-        CalibrationError: the file is missing, is no artefact, was changed after it was written, or belongs to another
+        CalibrationError: the file is missing, is not an artefact, was changed after it was written, or belongs to another
             method or model.
     """
     if method not in METHODS:
         raise CalibrationError(f"there is no calibration for {method!r}; {nearest(str(method), METHODS)}")
     if not isinstance(spec, str) or not spec.strip():
-        raise CalibrationError(f"calibration={spec!r} is neither auto nor a path; give one of these")
+        raise CalibrationError(f"calibration={spec!r} is not valid; allowed: auto, or the path of an artefact")
     path = committed(method, model_name) if spec == AUTO else Path(spec).expanduser()
     make = f"make it with python -m mmkv_bench calibrate {method}"
-    if model_name != EMBEDDED_NAME:  # without these the command measures the embedded model
+    if model_name != EMBEDDED_NAME:  # without these options the command measures the embedded model
         make += f" --path <model.path> --name {model_name}"
     try:
         fields = json.loads(path.read_text())
     except FileNotFoundError:
         what = (
-            f"model {model_name} has no committed calibration" if spec == AUTO else f"calibration={spec} is not there"
+            f"model {model_name} has no committed calibration" if spec == AUTO else f"calibration={spec} does not exist"
         )
         raise CalibrationError(f"{what} for {method} (no file {_short(path)}); {make}") from None
     except (OSError, ValueError) as error:
@@ -142,23 +148,23 @@ def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Art
     artefact = _parsed(fields, path, make)
     if artefact.method != method:
         raise CalibrationError(
-            f"{_short(path)} is a calibration of {artefact.method}, and {method} needs its own; {make}, or give its file"
+            f"{_short(path)} is a calibration of {artefact.method}, not of {method}; {make}, or give the file of {method}"
         )
     if artefact.model_fingerprint != model_fingerprint:
         raise CalibrationError(
-            f"{_short(path)} was made for model {artefact.model} ({artefact.model_fingerprint}), and this run's is "
-            f"{model_name} ({model_fingerprint}); a calibration is valid for its own weights only: {make}"
+            f"{_short(path)} was made for model {artefact.model} ({artefact.model_fingerprint}), but this run's model is "
+            f"{model_name} ({model_fingerprint}); a calibration is valid for the measured weights only; {make}"
         )
     return artefact
 
 
 class Calibrations:
-    """Artefacts of one model for the methods of a run: each is read once, and remembered for the rows.
+    """Artefacts of one model for the methods of a run. An artefact is read once; its checksum goes into rows.
 
     Attributes:
-        used: method -> checksum of its artefact, as rows show it, since the last `taken`.
-        seen: checksum -> description of the artefact's samples: `dataset`, number of `samples`, and `instruction`, the length
-            of their text, where that chose them.
+        used: method -> checksum of the method's artefact in the form of rows, since the last call of `taken`.
+        seen: checksum -> description of the artefact's samples: `dataset`, number of `samples`, and `instruction`, if the
+            samples were selected by the length of their text.
     """
 
     def __init__(self, model_name: str, model_fingerprint: str):
@@ -168,7 +174,7 @@ class Calibrations:
         self._loaded: dict[tuple[str, str], Artefact] = {}
 
     def data(self, method: str, spec: Any) -> dict[str, Any]:
-        """Return the data that a part is built with, and note its artefact in `used`; see `load`."""
+        """Return the data from which a part is built, and note the artefact in `used`; see `load`."""
         key = (method, str(spec))
         if key not in self._loaded:
             self._loaded[key] = load(method, spec, self.model_name, self.model_fingerprint)
@@ -180,7 +186,7 @@ class Calibrations:
         return json.loads(canonical_json(artefact.data))
 
     def taken(self) -> dict[str, str]:
-        """Return method -> checksum of the artefacts that were read since the last call."""
+        """Return method -> checksum of the artefacts that were used since the last call."""
         used, self.used = self.used, {}
         return used
 
@@ -188,22 +194,20 @@ class Calibrations:
 def _parsed(fields: Any, path: Path, make: str) -> Artefact:
     names = set(Artefact.__dataclass_fields__)
     if not isinstance(fields, Mapping) or set(fields) != names or not isinstance(fields["data"], Mapping):
-        raise CalibrationError(
-            f"{_short(path)} is not a calibration artefact (its keys are not the expected ones); {make}"
-        )
+        raise CalibrationError(f"{_short(path)} is not a calibration artefact (it has other keys); {make}")
     if fields["format"] != FORMAT:
-        raise CalibrationError(f"{_short(path)} has format {fields['format']}, and this version reads {FORMAT}; {make}")
+        raise CalibrationError(f"{_short(path)} has format {fields['format']}, but this version reads {FORMAT}; {make}")
     actual = digest(fields)
     if fields["checksum"] != actual:
         raise CalibrationError(
-            f"{_short(path)} was changed after it was written: its checksum says {str(fields['checksum'])[:SHOWN]} and its "
-            f"content gives {actual[:SHOWN]}; restore the file, or {make}"
+            f"{_short(path)} was changed after it was written: the stored checksum is {str(fields['checksum'])[:SHOWN]}, but "
+            f"the content has {actual[:SHOWN]}; restore the file, or {make}"
         )
     return Artefact(**fields)
 
 
 def _short(path: Path) -> str:
-    """Return a path below the configuration folder as `conf/...`, any other unchanged."""
+    """Return a path in the configuration folder as `conf/...`, any other path unchanged."""
     try:
         return f"conf/{path.relative_to(conf_dir()).as_posix()}"
     except ValueError:
@@ -211,7 +215,7 @@ def _short(path: Path) -> str:
 
 
 def _readable(value: Any, depth: int = 0) -> str:
-    """Return JSON with one line per innermost list, so that a diff of two artefacts can be read."""
+    """Return JSON with one line per innermost list, so that the diff of two artefacts is readable."""
     if isinstance(value, dict):
         names = [f"{json.dumps(key, ensure_ascii=False)}: " for key in value]
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
@@ -227,10 +231,12 @@ def _readable(value: Any, depth: int = 0) -> str:
 
 @dataclass
 class StandIns:
-    """A model's calibrations where they are here, else made-up ones of the right shape, which treat layers and heads alike.
+    """A model's calibrations for a dry run; a missing one is made up with the right shape and equal layers and heads.
 
     Attributes:
-        model, fingerprint: whose; family: its shape; used: methods that got made-up ones.
+        model, fingerprint: name and fingerprint of the model.
+        family: facts with the model's shape.
+        used: methods that got a made-up calibration.
     """
 
     model: str
@@ -240,10 +246,10 @@ class StandIns:
     seen: dict[str, Any] = field(default_factory=dict)
 
     def data(self, method: str, spec: Any) -> dict[str, Any]:
-        """Return data as `Calibrations.data` does.
+        """Return data like `Calibrations.data`.
 
         Raises:
-            CalibrationError: none is here, and none can be made up.
+            CalibrationError: the artefact is missing and cannot be made up.
         """
         try:
             return Calibrations(self.model, self.fingerprint).data(method, spec)
@@ -261,5 +267,5 @@ class StandIns:
             return made[method]
 
     def taken(self) -> dict[str, str]:
-        """No artefact was used."""
+        """Return an empty mapping: no artefact was used."""
         return {}

@@ -38,20 +38,21 @@ def run(options: argparse.Namespace, questions: DatasetQuestions | None = None) 
     """Measure or import an artefact, write it and return its path.
 
     Args:
-        options: of the command line. questions: of a dataset, in place of pages.
+        options: options of the command line.
+        questions: samples of a dataset, used instead of pages.
 
     Raises:
-        MMKVError: a model that cannot be loaded or measured, options that measure nothing, files that cannot be imported.
+        MMKVError: the model cannot be loaded or measured, no sample is selected, or files cannot be imported.
     """
     artefact = imported_artefact(options) if options.imports else measured(options, questions)
     return save(artefact, options.out or committed(options.method, options.model or options.name))
 
 
 def measured(options: argparse.Namespace, questions: DatasetQuestions | None = None) -> Artefact:
-    """Measure the artefact of the options."""
+    """Measure the samples that the options select, and return the artefact."""
     dataset = _dataset(options) if questions is None else questions.described
     source = Source.of(_model(options))
-    committed(options.method, source.settings.name)  # a name that auto could not look up is refused before any work
+    committed(options.method, source.settings.name)  # refuse a name that `auto` cannot find before any work
     quiet_transformers()
     torch.set_num_threads(options.threads)
     identity = _identity(source)
@@ -89,7 +90,7 @@ def measured(options: argparse.Namespace, questions: DatasetQuestions | None = N
 
 
 def imported_artefact(options: argparse.Namespace) -> Artefact:
-    """Return the artefact of released files; of the model only its files are read."""
+    """Return the artefact of released files; only the model's files are read, no weights are loaded."""
     source = Source.of(_model(options))
     committed(options.method, source.settings.name)
     quiet_transformers()
@@ -106,7 +107,7 @@ def imported_artefact(options: argparse.Namespace) -> Artefact:
 
 
 def _identity(source: Any) -> dict[str, Any]:
-    """Return the model and the versions that identify an artefact."""
+    """Return the fields of an artefact that identify model and versions."""
     fingerprint, revision = source.fingerprint()
     versions = {name: metadata.version(name) for name in ("torch", "transformers")}
     return {
@@ -118,14 +119,14 @@ def _identity(source: Any) -> dict[str, Any]:
 
 
 def _dataset(options: argparse.Namespace) -> str:
-    """Describe the samples in words.
+    """Return a description of the samples.
 
     Raises:
-        CalibrationError: a kind of page that does not exist, pages and text at once, or no text.
+        CalibrationError: an unknown kind of page, both pages and text, or no text.
     """
     if _text(options) is not None:
         if options.kinds:
-            raise CalibrationError("--kinds chooses among pages and --text takes their place; give one of the two")
+            raise CalibrationError("--kinds selects pages, but --text replaces pages; give only one of the two options")
         return described(options.text, options.tokens)
     kinds = _kinds(options)
     pages(kinds, options.size, options.split, options.samples)
@@ -136,14 +137,14 @@ def _samples(options: argparse.Namespace, loaded: LoadedModel) -> Iterator[Page]
     """Yield the samples one by one.
 
     Raises:
-        CalibrationError: pages for a model that reads no images.
+        CalibrationError: the samples are pages, but the model reads no images.
     """
     if _text(options) is not None:
         yield from passages(loaded.tokenizer, options.text, options.tokens, options.samples)
         return
     if not loaded.family.multimodal:
         instead = "give --text <folder with *.txt files>" if "text" in options else "choose a multimodal model"
-        raise CalibrationError(f"{loaded.family.name} reads no images, and pages are images; {instead}")
+        raise CalibrationError(f"{loaded.family.name} reads no images, but pages are images; {instead}")
     for place in pages(_kinds(options), options.size, options.split, options.samples):
         yield page(*place)
 
@@ -156,15 +157,15 @@ def _kinds(options: argparse.Namespace) -> list[str]:
     kinds = list(options.kinds or TASKS)
     for kind in kinds:
         if kind not in TASKS:
-            raise CalibrationError(f"--kinds {kind} is no kind of page; {nearest(kind, TASKS)}")
+            raise CalibrationError(f"--kinds {kind} is not a kind of page; {nearest(kind, TASKS)}")
     return kinds
 
 
 def _model(options: argparse.Namespace) -> Model:
-    """Return the `model` node of a run of the same model.
+    """Return the `model` node of a run with the options' model.
 
     Raises:
-        CalibrationError: a name that is not in conf/model.
+        CalibrationError: the name is not in conf/model.
     """
     device = {"dtype": options.dtype, "device": options.device}
     if options.model is None:

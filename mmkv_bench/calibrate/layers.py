@@ -1,4 +1,4 @@
-"""Read a model layer by layer: one forward pass of the unmodified model, holding nothing larger than a layer's keys."""
+"""Read a model layer by layer in one forward pass; nothing larger than a layer's keys is kept in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmkv_bench.compression.session import Session
 
 
 class LayerReader:
-    """Listener of a session that keeps `read(observation)` of each layer and compresses nothing."""
+    """A session's listener that stores `read(observation)` of each layer and compresses nothing."""
 
     def __init__(self, needs: Needs, read: Callable[[Observation], Any]):
         self.needs, self.read = needs, read
@@ -23,7 +23,7 @@ class LayerReader:
         self.values.append(self.read(observations[0]))
 
     def prompt_done(self, prompt: PromptBatch) -> None:
-        """Nothing to reduce."""
+        """Do nothing: the cache is not reduced."""
 
     def kept(self) -> list[Tensor]:
         return []
@@ -40,8 +40,10 @@ def read_layers(
     """Return `read(observation)` of every layer, in order, from one prefill of one sequence with the full cache.
 
     Args:
-        inputs: arguments of the model's forward, batch 1, without padding. types: int `[1, T]`.
-        needs: statistics that `read` uses. identity: of the sample, for its random streams.
+        inputs: arguments of the model's forward, batch 1, without padding.
+        types: int `[1, T]`.
+        needs: statistics that `read` uses.
+        identity: the sample's identity, which seeds its random streams.
     """
     reader = LayerReader(needs, read)
     with torch.no_grad(), Session(model, reader, token_types=types, identity=identity):
@@ -50,10 +52,12 @@ def read_layers(
 
 
 def with_answer(inputs: dict[str, Tensor], types: Tensor, answer: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """Return inputs and types of T + n tokens: a prompt with the tokens of an answer behind it, as text.
+    """Return inputs and types of T + n tokens: a prompt followed by an answer's tokens as text.
 
     Args:
-        inputs: of one prompt without an attention mask. types: int `[1, T]`. answer: int64 `[n]`.
+        inputs: inputs of one prompt, without an attention mask.
+        types: int `[1, T]`.
+        answer: int64 `[n]`.
     """
     length = inputs["input_ids"].shape[1]
     text = torch.zeros(1, len(answer), dtype=types.dtype, device=types.device)

@@ -1,4 +1,4 @@
-"""Measurements that methods are calibrated with: one function measures a sample, another summarises the samples as data.
+"""Measurements that calibrate methods; per method one function measures a sample, another summarises all samples.
 
 SparseMM's measurement is in `sparsemm.py`.
 """
@@ -38,11 +38,11 @@ def prefix_shares(
     """Measure the kept shares ``R_l`` of one sample (arXiv 2412.03409, section 3.3, algorithm 1).
 
     Returns:
-        For every budget of `GRID` one share per layer. Prefill only: no answer is needed.
+        For every budget of `GRID` one share per layer. Only a prefill is needed, no answer.
     """
     prompt = encoded(loaded, sample)
 
-    def importance(obs: Observation) -> Tensor:  # attention that each token gathers, float64 [T]
+    def importance(obs: Observation) -> Tensor:  # attention that a token gathers, float64 [T]
         return obs.column_sums.double().sum(0).cpu()
 
     curves = prefix_curves(read_layers(loaded.model, prompt.inputs, prompt.types, Needs(column_sums=True), importance))
@@ -50,11 +50,11 @@ def prefix_shares(
 
 
 def prefix_profile(measured: Sequence[list[list[float]]], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
-    """Summarise `prefix_shares` of every sample: shares are averaged and scaled, so that they add up to the budget.
+    """Summarise `prefix_shares` of all samples: shares are averaged, then scaled to add up to the budget.
 
     Returns:
-        ``{"layers": L, "grid": [rho, ...], "ratios": [[R_l] per rho], "std": [[...] per rho]}``: shares of the prompt
-        that each layer keeps, mean over samples, adding up to ``L * rho`` but for rounding; population standard
+        ``{"layers": L, "grid": [rho, ...], "ratios": [[R_l] per rho], "std": [[...] per rho]}``. ratios: share of the prompt
+        that a layer keeps, mean over samples; they add up to ``L * rho`` except for rounding. std: population standard
         deviation over samples before the scaling (the paper's table 7).
     """
     ratios, std = [], []
@@ -70,7 +70,7 @@ def prefix_profile(measured: Sequence[list[list[float]]], settings: Mapping[str,
 def head_sparsity(
     loaded: LoadedModel, sample: DatasetQuestion | Page, settings: Mapping[str, Any]
 ) -> list[list[float]]:
-    """Measure S* of one sample as the method computes it (arXiv 2604.05887, equation 3): per layer one number per KV head."""
+    """Measure S* of one sample (arXiv 2604.05887, equation 3) with the method's code: per layer one number per KV head."""
     if not 0 <= settings["quantile"] <= 1:
         raise CalibrationError(f"--quantile {settings['quantile']} is not a quantile; allowed: 0 to 1")
     prompt = encoded(loaded, sample)
@@ -83,10 +83,10 @@ def head_sparsity(
 def sparsity_threshold(
     measured: Sequence[list[list[float]]], settings: Mapping[str, Any], kv_heads: int
 ) -> dict[str, Any]:
-    """Summarise `head_sparsity` of every sample.
+    """Summarise `head_sparsity` of all samples.
 
     The paper calls its threshold "quantile-based, tuned on a validation set" and states one number, 0.9, for its models.
-    Other models concentrate their attention differently, so the threshold is a quantile of their own distribution of S*.
+    Other models concentrate attention differently, so the threshold here is a quantile of the measured model's S*.
 
     Returns:
         ``{"theta": ..., "sparsity": [[mean S* per KV head] per layer], "std": [[...]], "quantiles": {"0.05": ...}}``:
@@ -105,8 +105,9 @@ def sparsity_threshold(
 
 # ---------------------------------------------------------------- MM-ShiftKV
 def moments(states: Tensor, length: int) -> tuple[list[float], float, float]:
-    """Return the elementwise mean ``[E]`` of the first `length` tokens, and the population standard deviations over all
-    values of these tokens and of the others. states: ``[T + n, E]``, n >= 1."""
+    """Return the elementwise mean ``[E]`` of the prompt, and the population standard deviations of prompt and answer.
+
+    states: ``[T + n, E]``, n >= 1; the first `length` tokens are the prompt. A deviation is over all values of its tokens."""
     prompt, answer = states[:length].double(), states[length:].double()
     return prompt.mean(0).tolist(), float(prompt.std(correction=0)), float(answer.std(correction=0))
 
@@ -114,7 +115,7 @@ def moments(states: Tensor, length: int) -> tuple[list[float], float, float]:
 def state_moments(
     loaded: LoadedModel, sample: DatasetQuestion | Page, settings: Mapping[str, Any]
 ) -> list[tuple[list[float], float, float]]:
-    """Measure `moments` of every layer's query projection input, with the true answer fed behind the prompt."""
+    """Measure `moments` of every layer's query projection input; the true answer follows the prompt."""
     prompt = encoded(loaded, sample)
     answer = torch.tensor(answer_ids(loaded, sample), device=loaded.device)
     longer, types = with_answer(prompt.inputs, prompt.types, answer)
@@ -122,12 +123,12 @@ def state_moments(
 
 
 def state_statistics(measured: Sequence[list[tuple]], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
-    """Summarise `state_moments` of every sample, for MM-ShiftKV's ablations (the method itself needs none).
+    """Summarise `state_moments` of all samples, for MM-ShiftKV's ablations (the method needs no calibration).
 
     Returns:
-        ``mean``: E floats per layer (table 11, global mean centring). ``gamma``: one factor per layer, how much wider the
-        states spread while the answer is decoded than over the prompt (table 10, layer-wise expansion; figure 1a).
-        ``std_prompt`` and ``std_answer``: the mean standard deviations that gamma is the ratio of.
+        ``mean``: E floats per layer (table 11, global mean centring). ``gamma``: per layer the ratio of the states' spread
+        while the answer is decoded to the spread over the prompt (table 10, layer-wise expansion; figure 1a).
+        ``std_prompt`` and ``std_answer``: the mean standard deviations whose ratio is gamma.
     """
     layers = [list(zip(*layer, strict=True)) for layer in zip(*measured, strict=True)]
     prompt, answer = [fmean(std) for _, std, _ in layers], [fmean(std) for _, _, std in layers]
@@ -140,7 +141,7 @@ def state_statistics(measured: Sequence[list[tuple]], settings: Mapping[str, Any
 
 
 class CalibrationMeasurement(NamedTuple):
-    """Calibration of one method: a function of a sample, a summary of all samples, and the options that decide the data."""
+    """The calibration of one method: a function of a sample, a summary of all samples, and options that affect the data."""
 
     measure: Callable[[LoadedModel, Any, Mapping[str, Any]], Any]
     summarise: Callable[[Sequence[Any], Mapping[str, Any], int], dict[str, Any]]

@@ -1,9 +1,9 @@
-"""Import of calibrations that the papers' authors released: plain JSON, checked number by number.
+"""Import calibrations that the papers' authors released: plain JSON, checked number by number.
 
-PrefixKV (github.com/THU-MIG/PrefixKV, `confs/`) has a file for each model and budget, a list of one evicted share per layer.
-Its name ends with the evicted share of the whole (`..._0.9.json` keeps 10 %). SparseMM (github.com/CR400AF-A/SparseMM,
-`visual_head/head_score/`) has one file for each model, `{"<layer>-<head>": [score of each sample, ...]}`. Neither names the
-weights it was measured on: the user who imports a file says that it belongs to the model.
+PrefixKV (github.com/THU-MIG/PrefixKV, `confs/`) has one file per model and budget, a list of one evicted share per layer. The
+file's name ends with the evicted share of all entries (`..._0.9.json` keeps 10 %). SparseMM (github.com/CR400AF-A/SparseMM,
+`visual_head/head_score/`) has one file per model, `{"<layer>-<head>": [score of each sample, ...]}`. Neither kind of file
+names the measured weights; the user who imports a file states that it belongs to the model.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from mmkv_bench.families.facts import ModelFacts
 
 
-LARGEST = 256 << 20  # bytes of a file: a thousand samples of every head of a 72B model are a tenth of it
-TOP = 0.05  # share of the heads whose scores are summed up for `oddities`
+LARGEST = 256 << 20  # bytes of a file; a thousand samples of every head of a 72B model take a tenth
+TOP = 0.05  # share of the heads whose scores are summed for `oddities`
 _UNNAMED = "the files name no weights; the import assigned them to this model"
 _BUDGET = re.compile(r"_(0?\.\d+)\.json$")
 _HEAD = re.compile(r"(0|[1-9]\d{0,3})-(0|[1-9]\d{0,3})")
@@ -34,7 +34,7 @@ _HEAD = re.compile(r"(0|[1-9]\d{0,3})-(0|[1-9]\d{0,3})")
 
 @dataclass(frozen=True)
 class Imported:
-    """Released files as an artefact's data. files: name -> sha256 in hex. oddities: remarks for the artefact."""
+    """Released files converted to an artefact's data. files: name -> sha256 in hex. oddities: remarks for the artefact."""
 
     data: dict[str, Any]
     files: dict[str, str]
@@ -45,7 +45,7 @@ def imported(method: str, files: Sequence[Path], family: ModelFacts) -> Imported
     """Import released files for a model.
 
     Raises:
-        CalibrationError: a method without released files, a file that is not there, not JSON, or not of this model's shape.
+        CalibrationError: the method has no released files; a file is missing, not JSON, or not of this model's shape.
     """
     if method not in _READERS:
         raise CalibrationError(
@@ -57,7 +57,7 @@ def imported(method: str, files: Sequence[Path], family: ModelFacts) -> Imported
             raise CalibrationError(f"two files are named {file.name}; give each budget's file once")
         try:
             if file.stat().st_size > LARGEST:
-                raise CalibrationError(f"{file.name} is larger than {LARGEST >> 20} MiB, which no released file is")
+                raise CalibrationError(f"{file.name} is larger than {LARGEST >> 20} MiB; give a released file")
             content = file.read_bytes()
             contents[file.name] = json.loads(content, object_pairs_hook=_different_keys)
         except OSError as error:
@@ -71,12 +71,12 @@ def imported(method: str, files: Sequence[Path], family: ModelFacts) -> Imported
 
 def _different_keys(items: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(dict(items)) != len(items):
-        raise ValueError("a key stands in it twice")
+        raise ValueError("a key occurs twice")
     return dict(items)
 
 
 def _numbers(values: Any, name: str, what: str, high: float = math.inf) -> list[float]:
-    """Check a list of at least one finite number from 0 to `high`, and return it as floats."""
+    """Check that `values` is a list of at least one finite number from 0 to `high`, and return floats."""
     if not isinstance(values, list) or not values:
         raise CalibrationError(f"{name}: {what} is not a list of numbers; give the released file")
     for value in values:
@@ -86,21 +86,21 @@ def _numbers(values: Any, name: str, what: str, high: float = math.inf) -> list[
 
 
 def prefix_profile(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[str, Any], list[str]]:
-    """Return PrefixKV's files as data of `measurements.prefix_profile`, without the spread, which they do not hold."""
+    """Convert PrefixKV's files to data of `measurements.prefix_profile`, without `std`, which the files lack."""
     rows: dict[Decimal, tuple[str, list[float]]] = {}
     for name, values in contents.items():
         share = _BUDGET.search(name)
         if share is None or not 0 < Decimal(share[1]) < 1:
             raise CalibrationError(
-                f"{name} does not end with the evicted share, such as _0.9.json, so that its budget is unknown; keep the "
+                f"{name} does not end with the evicted share, such as _0.9.json, so its budget is unknown; keep the "
                 "released names"
             )
         kept = 1 - Decimal(share[1])
         evicted = _numbers(values, name, "the list of evicted shares", high=1)
         if len(evicted) != family.num_layers:
-            raise CalibrationError(f"{name} has {len(evicted)} layers and the model has {family.num_layers}")
+            raise CalibrationError(f"{name} has {len(evicted)} layers, but the model has {family.num_layers}")
         if kept in rows:
-            raise CalibrationError(f"{name} and {rows[kept][0]} are of the same budget; give one of them")
+            raise CalibrationError(f"{name} and {rows[kept][0]} have the same budget; give one of the two")
         rows[kept] = name, [1 - one for one in evicted]
     oddities = []
     for rho, (name, row) in sorted(rows.items()):
@@ -117,7 +117,7 @@ def prefix_profile(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dic
 
 
 def head_scores(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[str, Any], list[str]]:
-    """Return SparseMM's file as data of `sparsemm.summarise`: the mean of each head's samples."""
+    """Convert SparseMM's file to data of `sparsemm.summarise`: the mean of each head's samples."""
     if len(contents) != 1:
         raise CalibrationError(f"expected one file of head scores, got {len(contents)}; give one")
     ((name, heads_of_file),) = contents.items()
@@ -132,7 +132,7 @@ def head_scores(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[s
         raise CalibrationError(
             f"{name} has scores of {len(heads_of_file)} heads"
             + (f", {unknown_keys[0][:20]!r} among them" if unknown_keys else "")
-            + f", and the model has {layers} layers of {heads} heads, 0-0 to {layers - 1}-{heads - 1}"
+            + f", but the model has {layers} layers of {heads} heads, 0-0 to {layers - 1}-{heads - 1}"
         )
     samples = {key: _numbers(values, name, f"head {key}") for key, values in heads_of_file.items()}
     scores = [[fmean(samples[f"{layer}-{head}"]) for head in range(heads)] for layer in range(layers)]

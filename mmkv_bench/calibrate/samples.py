@@ -1,5 +1,4 @@
-"""Samples of calibrations: pages of the training split (never test pages) with the places of their answers, passages of a text,
-or questions of a data set."""
+"""Samples of calibrations: pages with the positions of their answers (never test pages), passages, or dataset questions."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ Cell = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class DatasetQuestion:
-    """One question of a dataset, as a run asks it. chat: its messages. answer: the dataset's reference, "" for none."""
+    """One question of a dataset, in the form of a run. chat: messages. answer: the dataset's reference, "" for none."""
 
     sample_id: str
     chat: list[dict[str, Any]]
@@ -45,9 +44,12 @@ class DatasetQuestions:
     """Selected samples of a dataset.
 
     Attributes:
-        described: description for the artefact. settings: options that selected the samples, and the data's checksum.
-        each: calls a function with each sample, in the order of the dataset, except those of a third argument.
-        ids: of the samples, where known before a model is loaded. prompt: settings that shape their prompts.
+        described: description for the artefact.
+        settings: options that selected the samples, and the data's checksum.
+        each: function (loaded, take, without) that calls `take` with each sample, in the dataset's order, except the ids
+            in `without`.
+        ids: ids of the samples, if known before a model is loaded.
+        prompt: settings that affect the prompts.
     """
 
     described: str
@@ -59,9 +61,9 @@ class DatasetQuestions:
 
 @dataclass(frozen=True)
 class Page:
-    """One page and, per character of its answer, the cells that show it (one per frame of a redundant page).
+    """One page and, per character of its answer, the cells that show the character (one per frame of a redundant page).
 
-    grid: rows and columns of cells of every image.
+    grid: number of rows and columns of cells in every image.
     """
 
     sample_id: str
@@ -79,7 +81,7 @@ class Page:
 
 
 def encoded(loaded: LoadedModel, sample: DatasetQuestion | Page) -> EncodedPrompt:
-    """Return a sample's encoded prompt; errors as of `generation.encode.encode`."""
+    """Encode a sample's prompt; raises the errors of `generation.encode.encode`."""
     from mmkv_bench.generation.encode import encode
 
     return encode(
@@ -94,30 +96,30 @@ def encoded(loaded: LoadedModel, sample: DatasetQuestion | Page) -> EncodedPromp
 
 
 def answer_ids(loaded: LoadedModel, sample: DatasetQuestion | Page) -> list[int]:
-    """Return token ids of the true answer.
+    """Return the token ids of the reference answer.
 
     Raises:
-        CalibrationError: the sample has none.
+        CalibrationError: the sample has no reference answer.
     """
     ids: list[int] = loaded.tokenizer(sample.answer, add_special_tokens=False)["input_ids"]
     if not ids:
         raise CalibrationError(
-            f"sample {sample.sample_id} has no reference answer, which is fed behind its prompt; choose a dataset with "
-            "answers, or pages"
+            f"sample {sample.sample_id} has no reference answer to feed after the prompt; choose a dataset with answers, or "
+            "pages"
         )
     return ids
 
 
 def pages(kinds: Sequence[str], size: str, split: str, count: int) -> list[tuple[str, str, str, int]]:
-    """Return arguments of `page` for the first `count` samples of the kinds in turn.
+    """Return arguments of `page` for the first `count` samples, with the kinds in turn.
 
     Raises:
-        CalibrationError: a test split, no sample.
+        CalibrationError: the split is not allowed, or `count` is less than 1.
     """
     if split not in SPLITS:
         raise CalibrationError(f"split={split!r} cannot be calibrated on; {nearest(str(split), SPLITS)}")
     if count < 1:
-        raise CalibrationError(f"samples={count} measures nothing; allowed: 1 or more")
+        raise CalibrationError(f"samples={count} must be 1 or more; give --samples accordingly")
     return [(kinds[i % len(kinds)], size, split, i // len(kinds)) for i in range(count)]
 
 
@@ -126,7 +128,7 @@ def page(kind: str, size: str, split: str, index: int) -> Page:
     document, turn, images = make_page(kind, size, split, index)
     repeats = FRAMES if kind.startswith("redundant_") else 1
     sources = []
-    for key, offset in turn.sources:  # a key is the only upper-case letter of its kind in a document
+    for key, offset in turn.sources:  # a document has each upper-case letter at most once as a key
         first, row, column = (int(axis[0]) for axis in (document.grids == ord(key)).nonzero())
         sources.append(tuple((first * repeats + frame, row, column + offset) for frame in range(repeats)))
     name = f"{kind}-{size}-{split}-{index:06d}"
@@ -137,12 +139,13 @@ def page(kind: str, size: str, split: str, index: int) -> Page:
 def visual_tokens(cells: Sequence[Cell], grid: tuple[int, int], boxes: Sequence[Box | None]) -> list[int]:
     """Return the numbers (from 0, in prompt order) of visual tokens that show any part of the given cells.
 
-    Where a family encodes a page whole and in tiles, the tokens of both count. The list is empty where the family crops the
-    cells (LLaVA-1.5 takes the middle of a page).
+    If a family encodes a page both whole and in tiles, the tokens of both count. The list is empty if the family crops the
+    cells away (LLaVA-1.5 takes the middle of a page).
 
     Args:
-        cells: of one answer character or several. grid: rows and columns of cells of every image.
-        boxes: of every visual token, see `token_boxes`.
+        cells: cells of one or more answer characters.
+        grid: number of rows and columns of cells in every image.
+        boxes: box of every visual token, see `token_boxes`.
     """
 
     def shows(box: Box, image: int, row: int, column: int) -> bool:
@@ -157,25 +160,27 @@ def passages(tokenizer: Any, path: Path, tokens: int, count: int) -> list[Page]:
     """Return the first `count` passages of `tokens` tokens each, as prompts without images and answers.
 
     Args:
-        path: a file, or a folder whose `*.txt` are read in the order of their names.
+        path: a file, or a folder whose `*.txt` files are read in the order of their names.
 
     Raises:
-        CalibrationError: no text, less of it than asked for, or nothing asked for.
+        CalibrationError: there is no text or too little, or `tokens` or `count` is less than 1.
     """
     if tokens < 1 or count < 1:
-        raise CalibrationError(f"samples={count} of tokens={tokens} measure nothing; allowed: 1 or more of each")
+        raise CalibrationError(
+            f"samples={count} and tokens={tokens} must both be 1 or more; give --samples and --tokens"
+        )
     ids = tokenizer.encode(read(path), add_special_tokens=False)
     if len(ids) < tokens * count:
         raise CalibrationError(
-            f"--text {path} has {len(ids)} tokens and {count} passages of {tokens} need {tokens * count}; give more text, "
-            "--samples or --tokens"
+            f"--text {path} has {len(ids)} tokens, but {count} passages of {tokens} need {tokens * count}; give more text, "
+            "or lower --samples or --tokens"
         )
     pieces = [tokenizer.decode(ids[start : start + tokens]) for start in range(0, tokens * count, tokens)]
     return [Page(f"text-{number:06d}", [], piece, "", (), (0, 0)) for number, piece in enumerate(pieces)]
 
 
 def read(path: Path) -> str:
-    """Return the whole text; raise CalibrationError where there is none."""
+    """Return the whole text. Raises CalibrationError if there is no text."""
     files = [path] if path.is_file() else sorted(path.glob("*.txt"))
     text = "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
     if not text.strip():

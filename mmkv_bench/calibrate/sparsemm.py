@@ -1,17 +1,17 @@
-"""SparseMM's visual head scores (arXiv 2506.05344, section 3): which query heads look at what the answer is read from.
+"""SparseMM's visual head scores (arXiv 2506.05344, section 3): how often a query head attends to the answer on the page.
 
-A page says where every character of its answer stands. The true answer is fed to the model behind the prompt with the
-full cache; for each of its tokens a head scores a hit when the key it attends to most lies among the visual tokens that
-show that token's characters. A hit adds 1 / (number of these visual tokens); a head's score is its sum per sample,
-averaged over the samples. Only one row of attention per answer token is ever computed.
+A page states the position of every character of its answer. The true answer follows the prompt in the model's input, with
+the full cache. For each answer token a head scores a hit if the key with its largest attention is one of the visual tokens
+that show the answer token's characters. A hit adds 1 / (number of these visual tokens). A head's score is the sum of hits per
+sample, averaged over the samples. Only one row of attention per answer token is computed.
 
-Which tokens show a character follows from how the model's family cuts images up (mmkv_bench/families). Where a page is
-given whole and in tiles, the tokens of both count. An answer token whose characters are cut away altogether has no visual
-token and cannot be hit: it is left out and counted.
+The model's family determines which visual tokens show a character (mmkv_bench/families). If a page is encoded both whole and
+in tiles, the tokens of both count. If all characters of an answer token are cropped away, no visual token shows it: the answer
+token is left out and counted.
 
-Paper and code: both read 1000 images of rendered text (SynthDog) and let the model write what it reads; the release then
-credits a token only if exactly one text box of the image contains it. Pages tell each character's own cell, so every
-token of the true answer counts, also where the same digit stands elsewhere.
+Paper and code: both read 1000 images of rendered text (SynthDog), and the model writes what it reads. The release credits a
+token only if exactly one text box of the image contains it. Our pages state each character's cell, so every token of the true
+answer counts, even if the same digit occurs elsewhere.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class SampleHits:
     """Hits of one sample.
 
     Attributes:
-        hits: per layer one number per query head. tokens: answer tokens whose place on the page is known.
-        hidden: number of these that no visual token shows.
+        hits: per layer one number per query head.
+        tokens: number of answer tokens whose position on the page is known.
+        hidden: number of these answer tokens that no visual token shows.
     """
 
     hits: list[list[float]]
@@ -53,13 +54,13 @@ def head_hits(query: Tensor, key: Tensor, regions: Sequence[Sequence[int]]) -> T
     """Return hits of one layer's query heads in one sample: float64 ``[Hq]`` on the CPU.
 
     Args:
-        query: ``[Hq, n, D]``, rotated, of the last n of S tokens; row i is the one that the i-th answer token follows.
+        query: ``[Hq, n, D]``, rotated queries of the last n of S tokens; the i-th answer token follows row i.
         key: ``[Hkv, S, D]``, rotated; query head h reads KV head ``h // g``.
-        regions: per row the indices among the S tokens that count as hits; none for a row without a known place.
+        regions: per row the indices among the S tokens that count as hits; empty for a row without a known position.
 
     Returns:
-        Sum over the rows of ``1 / len(region)`` where the largest causal attention of the row (equal ones: the lower
-        index) lies in its region.
+        Sum of ``1 / len(region)`` over the rows whose largest causal attention (of equal ones the lower index) is in the
+        row's region.
     """
     heads, rows, dim = query.shape
     total = key.shape[1]
@@ -77,11 +78,13 @@ def head_hits(query: Tensor, key: Tensor, regions: Sequence[Sequence[int]]) -> T
 def layer_hits(
     model: nn.Module, inputs: dict[str, Tensor], types: Tensor, answer: Tensor, regions: Sequence[Sequence[int]]
 ) -> list[list[float]]:
-    """`head_hits` of every layer: rows of one number per query head.
+    """Return `head_hits` of every layer: rows of one number per query head.
 
     Args:
-        inputs: one prompt of T tokens as the model's forward takes it, without padding; types: int ``[1, T]``.
-        answer: int64 ``[n]``, the true answer's tokens; regions: per answer token indices of prompt tokens.
+        inputs: arguments of the model's forward for one prompt of T tokens, without padding.
+        types: int ``[1, T]``.
+        answer: int64 ``[n]``, the true answer's tokens.
+        regions: per answer token indices of prompt tokens.
     """
     longer, types = with_answer(inputs, types, answer[:-1])
     needs = Needs(tail_queries=len(answer))
@@ -94,10 +97,10 @@ def layer_hits(
 
 
 def answer_cells(tokenizer: Any, page: Page) -> tuple[list[int], list[list[Cell]]]:
-    """Return token ids of the answer, and per token the cells of its characters; none for a token without characters.
+    """Return the answer's token ids, and per token the cells of its characters; none for a token without characters.
 
-    Llama's tokenizers put a word mark in front that may be a token of its own. Its offsets span the first character, which
-    belongs to the next token.
+    Llama's tokenizers put a word mark before the answer, which may be a separate token. The offsets of that token span the first
+    character, which belongs to the next token.
     """
     encoding = tokenizer(page.answer, add_special_tokens=False, return_offsets_mapping=True)
     pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"])
@@ -112,7 +115,7 @@ def measure(loaded: LoadedModel, page: Page, settings: Mapping[str, Any]) -> Sam
     """Measure the hits of one sample.
 
     Raises:
-        UnsupportedError: a model without images, or one whose visual tokens' places are unknown.
+        UnsupportedError: the model reads no images, or the positions of its visual tokens are unknown.
     """
     prompt = encoded(loaded, page)
     visual = prompt.types[0].nonzero().flatten().tolist()
@@ -127,18 +130,18 @@ def measure(loaded: LoadedModel, page: Page, settings: Mapping[str, Any]) -> Sam
 
 
 def summarise(measured: Sequence[SampleHits], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
-    """Summarise `measure` of every sample: ``{"scores": [[one per query head] per layer], "kv_heads"}``.
+    """Summarise `measure` of all samples: ``{"scores": [[one per query head] per layer], "kv_heads"}``.
 
-    Where a family's crop hides answer tokens, also ``"hidden": {"tokens", "of"}``: their number, of all with a known place.
+    If the family's crop hides answer tokens, ``"hidden": {"tokens", "of"}`` counts them among all with a known position.
 
     Raises:
-        CalibrationError: no answer token is shown by any visual token.
+        CalibrationError: no visual token shows any answer token.
     """
     tokens, hidden = sum(one.tokens for one in measured), sum(one.hidden for one in measured)
     if hidden == tokens:
         raise CalibrationError(
-            f"no visual token shows any of the {tokens} answer tokens of {len(measured)} pages, so every score would be 0: the "
-            "model's processor cuts these places away; choose other pages (--kinds, --size)"
+            f"no visual token shows any of the {tokens} answer tokens of {len(measured)} pages, because the model's "
+            "processor crops them away; choose other pages (--kinds, --size)"
         )
     count, samples = len(measured), [one.hits for one in measured]
     scores = [[sum(heads) / count for heads in zip(*layers, strict=True)] for layers in zip(*samples, strict=True)]

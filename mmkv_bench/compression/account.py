@@ -1,4 +1,4 @@
-"""Account of what a layer holds of one sequence, counted from its tensors."""
+"""Byte and entry counts of one layer for one sequence, counted from the layer's tensors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class LayerAccount:
 
     Attributes:
         entries, reachable: int64 `[Hkv]` on the CPU, see `CompressedLayer`.
-        device, host: K and V; metadata: positions, scales, minima, mean keys.
+        device, host: keys and values on the device and in host memory; metadata: positions, scales, minima, mean keys.
         held: all tensors of the layer, wherever they are, slack and buffers included.
-        padding: of these, what stands for no entry. read, moved: see `CompressedLayer.read_nbytes`, `moved_nbytes`; useful: of
-            `read`, what is no padding.
+        padding: the part of `held` that stands for no entry.
+        read, moved: see `CompressedLayer.read_nbytes`, `moved_nbytes`; useful: `read` without padding.
     """
 
     entries: Tensor
@@ -56,16 +56,16 @@ def account(layer: CompressedLayer, fed: int) -> LayerAccount:
 
 
 def accounts(layer: CompressedLayer, slack: int, fed: Sequence[int]) -> list[LayerAccount]:
-    """Count each row of a layer without policy as if it were stored alone; all rows are counted at once.
+    """Count each row of a layer without a decode policy as if the row were stored alone; all rows are counted at once.
 
     Args:
-        slack: free slots that a row alone would have. fed: per row, see `account`.
+        slack: free slots that a row alone would have. fed: `fed` of each row, see `account`.
 
     Raises:
-        ValueError: the layer has fewer free slots.
+        ValueError: the layer has fewer free slots than `slack`.
     """
     if layer.stored + slack > layer.capacity:
-        raise ValueError(f"{layer.capacity - layer.stored} free slots cannot show {slack}")
+        raise ValueError(f"the layer has {layer.capacity - layer.stored} free slots, fewer than slack={slack}")
     if isinstance(layer, VarlenLayer) and layer.folded:
         return [account(layer.alone(row, slack), coming) for row, coming in enumerate(fed)]
     counted = layer.entries()

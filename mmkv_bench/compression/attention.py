@@ -1,8 +1,8 @@
-"""The registered attention function: the stock kernel, seeing a compressed cache through its mapped mask.
+"""The registered attention function: the stock kernel, which sees a compressed cache through its mapped mask.
 
-`transformers` calls `mmkv_sdpa`, `mmkv_eager` or `mmkv_fa2` for the text layers of an attached model only; the vision tower keeps
-its own implementation. A mask function is registered under the same names, because a name without one would silently
-get no mask at all and padding would be attended to.
+`transformers` calls `mmkv_sdpa`, `mmkv_eager` or `mmkv_fa2` for the text layers of an attached model only; the vision
+tower keeps its implementation. A mask function is registered under the same names, because transformers makes no mask
+for a name without one, and padding would be attended to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mmkv_bench.compression.cache import CompressedLayer, Kernel
 from mmkv_bench.errors import UnsupportedError
 
 SUPPORTED_BASES = ("sdpa", "eager", flash.FLASH)
-GROUPED_FROM = 1024  # slots; below, keys stay in a processor's own cache however often they are read
+GROUPED_FROM = 1024  # slots; fewer keys stay in a processor's cache however often they are read
 
 
 class Attention(Protocol):
@@ -43,14 +43,16 @@ class Serving(Protocol):
     def after_attention(self, module: Attention, query: Tensor, layer: CompressedLayer) -> None: ...
 
 
-LAYER = "compressed_layer"  # the argument by which a session's hook hands the layer of a call to the attention function
+LAYER = (
+    "compressed_layer"  # the argument by which a session's hook passes the layer of a call to the attention function
+)
 
 # Which session serves an attention module.
 SESSIONS: WeakKeyDictionary[Attention, Serving] = WeakKeyDictionary()
 
 
 def sinks_of(module: object) -> Tensor | None:
-    """Learned sinks of an attention module, float32 `[Hq]`; None where it has none."""
+    """Return the learned sinks of an attention module, float32 `[Hq]`; None if it has none."""
     sinks: Tensor | None = getattr(module, "sinks", None)
     return None if sinks is None else sinks.detach().float()
 
@@ -66,10 +68,11 @@ def _eager(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """softmax(Q K^T * scaling + mask) V with the softmax in float32; transformers keeps its own out of the registry.
+    """Compute softmax(Q K^T * scaling + mask) V with the softmax in float32; transformers does not register its eager
+    function.
 
-    s_aux: `[Hq]`, learned sinks, one more column of scores without a value (gpt-oss); the softmax is then one in the dtype of
-    scores, of differences to the row's maximum, as that model's own.
+    s_aux: `[Hq]`, learned sinks, one more column of scores without a value (gpt-oss). The softmax then runs in the
+    dtype of the scores, on differences to the row's maximum, as in that model.
     """
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
@@ -92,11 +95,11 @@ def _eager(
 def _sdpa(
     module: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """transformers' `sdpa`, without its copies of keys and values for the query heads of a group.
+    """Call transformers' `sdpa` without its copies of keys and values for the query heads of a group.
 
-    mask: `[B|1, Hq|Hkv|1, n, slots]`. One query's heads of a group become rows of one query, so that keys and values are read
-    once per KV head: where the mask is one per KV head or for all (a fixed layer's), and for long caches on a CPU, whose
-    kernel reads them once per query head otherwise.
+    mask: `[B|1, Hq|Hkv|1, n, slots]`. With one query, the heads of a group become rows of one query, so that keys and
+    values are read once per KV head. This is done if there is one mask per KV head or for all (a fixed layer's), and
+    for long caches on a CPU, whose kernel would read them once per query head.
     """
     heads, new = key.shape[1], query.shape[2]
     groups = query.shape[1] // heads
@@ -109,7 +112,7 @@ def _sdpa(
     if mask is not None and groups > 1:
         if mask.shape[1] == heads != 1:
             mask = mask.repeat_interleave(groups, 1)
-        if new > 1 and devices.at(key.device).attends_by_query_head:  # the same numbers as transformers' copies give
+        if new > 1 and devices.at(key.device).attends_by_query_head:  # equal to transformers' copies
             output = functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
             )
@@ -145,10 +148,10 @@ def _around(base: str) -> Kernel:
 
 
 def register(base: str) -> str:
-    """Register the attention and mask functions around `base`; returns the implementation's name.
+    """Register the attention and mask functions around `base`; return the implementation's name.
 
     Raises:
-        UnsupportedError: for another base.
+        UnsupportedError: `base` is not supported.
     """
     if base not in SUPPORTED_BASES:
         raise UnsupportedError(

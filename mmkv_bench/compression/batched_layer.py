@@ -1,4 +1,4 @@
-"""Layers of several single-sequence caches as one batch, whose sequences were prefilled and compressed one by one."""
+"""Layers that join single-sequence caches, prefilled and compressed one by one, into one batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from mmkv_bench.compression.varlen_layer import VarlenLayer
 
 
 class BatchedLayer(CompressedLayer):
-    """One layer of sequences that all have been shown the same number of tokens: forks of a prompt, or prompts of one length.
+    """One layer of several sequences that have all been shown equally many tokens: forks of a prompt, or prompts of one
+    length.
 
     Each sequence's layer stores its own entries and sees its own row only, exactly as when it decodes alone.
 
@@ -29,7 +30,7 @@ class BatchedLayer(CompressedLayer):
         self._entries: list[tuple[Tensor, Tensor]] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append row i of `[R, Hkv, n, D]` to layer i; `attention` reads them there."""
+        """Append row i of `[R, Hkv, n, D]` to layer i; `attention` reads the entries from there."""
         self._entries = [
             row.update(key_states[i : i + 1], value_states[i : i + 1], *args, **kwargs)
             for i, row in enumerate(self.rows)
@@ -40,7 +41,7 @@ class BatchedLayer(CompressedLayer):
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, None]:
-        """Attend row by row, as to each sequence alone; no entries are copied to be padded."""
+        """Attend row by row, as if each sequence were alone; no entries are copied for padding."""
         outputs = []
         for i, (row, (own_key, own_value)) in enumerate(zip(self.rows, self._entries, strict=True)):
             own_mask = mask if mask is None or mask.shape[0] == 1 else mask[i : i + 1]
@@ -85,14 +86,15 @@ class BatchedLayer(CompressedLayer):
 
 
 def join(caches: Sequence[CompressedCache], reserve: int) -> CompressedCache:
-    """Return one cache with a row for each of several caches of one sequence, which are empty afterwards.
+    """Return one cache with a row for each of several single-sequence caches, which are emptied.
 
-    Layer by layer, so that never more than one layer is held twice. Where lengths differ, shorter heads are padded on the
-    left, or stand back to back where a device reads them so; layers with a decode policy's state stay as they are, side by side.
+    Layers are joined one by one, so that at most one layer is in memory twice. If lengths differ, shorter heads are
+    padded on the left, or stored back to back if the device can read them so. Layers with a decode policy's state stay
+    unchanged, side by side.
 
     Args:
-        caches: all of them have been shown as many tokens; reserve: slots that will be appended (a policy's layer has its
-            own).
+        caches: all have been shown equally many tokens.
+        reserve: slots that will be appended (a policy's layer reserves its own).
     """
     layers: list[Any] = []
     while caches[0].layers:

@@ -1,7 +1,7 @@
-"""Budget of a cache: entries per KV head, or a fraction of the prompt, never both.
+"""The budget of a cache: entries per KV head, or a fraction of the prompt, never both.
 
-An amount of bytes of all state is a number of entries of a known model: what is left of it when windows and recurrent states are
-full, over the bytes of one entry per KV head.
+An amount of bytes of all state becomes a number of entries once the model is known: the bytes left after full windows
+and recurrent states, divided by the bytes of one entry per KV head.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ UNITS = {
     "gb": 10**9,
     "tb": 10**12,
 }
-"""Bytes of a unit, in small letters."""
+"""Bytes of a unit, in lower case."""
 LARGEST = 2**63 - 1
-"""What a column of whole numbers can hold."""
+"""Largest whole number that a column can store."""
 # What int() and Decimal() read beyond this (other scripts' digits, underscores) is a typo in a budget.
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -41,17 +41,18 @@ _BYTES = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-zA-Z]+)")
 
 @dataclass(frozen=True)
 class StateCost:
-    """Bytes of the state of one sequence.
+    """Bytes of one sequence's state.
 
     Attributes:
-        entry: of one entry per KV head, in all layers that are compressed; beside: of full windows and recurrent states.
+        entry: bytes of one entry per KV head, in all compressed layers.
+        beside: bytes of full windows and recurrent states.
     """
 
     entry: int
     beside: int = 0
 
     def entries(self, nbytes: int, text: str) -> int:
-        """Entries per KV head that an amount leaves. Raises ConfigError where that is none."""
+        """Return the entries per KV head that an amount of bytes leaves. Raises ConfigError if it leaves none."""
         if (entries := (nbytes - self.beside) // self.entry) < 1:
             raise ConfigError(
                 f"budget={text} leaves no entry: windows and recurrent states of this model hold {self.beside:,} bytes and one "
@@ -62,9 +63,10 @@ class StateCost:
 
 @dataclass(frozen=True)
 class Budget:
-    """A requested budget. `1` is one entry, `1.0` is everything; the two kinds are never converted into one another.
+    """A requested budget. `1` is one entry, `1.0` is everything; neither kind is ever converted into the other.
 
-    in_bytes: the text of an amount of bytes that was asked, of which `entries` are what it leaves; the budget is that of these.
+    in_bytes: the text of a requested amount of bytes; `entries` is then the number of entries it leaves, and the
+    budget.
     """
 
     kind: Literal["entries", "fraction"]
@@ -77,11 +79,13 @@ class Budget:
         """Read a budget from a config value.
 
         Args:
-            value: int (entries per KV head), float or decimal text or percent text (fraction kept), or text with a unit of bytes.
-            cost: of the model; None where it is not known.
+            value: int (entries per KV head), float or decimal text or percent text (fraction kept), or text with a unit
+                of bytes.
+            cost: the model's cost; None if it is not known.
 
         Raises:
-            ConfigError: for anything else, 0, negative numbers and fractions above 1, bytes without a model or too few.
+            ConfigError: anything else, 0, negative numbers and fractions above 1; bytes without a model, or too few
+                bytes.
         """
         if isinstance(value, Budget):
             return value
@@ -93,7 +97,7 @@ class Budget:
             if entries < 1:
                 raise ConfigError(f"budget={text} keeps nothing; allowed: {_ALLOWED}")
             if entries > LARGEST:
-                raise ConfigError(f"budget={text} is more than rows can hold ({LARGEST}); allowed: {_ALLOWED}")
+                raise ConfigError(f"budget={text} is more than rows can store ({LARGEST}); allowed: {_ALLOWED}")
             return cls("entries", entries=entries)
         if (amount := _BYTES.fullmatch(text)) and amount[2].lower() in UNITS:
             nbytes = int(Decimal(amount[1]) * UNITS[amount[2].lower()])
@@ -101,12 +105,12 @@ class Budget:
                 raise ConfigError(f"budget={text} keeps nothing; allowed: {_ALLOWED}")
             if cost is None:
                 raise ConfigError(
-                    f"budget={text} is in bytes, and the shape of the model, which says how many entries these are, is not known "
-                    "here; allowed: entries per KV head or a fraction"
+                    f"budget={text} is in bytes, but the model's shape is unknown, so bytes cannot be converted "
+                    "into entries; allowed: entries per KV head or a fraction"
                 )
             entries = cost.entries(nbytes, text)
             if entries > LARGEST:
-                raise ConfigError(f"budget={text} is more than rows can hold ({LARGEST} entries); allowed: {_ALLOWED}")
+                raise ConfigError(f"budget={text} is more than rows can store ({LARGEST} entries); allowed: {_ALLOWED}")
             return cls("entries", entries=entries, in_bytes=text)
         percent = text.endswith("%")
         number = text.removesuffix("%").strip()
@@ -118,7 +122,7 @@ class Budget:
         return cls("fraction", fraction=fraction.normalize())
 
     def entries_for(self, length: int) -> int:
-        """C, the entries per KV head for a prompt of `length` tokens: exact decimal floor, at least one."""
+        """Return C, the entries per KV head for a prompt of `length` tokens: exact decimal floor, at least one."""
         if self.entries is not None:
             return self.entries
         numerator, denominator = self._kept.as_integer_ratio()

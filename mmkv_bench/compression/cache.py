@@ -1,12 +1,13 @@
 """The KV cache whose logical length (tokens seen) differs from its stored length (entries kept).
 
-Masks and positions always live in logical coordinates. Each layer owns `positions`, the logical index of every stored
-slot (-1 marks a padding slot), and the attention function maps the logical mask through it. Kept indices ascend and
-ragged heads are padded on the left, so that a new token lands in the same last column of every head.
+Masks and positions always use logical coordinates. Each layer has `positions`, the logical index of every stored slot
+(-1 marks a padding slot), and the attention function maps the logical mask through it. Kept indices ascend and ragged
+heads are padded on the left, so that a new token goes to the same last column of every head.
 
 Storage is preallocated with slack: appending writes in place. A layer whose slack runs out grows by at least a quarter
-of its size, so appends stay amortised O(1); `growths` counts how often that happened. Who knows how many tokens an answer
-can have reserves as many and never grows (the fork engine, and `generate_alone`); the default is for who does not.
+of its size, so appends stay amortised O(1); `growths` counts how often that happened. Callers that know how many tokens
+an answer can have reserve that many slots and never grow (the fork engine, and `generate_alone`); the default is for
+all others.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from mmkv_bench.compression import states
 from mmkv_bench.errors import UnsupportedError
 
 Reduce = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-Kernel = Callable[..., tuple[Tensor, Tensor | None]]  # of attention: its output, and weights if it gives them
-DEFAULT_RESERVE = 32  # slots of slack when the number of new tokens is not told
+Kernel = Callable[..., tuple[Tensor, Tensor | None]]  # of attention: returns its output, and weights or None
+DEFAULT_RESERVE = 32  # slots of slack when the number of new tokens is unknown
 _NOTHING = torch.empty(1, 0, 0, 0)  # the storage of a layer that has been shown nothing
 
 
 class CompressedLayer(CacheLayerMixin):
-    """One layer's entries for `B` sequences.
+    """The entries of one layer for `B` sequences.
 
     Attributes:
         keys, values: views `[B, Hkv, stored, D]` of the storage, in the model's dtype.
         positions: int32 `[B, Hkv, stored]` logical index of each slot, -1 for padding; None while slot i holds token i.
         ragged: True when some slot is padding.
-        seen: tokens the layer has been shown, evicted ones included.
-        fixed: the storage does not grow any more (`fixed_layer.py`). back_to_back: a kernel that takes lengths reads it
-            (`varlen_layer.attend`).
+        seen: tokens that the layer has been shown, evicted ones included.
+        fixed: the storage does not grow any more (`fixed_layer.py`).
+        back_to_back: the layer is read by a kernel that takes lengths (`varlen_layer.attend`).
     """
 
     is_sliding = False
@@ -119,7 +120,7 @@ class CompressedLayer(CacheLayerMixin):
             self._position_storage = grown(self._position_storage)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[B, Hkv, n, D]` keys and values of the next n tokens; returns all stored keys and values."""
+        """Append `[B, Hkv, n, D]` keys and values of the next n tokens; return all stored keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         new = key_states.shape[2]
@@ -146,7 +147,7 @@ class CompressedLayer(CacheLayerMixin):
 
     # ------------------------------------------------------------------ compression
     def slot_positions(self) -> Tensor:
-        """int64 `[B, Hkv, stored]` logical index of every slot, also while nothing was evicted."""
+        """Return the logical index of every slot, int64 `[B, Hkv, stored]`, also if nothing was evicted."""
         if (positions := self.positions) is not None:
             return positions.long()
         batch, heads = self._key_storage.shape[:2]
@@ -155,14 +156,14 @@ class CompressedLayer(CacheLayerMixin):
     def retain(
         self, index: Tensor, reduce: Reduce | Sequence[Reduce], reserve: int | None = None, forget: int = 0
     ) -> None:
-        """Replace the stored entries by those that `reduce` makes of slots `index`.
+        """Replace the stored entries by those that `reduce` makes of the slots `index`.
 
         Args:
             index: int64 `[B, Hkv, m]` slots to keep, ascending, padded on the left with -1.
             reduce: `(key [Hkv, S, D], value, index [Hkv, m]) -> (key [Hkv, m, D], value)`, called per sequence; or one
-                for each sequence.
-            reserve: slots of slack after the kept ones; the layer's own default when None.
-            forget: number of newest tokens that the layer shall no longer count as seen (they must not be kept).
+                function per sequence.
+            reserve: slots of slack after the kept ones; None: the layer's default.
+            forget: number of newest tokens that no longer count as seen (they must not be kept).
         """
         batch, heads, kept = index.shape
         room = kept + (self.reserve if reserve is None else reserve)
@@ -180,7 +181,7 @@ class CompressedLayer(CacheLayerMixin):
         self.ragged = bool((positions[:, :, :kept] < 0).any())
 
     def forget(self, count: int) -> None:
-        """Drop the slots of the newest tokens in every head; everything else stays (they will be fed again)."""
+        """Drop the slots of the newest tokens in every head (they will be fed again); everything else stays."""
         self.stored -= count
         self.seen -= count
 
@@ -188,11 +189,12 @@ class CompressedLayer(CacheLayerMixin):
         """Map the logical mask onto the stored slots.
 
         Args:
-            query: `[B, Hq, n, D]`; its shape tells how many queries there are.
+            query: `[B, Hq, n, D]`; its shape gives the number of queries.
             mask: `[B|1, 1, n, seen]` bool (True = visible) or additive float, or None when nothing is masked.
 
         Returns:
-            Mask of the same kind `[B, Hkv, n, stored]`, one for all query heads of a KV head, or `mask` itself while slot i
+            Mask of the same kind `[B, Hkv, n, stored]`, one for all query heads of a KV head, or `mask` itself while
+                slot i
             holds token i; None when every stored slot is visible to every query.
         """
         positions = self.positions
@@ -205,7 +207,7 @@ class CompressedLayer(CacheLayerMixin):
                 return None
             if query.shape[2] != 1:
                 raise UnsupportedError(
-                    "the base attention gave no mask for a multi-token query on a compressed cache; use "
+                    "the base attention gave no mask for several query tokens on a compressed cache; use "
                     "attention=sdpa or attention=eager"
                 )
             mask = real[:, :, None]
@@ -219,13 +221,13 @@ class CompressedLayer(CacheLayerMixin):
         return mask
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
-        """Replace the numbers `[B, Hkv, stored, D]` of the stored entries."""
+        """Overwrite the keys and values of the stored entries, `[B, Hkv, stored, D]`."""
         self._key_storage[:, :, : self.stored], self._value_storage[:, :, : self.stored] = keys, values
 
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The kernel's output `[B, n, Hq, D]` (and weights, if it gives them) over what `attend` lets it see."""
+        """Return the kernel's output `[B, n, Hq, D]` (and its weights or None) over what `attend` returns."""
         return kernel(query, *self.attend(query, key, value, mask))
 
     # ------------------------------------------------------------------ what decode policies override
@@ -238,15 +240,15 @@ class CompressedLayer(CacheLayerMixin):
             query: `[B, Hq, n, D]`, rotated. key, value: what `update` returned. mask: see `visible`.
 
         Returns:
-            Keys and values `[B, Hkv, slots, D]` and a mask `[B, Hq|Hkv|1, n, slots]` of theirs, or None.
+            Keys and values `[B, Hkv, slots, D]` and their mask `[B, Hq|Hkv|1, n, slots]`, or None.
         """
         return key, value, self.visible(query, mask)
 
     def attended(self, query: Tensor, scaling: float) -> None:
-        """Hook after every forward's attention, for accumulating scores and evicting."""
+        """Accumulate scores or evict, in subclasses; called after the attention of every forward."""
 
     def drop(self, slots: Tensor) -> None:
-        """Remove one slot of every head, int64 `[B, Hkv]`, in place; what stood after it moves up by one."""
+        """Remove one slot of every head, int64 `[B, Hkv]`, in place; later slots move up by one."""
         batch, heads = slots.shape
         slot = torch.arange(self.stored - 1, device=self.device)
         index = slot + (slot >= slots[:, :, None].to(self.device))
@@ -259,9 +261,10 @@ class CompressedLayer(CacheLayerMixin):
         self.ragged = bool((positions < 0).any())
 
     def _move(self, index: Tensor, right: bool = False) -> None:
-        """Slot j takes what stands in slot `index[..., j]`, int64 `[B, Hkv, m]`: in blocks, so that no second cache is made.
+        """Copy slot `index[..., j]` to slot j, int64 `[B, Hkv, m]`, block by block, so that no second cache is needed.
 
-        right: no `index[..., j]` is above j, and blocks go from the last to the first; else none is below j.
+        right: no `index[..., j]` is above j, and blocks are copied from the last to the first; otherwise none is below
+        j.
         """
         width = index.shape[2]
         block = max(64, -(-width // 16))
@@ -273,14 +276,14 @@ class CompressedLayer(CacheLayerMixin):
 
     # ------------------------------------------------------------------ audit
     def entries(self) -> Tensor:
-        """int64 `[B, Hkv]` entries counted from the stored slots; padding is no entry."""
+        """Count the entries in the stored slots, int64 `[B, Hkv]`; padding is not an entry."""
         if (positions := self.positions) is None:
             batch, heads = self._key_storage.shape[:2]
             return torch.full((batch, heads), self.stored, dtype=torch.int64)
         return (positions >= 0).sum(-1).cpu()
 
     def nbytes(self) -> tuple[int, int]:
-        """(bytes of stored keys and values, padding slots included; bytes of positions), slack excluded."""
+        """Return (bytes of stored keys and values, padding slots included; bytes of positions), without slack."""
         if not self.is_initialized:
             return 0, 0
         data = self.keys.numel() * self.keys.element_size() + self.values.numel() * self.values.element_size()
@@ -288,25 +291,25 @@ class CompressedLayer(CacheLayerMixin):
         return data, 0 if positions is None else positions.numel() * positions.element_size()
 
     def buffers(self) -> list[Tensor]:
-        """All tensors that the layer owns, slack included, each once."""
+        """Return all tensors of the layer, slack included, once each."""
         storages = (self._key_storage, self._value_storage, self._position_storage)
         return [tensor for tensor in storages if tensor is not None and tensor is not _NOTHING]
 
     def padding_nbytes(self) -> int:
-        """Bytes of stored slots that stand for no entry, their positions included."""
+        """Return the bytes of stored slots that are padding, their positions included."""
         if (positions := self.positions) is None:
             return 0
         empty = positions.numel() - int(self.entries().sum())
         return empty * (self.slot_nbytes + positions.element_size())
 
     def read_nbytes(self, fed: int) -> int:
-        """Bytes of K and V that attention reads when, `fed` tokens from now, one more is decoded: its own among them, and
-        scales, minima and mean keys; padding is read like entries."""
+        """Return the bytes that attention reads when, `fed` tokens from now, one more token is decoded. They include the
+        token's own key and value, padding, and scales, minima and mean keys."""
         batch, heads = self._key_storage.shape[:2]
         return batch * heads * (self.stored + fed + 1) * self.slot_nbytes
 
     def moved_nbytes(self) -> int:
-        """Bytes of entries that a decode step copies from host memory to the device."""
+        """Return the bytes of entries that a decode step copies from host memory to the device."""
         return 0
 
     @property
@@ -315,11 +318,11 @@ class CompressedLayer(CacheLayerMixin):
         return sum(storage.shape[-1] * storage.element_size() for storage in (self._key_storage, self._value_storage))
 
     def reachable(self) -> Tensor:
-        """int64 `[B, Hkv]` entries that a later step may read, wherever they are."""
+        """Count the entries that a later step may read, wherever they are stored: int64 `[B, Hkv]`."""
         return self.entries()
 
     def host_nbytes(self) -> int:
-        """Bytes of entries that are kept in host memory."""
+        """Return the bytes of entries that are stored in host memory."""
         return 0
 
     # ------------------------------------------------------------------ batch operations of generate()
@@ -345,12 +348,12 @@ class CompressedLayer(CacheLayerMixin):
 
     @classmethod
     def from_rows(cls, rows: Sequence[tuple[Tensor, Tensor, Tensor | None]], seen: int, reserve: int) -> Self:
-        """A layer for several sequences: forks of one prompt, or prompts of one length.
+        """Build a layer for several sequences: forks of one prompt, or prompts of one length.
 
         Args:
-            rows: per sequence key `[Hkv, m, D]`, value `[Hkv, m, D]` and positions int64 `[Hkv, m]` (-1 = padding); None in
-                all of them where slot i of each holds token i.
-            seen: tokens every sequence has been shown.
+            rows: per sequence key `[Hkv, m, D]`, value `[Hkv, m, D]` and positions int64 `[Hkv, m]` (-1 = padding);
+                positions are None for all sequences if slot i of each holds token i.
+            seen: tokens that every sequence has been shown.
             reserve: slots that will be appended; the layer never grows within them.
         """
         layer = cls(reserve)
@@ -375,9 +378,9 @@ class CompressedLayer(CacheLayerMixin):
 
 
 class CompressedCache(Cache):
-    """A cache of `CompressedLayer`s, handed to a model as `past_key_values`.
+    """A cache of `CompressedLayer`s, passed to a model as `past_key_values`.
 
-    Layers of a model that are not compressed (`states.py`) stand among them, at their own places.
+    Layers of the model that are not compressed (`states.py`) keep their places among them.
 
     Attributes:
         query_positions: `(cache, position_ids) -> position_ids` of a policy that reproduces wrong positions; else None.
@@ -395,8 +398,8 @@ class CompressedCache(Cache):
         return cache
 
     def like(self, compressed: Sequence[CompressedLayer], others: Mapping[int, Any], rows: int = 1) -> CompressedCache:
-        """Return a cache of the same kinds of layers: `compressed` in their order, and at their places copies of `others`,
-        whose only sequence is repeated for each of `rows`."""
+        """Return a cache with the same kinds of layers: `compressed` in their order, and in the other places copies of
+        `others`, whose only sequence is repeated `rows` times."""
         rest = iter(compressed)
         layers = [
             states.mapped(others[i], lambda one: one.repeat_interleave(rows, 0)) if i in others else next(rest)
@@ -407,16 +410,16 @@ class CompressedCache(Cache):
     # ------------------------------------------------------------------ layers of either kind
     @property
     def compressed(self) -> list[CompressedLayer]:
-        """Layers that are compressed, in order."""
+        """The compressed layers, in order."""
         return [layer for layer in self.layers if isinstance(layer, CompressedLayer)]
 
     def put(self, number: int, layer: CompressedLayer) -> None:
-        """Put a layer in the place of number `number` of those that are compressed."""
+        """Replace compressed layer `number`, counting the compressed layers only."""
         self.layers[self.layers.index(self.compressed[number])] = layer
 
     @property
     def states(self) -> dict[int, Any]:
-        """Layers that are not compressed, by their place."""
+        """The layers that are not compressed, by index."""
         return {i: layer for i, layer in enumerate(self.layers) if not isinstance(layer, CompressedLayer)}
 
     def copied_states(self) -> dict[int, Any]:
@@ -424,12 +427,12 @@ class CompressedCache(Cache):
         return {i: states.mapped(layer, torch.clone) for i, layer in self.states.items()}
 
     def put_states(self, others: Mapping[int, Any]) -> None:
-        """Put copies of `others` in the place of the layers that are not compressed."""
+        """Replace the layers that are not compressed by copies of `others`."""
         for i, layer in others.items():
             self.layers[i] = states.mapped(layer, torch.clone)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the tokens seen; of the default layer those that the compressed ones have seen."""
+        """Return the number of tokens seen; for the default layer, the number that the compressed layers have seen."""
         if layer_idx == 0 and (layer := next(iter(self.compressed), None)) is not None:
             return layer.get_seq_length()
         length: int = super().get_seq_length(layer_idx)

@@ -15,34 +15,36 @@ Rope = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Compaction:
-    """`stream.positions=compact`: kept keys are rotated on to consecutive positions that end at the newest token's.
+    """`stream.positions=compact`: kept keys are rotated to consecutive positions that end at the newest token's position.
 
-    The distance of a query to a key is then that of their places in the cache, as in StreamingLLM (arXiv 2309.17453, section
-    3.2), which numbers a cache from 0; here the queries keep their positions and the entries move up to them, which is the same
-    to rotary attention and the same number for all heads, whatever each of them keeps. Of several axes (M-RoPE) the positions
-    that no kept entry of the head has on any axis are left out on all axes alike, so that what stands side by side in a picture
-    stays side by side, and text is numbered as on one axis. Later tokens have to lie behind earlier ones on every axis, as
-    pictures and text do and the frames of some videos do not (`generation/stream_reader.py` refuses those).
+    The distance of a query to a key is then the distance of their places in the cache, as in StreamingLLM (arXiv
+    2309.17453, section 3.2). StreamingLLM numbers a cache from 0. Here the queries keep their positions and the entries
+    move up to them, which is equivalent for rotary attention and gives all heads the same numbers, whatever each of
+    them keeps. With several axes (M-RoPE), positions that no kept entry of the head has on any axis are left out on all
+    axes alike. So neighbours in a picture stay neighbours, and text is numbered as on one axis. Later tokens must be
+    behind earlier ones on every axis, as in pictures and text but not in the frames of some videos
+    (`generation/stream_reader.py` refuses those).
 
-    Keys are rotated on by the difference, in float32, and rounded to the cache's dtype each time that they move.
+    Keys are rotated by the difference, in float32, and rounded to the cache's dtype each time they move.
 
     Args:
-        positions: int64 `[axes, T]` of the whole stream. rope: of the model.
+        positions: int64 `[axes, T]` of the whole stream. rope: the model's rotary embedding.
     """
 
     def __init__(self, positions: Tensor, rope: Rope):
         self.positions, self.rope = positions, rope
-        # by layer, int64 [axes, Hkv, m]: where the entries of the latest eviction stand
+        # by layer, int64 [axes, Hkv, m]: positions of the entries after the latest eviction
         self._moved: dict[int, Tensor] = {}
 
     def moves(self, layer: int, tokens: Tensor, index: Tensor) -> Tensor:
-        """Move the entries that stay of a layer.
+        """Assign new positions to the entries of a layer that stay; return the differences.
 
         Args:
-            tokens: int64 `[Hkv, S]` the token in each slot before the eviction, ascending. index: `[Hkv, m]` slots that stay.
+            tokens: int64 `[Hkv, S]` the token in each slot before the eviction, ascending. index: `[Hkv, m]` slots that
+                stay.
 
         Returns:
-            int64 `[axes, Hkv, m]` by how much each kept key has to be rotated on.
+            int64 `[axes, Hkv, m]`: how far each kept key must be rotated.
         """
         current = self.positions[:, tokens]
         if layer in self._moved:
@@ -53,7 +55,7 @@ class Compaction:
         return self._moved[layer] - kept
 
     def rotated(self, keys: Tensor, moves: Tensor) -> Tensor:
-        """Return keys `[Hkv, m, D]` rotated on by `moves` `[axes, Hkv, m]`; those that do not move stay bit for bit."""
+        """Return keys `[Hkv, m, D]` rotated by `moves` `[axes, Hkv, m]`; keys that do not move stay bit for bit."""
         cos, sin = (part.float().view(*keys.shape[:2], -1) for part in self.rope(moves.flatten(1)))
         scale = (cos * cos + sin * sin).rsqrt()  # of scaled rotations (YaRN): the key has its scale already
         turned = rotate(keys.float(), cos * scale, sin * scale).to(keys.dtype)
@@ -71,6 +73,6 @@ def check_rope(config: object) -> None:
     kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if kind in ("dynamic", "longrope"):
         raise UnsupportedError(
-            f"stream.positions=compact rotates kept keys on, and this model's rotary embedding (rope_type={kind}) has other "
-            "frequencies at other lengths; give stream.positions=kept"
+            f"stream.positions=compact rotates kept keys, but this model's rotary embedding (rope_type={kind}) "
+            "changes its frequencies with the length; give stream.positions=kept"
         )

@@ -27,15 +27,15 @@ class NonFiniteScoreError(MMKVError):
 
 
 class ScoreError(MMKVError):
-    """A scorer returned something that is not one number per KV head and token."""
+    """A scorer returned something other than one number per KV head and token."""
 
 
 class OverBudgetError(MMKVError):
-    """An allocation or selection above the budget outside `reading=released`."""
+    """An allocation or selection above the budget, outside of `reading=released`."""
 
 
 class Eviction(NamedTuple):
-    """The four parts without which nothing is evicted."""
+    """The four parts that an evicting method needs."""
 
     scorer: Scorer
     allocator: Allocator
@@ -45,13 +45,14 @@ class Eviction(NamedTuple):
 
 @dataclass(frozen=True)
 class Compressor:
-    """One method, composed. Without a scorer nothing is scored and nothing is evicted: `full`, or, with a decode policy
-    that quantises, a method whose size follows from its bits and which has no budget.
+    """One composed method. Without a scorer nothing is scored and nothing is evicted: this is `full`, or, with a decode
+    policy that quantises, a method whose size follows from its bits and that has no budget.
 
     Attributes:
         name: the name that tables show.
         reading: `paper`, or `released` for what the released code does; only the latter may exceed a budget.
-        decoding: what happens to the kept entries while the answer is decoded; None: they stay, new ones are appended.
+        decoding: what happens to the kept entries while the answer is decoded; None: they stay, new entries are
+            appended.
     """
 
     name: str
@@ -68,17 +69,17 @@ class Compressor:
 
     @property
     def eviction(self) -> Eviction:
-        """The parts of a method that evicts. Raises ValueError where one of them is missing."""
+        """The parts of a method that evicts. Raises ValueError if a part is missing."""
         scorer, allocator, selector, reducer = self.scorer, self.allocator, self.selector, self.reducer
         if scorer is None or allocator is None or selector is None or reducer is None:
             raise ValueError(
-                f"{self.name} evicts nothing: a scorer, an allocator, a selector and a reducer do together"
+                f"{self.name} evicts nothing; to evict, a method needs a scorer, an allocator, a selector and a reducer"
             )
         return Eviction(scorer, allocator, selector, reducer)
 
     @property
     def unbudgeted(self) -> bool:
-        """True where nothing is evicted, so that no budget applies."""
+        """True if nothing is evicted, so that no budget applies."""
         return self.scorer is None
 
     @property
@@ -96,12 +97,12 @@ class Compressor:
 
     @property
     def needs(self) -> Needs:
-        """Statistics to gather of every layer during the prefill."""
+        """Statistics to gather in every layer during the prefill."""
         return Needs() if self.unbudgeted else self.eviction.scorer.needs | self.eviction.allocator.needs
 
     @property
     def resamples(self) -> bool:
-        """True where the answer comes from the full cache of a smaller prompt (`generation/smaller_prompts.py`)."""
+        """True if the answer comes from the full cache of a smaller prompt (`generation/smaller_prompts.py`)."""
         return self.scorer is not None and self.scorer.resamples
 
     @property
@@ -110,33 +111,34 @@ class Compressor:
 
     @property
     def exceeds(self) -> bool:
-        """True where more than the budget may be kept.
+        """True if more than the budget may be kept.
 
-        A released code does so, which is refused outside of `reading=released`, or a paper's formula (`exceeds_as_printed`).
+        A released code may do this, which is refused outside of `reading=released`, or a paper's formula
+        (`exceeds_as_printed`).
         """
         return any(part.exceeds for part in (self.allocator, self.selector) if part is not None)
 
     @property
     def exceeds_as_printed(self) -> bool:
-        """True where more than the budget may be kept, by the paper's own formula only."""
+        """True if more than the budget may be kept, only because the paper's own formula says so."""
         over = [part for part in (self.allocator, self.selector) if part is not None and part.exceeds]
         return bool(over) and all(part.printed for part in over)
 
     @property
     def falls_short(self) -> bool:
-        """True where less than the budget may be kept of a longer prompt."""
+        """True if less than the budget may be kept of a longer prompt."""
         return self.resamples or any(part.falls_short for part in (self.allocator, self.selector) if part is not None)
 
     def check_no_answer(self, protocol: str) -> None:
-        """Raise UnsupportedError where scores need the answer, which belongs to one question of a document."""
+        """Raise UnsupportedError if scores need the answer, because an answer belongs to one question of a document."""
         if self.needs.answer:
             raise UnsupportedError(
-                f"protocol={protocol} compresses a document for other questions than the one that is answered, and {self.name} "
-                "scores by the answer; leave it out, or use protocol=query_aware"
+                f"protocol={protocol} compresses a document for other questions than the answered one, but "
+                f"{self.name} scores by the answer; leave the method out, or use protocol=query_aware"
             )
 
     def check_only_evicts(self, protocol: str) -> None:
-        """Raise UnsupportedError where the method does more than evict, which the protocol of that name cannot do twice."""
+        """Raise UnsupportedError if the method does more than evict; the protocol of that name could not repeat it."""
         decoding, reducer, why = self.decoding, self.reducer, None
         if self.resamples:
             why = "evicts nothing"
@@ -150,54 +152,58 @@ class Compressor:
             why = "decodes from the full cache first"
         if why is not None:
             raise UnsupportedError(
-                f"protocol={protocol} prefills a second time with kept entries alone, and {self.name} {why}; allowed: methods "
-                "that only evict; leave it out, or use protocol=strict"
+                f"protocol={protocol} prefills a second time with kept entries alone, but {self.name} {why}; "
+                "allowed: methods that only evict; leave the method out, or use protocol=strict"
             )
 
     def check_beside_states(self, owner: str, rule: Protocol) -> None:
-        """Raise UnsupportedError where layers with a window or a recurrent state cannot follow the method or the protocol."""
+        """Raise UnsupportedError if layers with a window or a recurrent state cannot follow the method or the protocol."""
         if rule.prefills_again:
             raise UnsupportedError(
-                f"protocol={rule.name} hides evicted tokens from a second prefill, and the sliding or linear layers of {owner} "
-                "would still see them; allowed: every protocol but masked, stream and turns; use protocol=strict"
+                f"protocol={rule.name} hides evicted tokens from a second prefill, but the sliding or linear "
+                f"layers of {owner} would still see them; allowed: every protocol but masked, stream and turns; "
+                "use protocol=strict"
             )
         if rule.converses:
             raise UnsupportedError(
-                f"protocol={rule.name} feeds a turn again behind what stays, and the sliding or linear layers of {owner} have "
-                "gone on from there; allowed: every protocol but masked, stream and turns; use protocol=query_aware"
+                f"protocol={rule.name} feeds a turn again behind what stays, but the sliding or linear layers of "
+                f"{owner} have moved on; allowed: every protocol but masked, stream and turns; use "
+                "protocol=query_aware"
             )
         if self.needs.replay:
             raise UnsupportedError(
-                f"method {self.name} feeds the context again behind itself, and the sliding or linear layers of {owner} have "
-                "gone on from there; choose another method or another model"
+                f"method {self.name} feeds the context again behind itself, but the sliding or linear layers of "
+                f"{owner} have moved on; choose another method or another model"
             )
         if self.decoding is not None and self.decoding.moves_queries:
             raise UnsupportedError(
-                f"method {self.name} decodes at the positions of cached entries, and the sliding or linear layers of {owner} "
-                "count all tokens; allowed: its parameter positions=own, or another method"
+                f"method {self.name} decodes at the positions of cached entries, but the sliding or linear layers "
+                f"of {owner} count all tokens; set the method's positions=own, or choose another method"
             )
 
     @property
     def version(self) -> int:
-        """Version of the method's numbers, from 1: raised by every part whose numbers changed (`Scorer.method_version`).
-        A sum, so that a later change of one part is seen whatever the versions of the others."""
+        """Version of the method's numbers, from 1; raised by every part whose numbers changed (`Scorer.method_version`).
+
+        The version is a sum, so that a later change of one part shows, whatever the versions of the others.
+        """
         parts = (self.scorer, self.allocator, self.selector, self.reducer, self.decoding)
         return 1 + sum(part.method_version(self) - 1 for part in parts if part is not None)
 
     def version_at(self, budget: Budget | None) -> int:
-        """`version` of a cell with this budget: cells of fractions are one further where the allocator reads the fraction."""
+        """Return the `version` of a cell with this budget: one more for a fraction, if the allocator reads the fraction."""
         fraction = budget is not None and budget.asked is not None
         return self.version + (fraction and self.allocator is not None and self.allocator.reads_fraction)
 
     @property
     def scope(self) -> str:
-        """`layer` when a layer can be reduced as soon as it is prefilled, `model` when all layers must be seen."""
-        if self.needs.replay:  # a prompt is fed again when all of its layers are there
+        """`layer` if a layer can be reduced as soon as it is prefilled, `model` if all layers must be seen."""
+        if self.needs.replay:  # a prompt is fed again once all layers are prefilled
             return "model"
         return "layer" if self.allocator is None else self.allocator.scope
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Names of what could not be done as configured for this prompt; the row holds them."""
+        """Return the names of what could not be done as configured for this prompt; the row stores them."""
         decoding = () if self.decoding is None else self.decoding.fallbacks(min(budget, length))
         if self.unbudgeted:
             return decoding
@@ -207,15 +213,15 @@ class Compressor:
         return tuple(dict.fromkeys([*names, *decoding]))
 
     def outcome(self, context: Context) -> tuple[str, ...]:
-        """Further fallbacks, known once the budget was divided."""
+        """Return further fallbacks, known once the budget was divided."""
         return () if self.unbudgeted or context.length <= context.budget else self.eviction.allocator.outcome(context)
 
     def score(self, observation: Observation, entries: int, seed: int) -> Tensor:
-        """The scorer's `[Hkv, T]` of one layer, for a budget of `entries` per KV head: float32, float64, or rounded to the
-        model's half precision where the scorer does that.
+        """Return the scorer's `[Hkv, T]` of one layer, for a budget of `entries` per KV head: float32, float64, or rounded
+        to the model's half precision if the scorer does so.
 
         Raises:
-            ScoreError: it is of another shape or dtype.
+            ScoreError: the score has another shape or dtype.
         """
         score = self.eviction.scorer.score(self._seen(observation, entries, seed), entries, seed)
         wanted = tuple(observation.key.shape[:2])
@@ -229,11 +235,11 @@ class Compressor:
         return score
 
     def observed_fallbacks(self, observation: Observation, entries: int, seed: int) -> tuple[str, ...]:
-        """Further fallbacks of one layer, known from its scores."""
+        """Return further fallbacks of one layer, known from its scores."""
         return self.eviction.scorer.observed_fallbacks(self._seen(observation, entries, seed), entries, seed)
 
     def summary(self, observation: Observation, entries: int, seed: int) -> Tensor | None:
-        """The allocator's summary of one layer; None where it makes none at this budget."""
+        """Return the allocator's summary of one layer; None if it makes none at this budget."""
         allocator = self.eviction.allocator
         key = allocator.summary_key(entries, observation.length)
         if key is None:
@@ -245,7 +251,7 @@ class Compressor:
         return observation.seen_by(scorer, scorer.needs, scorer.key(entries, observation.length), seed)
 
     def answer_fallbacks(self, steps: int) -> tuple[str, ...]:
-        """Further fallbacks, known once the full cache has answered."""
+        """Return further fallbacks, known once the full cache has answered."""
         return self.eviction.scorer.answer_fallbacks(steps) if self.needs.answer else ()
 
     def select(
@@ -261,19 +267,19 @@ class Compressor:
         length: int | None = None,
         asked: Fraction | None = None,
     ) -> list[Tensor]:
-        """Choose what stays of a prompt longer than its budget.
+        """Select the entries that stay of a prompt longer than its budget.
 
         Args:
             scores: per layer float32 or float64 `[Hkv, prefilled]`, at least T columns.
             budget: C, entries per KV head averaged over the model, `C < T`.
             token_types: int `[T]` (0 text, 1 image, 2 video) or None.
-            length: T, the tokens that C counts; as many as were scored when None.
-            layers: the layers that `scores` belong to; n_layers: all layers of the model.
-            refed: so many of the last tokens will be fed again (1 under `strict`). Their columns are dropped from the
+            length: T, the tokens that C counts; None: as many as were scored.
+            layers: the layers that `scores` belong to; n_layers: number of layers of the model.
+            refed: number of last tokens that will be fed again (1 under `strict`). Their columns are dropped from the
                 candidates and their entries reserved: C - 1 entries per head are chosen from T - 1.
-            order: `selector.order` of the candidates of all given layers, one below the other, when the caller already
+            order: `selector.order` of the candidates of all given layers, one below the other, if the caller already
                 has it: int64 `[len(scores) * Hkv, T - refed]`.
-            summaries: layer -> what the allocator's `summary` made of it (see `Context`).
+            summaries: layer -> what the allocator's `summary` returned for it (see `Context`).
             asked: the fraction of T behind C, None for a budget in entries.
 
         Returns:
@@ -301,7 +307,7 @@ class Compressor:
             kept = sum(counts)
             allowed = scores[0].shape[0] * self._allowance(granted, candidates, layers, n_layers)
             if kept > allowed:
-                raise OverBudgetError(f"{self.name} kept {kept} entries where the budget allows {allowed}")
+                raise OverBudgetError(f"{self.name} kept {kept} entries, but the budget allows {allowed}")
         parts, first = [], 0
         for score, cap in zip(scores, caps, strict=True):
             last = first + len(cap)
@@ -311,19 +317,20 @@ class Compressor:
         return parts
 
     def _allowance(self, granted: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        """Entries per KV head that these layers may hold together; no division among layers may exceed the model's."""
+        """Return the entries per KV head that these layers may hold together; a division must not exceed the model's
+        budget."""
         allocator = self.eviction.allocator
         total = allocator.allowance(granted, candidates, range(n_layers), n_layers)
         if total > granted * n_layers:
             raise OverBudgetError(
-                f"{self.name} divides {total} entries per KV head among {n_layers} layers where the budget allows "
+                f"{self.name} divides {total} entries per KV head among {n_layers} layers, but the budget allows "
                 f"{granted * n_layers}"
             )
         return allocator.allowance(granted, candidates, layers, n_layers)
 
 
 def stacked(scores: Sequence[Tensor]) -> Tensor:
-    """Scores of several layers, `[Hkv, n]` each, one below the other on the first one's device: `[layers * Hkv, n]`."""
+    """Stack the scores of several layers, `[Hkv, n]` each, on the first one's device: `[layers * Hkv, n]`."""
     return torch.cat([score.to(scores[0].device) for score in scores])
 
 

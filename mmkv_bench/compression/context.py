@@ -1,4 +1,4 @@
-"""Context of a prompt and the parts of a method, as allocators and decode policies are given them."""
+"""What allocators and decode policies are told about a prompt and about the other parts of the method."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Context:
     """One prompt (or, under ``query_agnostic``, its context) that is about to be reduced.
 
     Attributes:
-        budget: C, entries per KV head; the entries of tokens that are fed again are part of it.
-        length: T, tokens of the prompt. refed: so many of the last ones will be fed again and are no candidates.
+        budget: C, entries per KV head, including the entries of tokens that are fed again.
+        length: T, tokens of the prompt. refed: number of last tokens that will be fed again and are not candidates.
         types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
-        summaries: layer -> what ``Allocator.summary`` made of it. Scope "model": all layers; scope "layer": those up to
-            the layers at hand, so that an allocator can replay what it carried from layer to layer.
-        asked: the fraction of T that was asked for, of which C is the whole part; None for a budget in entries.
+        summaries: layer -> what ``Allocator.summary`` returned. Scope "model": all layers; scope "layer": the layers so
+            far, so that an allocator can recompute what it carried from layer to layer.
+        asked: the requested fraction of T, of which C is the whole part; None for a budget in entries.
     """
 
     budget: int
@@ -37,12 +37,12 @@ class Context:
 
     @property
     def candidate_types(self) -> Tensor | None:
-        """Token type of each candidate, int ``[n]``; None where no types are known."""
+        """Token type of each candidate, int ``[n]``; None if types are unknown."""
         return None if self.types is None else self.types[: self.candidates]
 
 
 class Composed(Protocol):
-    """Parts of one method, None where it has no such part; `compressor.Compressor` implements it."""
+    """The parts of one method, None for missing parts; `compressor.Compressor` implements this protocol."""
 
     @property
     def scorer(self) -> object: ...

@@ -1,11 +1,12 @@
 """Compressed layer of fixed capacity, which `torch.compile` can trace, so that a decode step becomes one graph.
 
-While a prompt is prefilled and reduced it is a `CompressedLayer` like any other. Then `fix` freezes its storage: new tokens
-are written in place, how many slots are filled is a tensor, attention is shown the storage in its full width, and its mask
-comes from lengths. No shape and no number of Python's changes from step to step, so nothing is traced twice.
+While a prompt is prefilled and reduced the layer works like any `CompressedLayer`. Then `fix` freezes its storage: new
+tokens are written in place, the number of filled slots is a tensor, attention reads the storage in its full width, and
+the mask comes from lengths. No shape and no Python number changes from step to step, so nothing is traced twice.
 
-A CUDA graph is recorded with addresses, and recorded again where they differ. So storages outlive a prompt (`Pool`), and the
-next prompt of the same shape is decoded at the same addresses. Two caches that live at once have two sets.
+A CUDA graph is recorded with addresses, and recorded again if they differ. So storages outlive a prompt (`Pool`), and
+the next prompt of the same shape is decoded at the same addresses. Two caches that live at once have two sets of
+storages.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from mmkv_bench.errors import UnsupportedError
 
 
 class FixedLayer(CompressedLayer):
-    """One layer's entries for `B` sequences, in storage that does not grow any more once `fix` was called.
+    """The entries of one layer for `B` sequences, in storage that does not grow any more once `fix` was called.
 
     Attributes:
-        fixed: whether it was.
+        fixed: True once `fix` was called.
     """
 
     is_compileable = True
 
-    _length: Tensor  # int64 [], filled slots; while it is not fixed, `_stored` counts them
+    _length: Tensor  # int64 [], filled slots; before `fix`, `_stored` counts them
     _shown: Tensor  # int64 [], tokens seen
-    _first: Tensor | None  # int64 [B, Hkv, 1, 1], the first slot that is no padding; None: nowhere is padding
-    _starts: Tensor | None  # int32 [B Hkv + 1], where each head's entries begin; None: they are read under a mask
+    _first: Tensor | None  # int64 [B, Hkv, 1, 1], the first slot that is not padding; None: no padding
+    _starts: Tensor | None  # int32 [B Hkv + 1], where each head's entries begin; None: a mask is used
 
     @classmethod
     def of(cls, layer: CompressedLayer) -> FixedLayer:
-        """Return a layer on the storage of another one, not fixed yet; the other's lengths do not change."""
+        """Return a layer on the storage of another one, not fixed yet; the other layer's lengths do not change."""
         assert not isinstance(layer, VarlenLayer) or not layer.folded, (
             "who decodes from fixed storage prefills without packing"
         )
@@ -80,10 +81,10 @@ class FixedLayer(CompressedLayer):
 
     # ------------------------------------------------------------------ from here on nothing moves
     def padding(self, pads: Sequence[int]) -> Tensor | None:
-        """int64 `[B, Hkv]` slots at the left of each head that stand for no entry; None when there are none.
+        """Count the padding slots at the left of each head, int64 `[B, Hkv]`; None if there are none.
 
         Args:
-            pads: padding tokens of each prompt of the batch; they are stored where nothing was evicted.
+            pads: padding tokens of each prompt of the batch; they are stored if nothing was evicted.
         """
         batch, heads = self._key_storage.shape[:2]
         if (positions := self.positions) is not None:
@@ -101,11 +102,9 @@ class FixedLayer(CompressedLayer):
         return StorageShape(rows, heads, slots, widths, self.dtype, self.device, padded, by_lengths)
 
     def fix(self, padding: Tensor | None, room: LayerBuffers) -> None:
-        """Move into `room` and freeze. padding: as in `room`; all layers of a cache have one, or none has."""
+        """Move into `room` and freeze. padding: as in `room`; either all layers of a cache have padding, or none."""
         stored, seen, slots = self.stored, self.seen, room.keys.shape[2]
-        if (
-            places := self._position_storage
-        ) is not None:  # tokens come in order: what will stand in free slots is known
+        if (places := self._position_storage) is not None:  # tokens come in order: positions of free slots are known
             self._position_storage = places.new_empty(*places.shape[:2], slots)
             self._position_storage[:, :, :stored] = places[:, :, :stored]
             self._position_storage[:, :, stored:] = torch.arange(
@@ -113,7 +112,7 @@ class FixedLayer(CompressedLayer):
             )
         for storage, old in ((room.keys, self._key_storage), (room.values, self._value_storage)):
             storage[:, :, :stored] = old[:, :, :stored]
-            storage[:, :, stored:] = 0  # read under a mask, and 0 times what memory happened to hold may be NaN
+            storage[:, :, stored:] = 0  # these slots are masked, but 0 times stale memory may be NaN
         self._key_storage, self._value_storage = room.keys, room.values
         self._length, self._shown, self._first = room.length.fill_(stored), room.shown.fill_(seen), room.first
         if self._first is not None:
@@ -138,11 +137,11 @@ class FixedLayer(CompressedLayer):
 
     # ------------------------------------------------------------------ what the model and the mask builders see
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[B, Hkv, n, D]` keys and values of the next n tokens; returns the whole storage once it is fixed.
+        """Append `[B, Hkv, n, D]` keys and values of the next n tokens; return the whole storage once it is fixed.
 
         Raises:
-            UnsupportedError: fixed storage has no room for them. Inside a compiled step nobody can look; there `index_copy_`
-                itself refuses, and `get_mask_sizes` before it.
+            UnsupportedError: fixed storage has no room for the tokens. A compiled step cannot check this; there
+                `index_copy_` itself refuses, and `get_mask_sizes` before it.
         """
         if not self.fixed:
             return super().update(key_states, value_states, *args, **kwargs)
@@ -159,16 +158,16 @@ class FixedLayer(CompressedLayer):
     def _check_room(self, new: int) -> None:
         if self.stored + new > self.capacity:
             raise UnsupportedError(
-                f"the answer is longer than the {self.capacity} entries per head that were set aside for a compiled decode "
-                f"step, {self.stored} of which are taken; ask for room for more new tokens, or decode eagerly"
+                f"the answer needs more than the {self.capacity} entries per head reserved for a compiled decode "
+                f"step ({self.stored} are in use); ask for room for more new tokens, or decode eagerly"
             )
 
     def get_seq_length(self) -> int:
         return self._shown if self.fixed else self._seen  # type: ignore[return-value]  # a tensor, as StaticLayer's
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The capacity once it is fixed. Of the mask that transformers makes from it nothing is read: what a query may see
-        follows from lengths."""
+        """Return the capacity once the layer is fixed. The mask that transformers makes from it is not read: what a query
+        may see follows from lengths."""
         if not self.fixed:
             return super().get_mask_sizes(query_length)
         if not torch.compiler.is_compiling():
@@ -181,16 +180,17 @@ class FixedLayer(CompressedLayer):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """See `CompressedLayer.attend`; a fixed layer uses the mask of `shown` in place of the logical one."""
+        """See `CompressedLayer.attend`; a fixed layer uses the mask of `shown` in place of the logical mask."""
         if not self.fixed:
             return super().attend(query, key, value, mask)
         return key, value, self.shown(query.shape[2])
 
     @property
     def back_to_back(self) -> bool:  # type: ignore[override]
-        """True where a kernel that takes lengths reads the entries.
+        """True if a kernel that takes lengths reads the entries.
 
-        A mask would rule out kernels that divide one query's keys among all processors, and every free slot would be read.
+        A mask would rule out kernels that divide one query's keys among all processors, and every free slot would be
+        read.
         """
         return self.fixed and self._starts is not None
 
@@ -205,7 +205,7 @@ class FixedLayer(CompressedLayer):
         return Sequences(keys, values, self._starts, used.contiguous(), slots, (rows, heads))
 
     def shown(self, new: int) -> Tensor:
-        """bool `[B|1, Hkv|1, n, capacity]`: what each of the n newest tokens may see."""
+        """Return what each of the n newest tokens may see, bool `[B|1, Hkv|1, n, capacity]`."""
         slots = torch.arange(self.capacity, device=self.device)
         newest = self._length - new + torch.arange(new, device=self.device)
         visible = (slots <= newest[:, None])[None, None]
@@ -218,14 +218,16 @@ class FixedLayer(CompressedLayer):
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.fixed:
             raise UnsupportedError(
-                "a cache of fixed capacity keeps its rows; decode eagerly with beams or several answers"
+                "a cache of fixed capacity cannot reorder or repeat its rows; for beams or several answers, "
+                "decode eagerly"
             )
         super()._map(change)
 
 
 def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: bool = True) -> CompressedCache:
-    """Freeze a cache of `FixedLayer`s, on storages of the pool. All layers get the same kind of mask, so that they are traced
-    alike. rounded: a layer's slots are those of a bucket, and prompts of like lengths have the same storages."""
+    """Freeze a cache of `FixedLayer`s, on storages of the pool. All layers get the same kind of mask, so that they are
+    traced alike. rounded: the slots of a layer are rounded up to a bucket, so that prompts of similar lengths share
+    storages."""
     layers = [layer for layer in cache.layers if isinstance(layer, FixedLayer)]
     assert len(layers) == len(cache.layers), "a cache is fixed in every layer or in none"
     padding = [layer.padding(pads) for layer in layers]
@@ -239,12 +241,13 @@ def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: b
 
 
 def fixed_view(cache: CompressedCache, pool: Pool, rounded: bool = True) -> CompressedCache:
-    """A fixed cache of what stands in another one, whose storages go as those of the new one are filled: it shows the new one's
-    then, and is not to be used while that is fed. rounded: see `fix`."""
+    """Return a fixed cache with the content of another one. Layer by layer, the other cache's storages are released and
+    replaced by the new ones: afterwards it is a view of the new cache, and must not be used while that is fed. rounded:
+    see `fix`."""
     if cache.states:
         raise UnsupportedError(
-            "a compiled decode step reads one kind of layer, and this cache has windows or recurrent states beside; allowed: "
-            "decode=eager"
+            "a compiled decode step reads one kind of layer, but this cache also has windows or recurrent "
+            "states; use decode=eager"
         )
     layers = []
     for layer in cache.layers:
@@ -257,7 +260,7 @@ def fixed_view(cache: CompressedCache, pool: Pool, rounded: bool = True) -> Comp
     return fixed
 
 
-SHARE = 0.1  # of the device's memory that sets may keep which no cache uses
+SHARE = 0.1  # of the device's memory that unused sets may keep
 
 
 @dataclass(frozen=True)
@@ -271,12 +274,12 @@ class StorageShape:
     dtype: torch.dtype
     device: torch.device
     padded: bool
-    by_lengths: bool  # a kernel reads it that is told where heads begin
+    by_lengths: bool  # read by a kernel that takes each head's start
 
 
 class LayerBuffers:
-    """One layer's tensors, see `FixedLayer`: keys and values `[B, Hkv, slots, D]`, the two counts, where padding ends and where
-    heads begin."""
+    """The tensors of one layer, see `FixedLayer`: keys and values `[B, Hkv, slots, D]`, the two counts, where padding
+    ends, and where heads begin."""
 
     def __init__(self, shape: StorageShape):
         self.keys, self.values = (
@@ -316,14 +319,14 @@ class Pool:
     """Sets of storages of one model."""
 
     def __init__(self) -> None:
-        self._sets: list[_Set] = []  # the one that was used last stands last
+        self._sets: list[_Set] = []  # the most recently used is last
 
     def rooms(self, shapes: Sequence[StorageShape], user: object) -> list[LayerBuffers]:
-        """Lend a free set of storages, or make one, to `user` for as long as that lives."""
+        """Lend a free or new set of storages to `user`, for as long as `user` lives."""
         wanted = tuple(shapes)
         made = self._free(wanted)
         if made is None and any(one.shapes == wanted for one in self._sets):
-            gc.collect()  # a cache that was traced is held by the cycles of what traced it
+            gc.collect()  # reference cycles of the tracer keep a traced cache alive
             made = self._free(wanted)
         if made is None:
             made = _Set(wanted, self._made(wanted))
@@ -335,7 +338,7 @@ class Pool:
         return made.rooms
 
     def _free(self, shapes: tuple[StorageShape, ...]) -> _Set | None:
-        """Return the most recently used free set of these shapes."""
+        """Return the most recently used free set of these shapes, or None."""
         return next((one for one in reversed(self._sets) if one.shapes == shapes and one.free), None)
 
     def _made(self, shapes: Sequence[StorageShape]) -> list[LayerBuffers]:
@@ -353,7 +356,7 @@ class Pool:
             self._sets.remove(one)
 
     def tensors(self) -> list[Tensor]:
-        """Tensors of all sets, used or not."""
+        """Return the tensors of all sets, used or not."""
         return [tensor for one in self._sets for room in one.rooms for tensor in room.tensors()]
 
     def clear(self) -> None:
@@ -373,6 +376,6 @@ def pool_of(model: nn.Module) -> Pool:
 
 
 def bucket(slots: int) -> int:
-    """Round slots up, by an eighth at most (or to 64), so that prompts of similar lengths share a shape."""
+    """Round slots up, by at most an eighth (or to 64), so that prompts of similar lengths share a shape."""
     step = max(64, 1 << max(slots.bit_length() - 4, 0))
     return -(-slots // step) * step

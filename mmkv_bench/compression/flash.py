@@ -1,8 +1,8 @@
 """`attention=flash_attention_2`: functions of the flash-attn package behind our attention function.
 
-They take no mask. What a query may see follows from the order of slots: all of a head's up to its own, aligned with the newest,
-and none of the padding on the head's left. So the logical mask says of a forward what is padding, `[B, 1, 1, seen]`, and
-nothing of the size of queries times slots is made. Causality is the kernel's.
+These functions take no mask. What a query may see follows from the order of slots: all slots of a head up to the
+query's own, aligned with the newest, except the padding on the head's left. So the logical mask of a forward only marks
+padding, `[B, 1, 1, seen]`, and nothing of the size queries times slots is made. The kernel itself is causal.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from mmkv_bench import devices
 from mmkv_bench.devices.requirements import FLASH, check_flash_attn
 from mmkv_bench.errors import UnsupportedError
 
-NAME = "mmkv_fa2"  # a name with "flash" in it transformers takes for a kernel of its own, and looks for it on the hub
+NAME = "mmkv_fa2"  # no "flash" in the name: transformers would look for such a kernel on the hub
 DTYPES = ("bfloat16", "float16")
 WIDEST_HEAD = 256
 
 
 def check(attention: str | None, place: torch.device | str, dtype: torch.dtype | str, compiled: bool = False) -> None:
-    """Refuse what flash-attn cannot do; any other attention is allowed here.
+    """Refuse what flash-attn cannot do; any other attention passes.
 
     Args:
-        place: where the model computes, and dtype: in what precision; compiled: whether decode steps are to be compiled.
+        place: the model's device, and dtype: its precision; compiled: whether decode steps will be compiled.
 
     Raises:
         ConfigError: the package is not installed.
@@ -39,8 +39,8 @@ def check(attention: str | None, place: torch.device | str, dtype: torch.dtype |
     check_flash_attn()
     if not devices.at(place).runs_flash_attention:
         raise UnsupportedError(
-            f"model.attention={FLASH} runs on a CUDA device, and the model is on {kind}; allowed there: sdpa, eager; choose "
-            "model.attention=sdpa"
+            f"model.attention={FLASH} runs on a CUDA device, but the model is on {kind}; allowed on {kind}: sdpa, "
+            "eager; choose model.attention=sdpa"
         )
     if precision not in DTYPES:
         raise UnsupportedError(
@@ -49,13 +49,13 @@ def check(attention: str | None, place: torch.device | str, dtype: torch.dtype |
         )
     if compiled:
         raise UnsupportedError(
-            f"model.attention={FLASH} has no graph of its kernels, which decode=compiled needs; allowed: decode=eager; "
-            "choose that, or model.attention=sdpa"
+            f"model.attention={FLASH} cannot be recorded as a graph, which decode=compiled needs; choose "
+            "decode=eager, or model.attention=sdpa"
         )
 
 
 def check_head(width: int) -> None:
-    """Raise UnsupportedError for heads too wide (`head_dim`) for flash-attn's kernels."""
+    """Raise UnsupportedError for heads (`head_dim` channels) that flash-attn's kernels cannot read."""
     if width % 8 or width > WIDEST_HEAD:
         raise UnsupportedError(
             f"model.attention={FLASH} has no kernel for heads of {width} channels; allowed: multiples of 8 up to "
@@ -72,21 +72,22 @@ def padding_mask(
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> Tensor | None:
-    """The mask function of this attention, as transformers calls it once per forward.
+    """Return the mask of one forward, in the form in which transformers calls a mask function.
 
     Args:
         attention_mask: bool `[B, seen]`, False where a token is padding.
 
     Returns:
-        bool `[B|1, 1, 1, seen]`, False where a token is padding; None where nothing is and no question is fed to a cache.
+        bool `[B|1, 1, 1, seen]`, False where a token is padding; None without padding, unless several tokens are fed to
+            a cache.
 
     Raises:
         UnsupportedError: a mask that is not causal.
     """
     if mask_function is not causal_mask_function:
         raise UnsupportedError(
-            f"this model asks for a mask that is not causal alone, which model.attention={FLASH} does not have; choose "
-            "model.attention=sdpa"
+            f"this model needs a mask that is not only causal, which model.attention={FLASH} does not support; "
+            "choose model.attention=sdpa"
         )
     if attention_mask is not None and not bool(attention_mask.all()):
         return attention_mask[:, None, None, :kv_length]
@@ -105,11 +106,11 @@ def attend(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The kernel: each query sees what stands up to its own slot, the newest query all, but no padding on the left.
+    """Attend by flash-attn: each query sees the slots up to its own, the newest query all, but no padding on the left.
 
     Args:
-        query: `[B, Hq, n, D]` of the n newest slots; key, value: `[B, Hkv, slots, D]`, read where they are.
-        mask: bool `[B|1, Hkv|1, 1, slots]`, False at the padding, which is on the left; None: there is none.
+        query: `[B, Hq, n, D]` of the n newest slots; key, value: `[B, Hkv, slots, D]`, read in place.
+        mask: bool `[B|1, Hkv|1, 1, slots]`, False at the padding, which is on the left; None: no padding.
 
     Returns:
         `[B, n, Hq, D]`, and no weights.
@@ -121,7 +122,7 @@ def attend(
     if mask is None:
         return flash_attn_func(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **rule), None
     padding = (~mask).sum(-1, dtype=torch.int32)[..., 0]  # [B|1, Hkv|1]
-    alone = padding.shape[1] == heads > 1  # each head with its own padding, as a sequence of its own: views, no copies
+    alone = padding.shape[1] == heads > 1  # each head has its own padding and becomes a sequence: views, no copies
     if alone:
         query = query.unflatten(1, (heads, -1)).flatten(0, 1)
         key, value = key.flatten(0, 1)[:, None], value.flatten(0, 1)[:, None]

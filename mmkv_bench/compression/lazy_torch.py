@@ -1,4 +1,4 @@
-"""torch, imported when something of it is first used: commands that compute nothing read parts of methods as well."""
+"""torch, imported at the first use of one of its names: commands that compute nothing also import parts of methods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 else:
 
     class _Torch:
-        """Stand-in for the module; what was used once is an attribute from then on."""
+        """A stand-in for the module; each name that was used once becomes an attribute."""
 
         def __getattr__(self, name: str) -> Any:
             value = getattr(import_module("torch"), name)

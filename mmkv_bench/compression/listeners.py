@@ -1,4 +1,5 @@
-"""Listeners of a session: `PrefillListener` compresses each layer of an observed prompt, `AnswerAttention` follows an answer."""
+"""Listeners of a session: `PrefillListener` compresses each layer of an observed prompt, `AnswerAttention` follows an
+answer."""
 
 from __future__ import annotations
 
@@ -23,11 +24,12 @@ from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.protocols import Lengths, Protocol
 
 Phases: TypeAlias = Callable[[str], AbstractContextManager[None]]
-"""What is told which of `score`, `select`, `reduce` and `account` (our own counting) begins and ends: a clock's phases."""
+"""A clock's phases: called with `score`, `select`, `reduce` or `account` (our own counting), returns a block that is
+timed."""
 
 
 def untimed(name: str) -> AbstractContextManager[None]:
-    """Phases without a clock."""
+    """Return a block that is not timed."""
     return nullcontext()
 
 
@@ -35,9 +37,11 @@ class PrefillListener:
     """The listener of `attach`: reduces each layer during the prefill, or all layers at its end (scope `model`).
 
     Attributes:
-        accounts: layer -> what is stored of each row, counted from the tensors when all are reduced and nothing was fed since;
-            slot_nbytes: of one head's key and value in the full cache; state_nbytes: of the layers that are not compressed.
-        fallbacks: per row, names of what could not be done; observed: the same, of what only the layers' scores told.
+        accounts: layer -> counts of each stored row, taken from the tensors after the reduction and before anything is
+            fed.
+        slot_nbytes: bytes of one head's key and value in the full cache; state_nbytes: bytes of layers that are not
+            compressed.
+        fallbacks: per row, names of what could not be done; observed: those known from the layers' scores only.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class PrefillListener:
         self.slot_nbytes = self.state_nbytes = 0
 
     def _lengths(self, prompt: PromptBatch, row: int) -> Lengths:
-        """Return the lengths of the prompt that the model was given, all of which is prefilled."""
+        """Return the lengths of the prompt that the model received, all of which is prefilled."""
         length = prompt.length(row)
         return self.protocol.lengths(length, length if self.context is None else self.context)
 
@@ -125,8 +129,8 @@ class PrefillListener:
         """Replace the scores by those of a replay."""
         if self.replay is None:
             raise UnsupportedError(
-                f"method {self.compressor.name} feeds the prompt again with an instruction, whose tokens are not known here; use "
-                "it in a run, or choose another method"
+                f"method {self.compressor.name} feeds the prompt again with an instruction, but here the "
+                "instruction's tokens are unknown; use the method in a run, or choose another one"
             )
         lengths, scorer = self._lengths(prompt, 0), self.compressor.eviction.scorer
         with self.phases("score"):
@@ -135,7 +139,7 @@ class PrefillListener:
             self.observed[0] += replay.fallbacks
 
     def _reduce(self, prompt: PromptBatch, layers: list[int]) -> None:
-        # Where nothing is evicted, the list of what is kept is ours alone; the full cache is not touched either.
+        # If nothing is evicted, only our own list of kept slots is made; the full cache is not touched.
         with self.phases("account" if self.compressor.unbudgeted else "select"):
             chosen, all_kept = self._select(prompt, layers)
         for layer in layers:
@@ -147,7 +151,8 @@ class PrefillListener:
             self.scores.pop(layer, None)
 
     def _select(self, prompt: PromptBatch, layers: list[int]) -> tuple[dict[int, list[Tensor]], bool]:
-        """Return layer -> per row the slots that stay, int64 `[Hkv, m]` on the CPU, and whether all slots of all rows stay."""
+        """Return layer -> per row the slots that stay, int64 `[Hkv, m]` on the CPU, and whether all slots of all rows
+        stay."""
         chosen: dict[int, list[Tensor]] = {layer: [] for layer in layers}
         complete = []
         for row, pad in enumerate(prompt.pads):
@@ -201,7 +206,7 @@ class PrefillListener:
         return accounts(layer, layer.capacity - layer.stored, fed)
 
     def _types(self, prompt: PromptBatch, row: int) -> Tensor | None:
-        """Int `[T]` of what C counts."""
+        """Return the types of the tokens that C counts, int `[T]`."""
         if prompt.token_types is None:
             return None
         return prompt.token_types[row, prompt.pads[row] :][: self._lengths(prompt, row).reduced]
@@ -212,7 +217,7 @@ class PrefillListener:
         return Context(entries, lengths.reduced, lengths.refed, self._types(prompt, row), summaries)
 
     def _reduce_row(self, prompt: PromptBatch, row: int) -> Reduce:
-        """The reducer over one row's candidates: without padding, and without a token that will be fed again."""
+        """Return the reducer for one row's candidates: without padding, and without a token that will be fed again."""
         context, pad = self._context(prompt, row), prompt.pads[row]
         end, reducer = pad + context.candidates, self.compressor.reducer
 
@@ -228,8 +233,8 @@ class PrefillListener:
     ) -> CompressedLayer:
         if len(prompt.pads) > 1:
             raise UnsupportedError(
-                f"the decode policy of {self.compressor.name} holds one sequence, and the batch has {len(prompt.pads)}; "
-                "generate prompt by prompt"
+                f"the decode policy of {self.compressor.name} takes one sequence, but the batch has "
+                f"{len(prompt.pads)}; generate prompt by prompt"
             )
         context, pad = self._context(prompt, 0), prompt.pads[0]
         end = pad + context.candidates
@@ -260,11 +265,13 @@ class PrefillListener:
 
 
 class AnswerAttention:
-    """Collected by a session while the full cache answers: per layer, the sum over all tokens fed after the prefill of
-    their softmax over every entry that they see, prompt columns kept, mean over the g query heads of a KV head.
+    """The attention of the full cache's answer, collected by a session: per layer, the softmax of every token fed after
+    the prefill over all entries that the token sees, summed over the tokens, prompt columns only, mean over the g query
+    heads of a KV head.
 
-    What is fed depends on the protocol, and is what would read a compressed cache: the answer's tokens but the last,
-    which is never fed; under `strict` the prompt's last token before them, under `query_agnostic` the question.
+    The fed tokens depend on the protocol; they are those that would read a compressed cache: the answer's tokens but
+    the last, which is never fed, preceded under `strict` by the prompt's last token and under `query_agnostic` by the
+    question.
 
     Args:
         length: T, tokens of the prompt (of the context under `query_agnostic`).
@@ -278,14 +285,16 @@ class AnswerAttention:
         self._mass: dict[int, Tensor] = {}
 
     def add(self, layer: int, query: Tensor, key: Tensor, scaling: float, sinks: Tensor | None) -> None:
-        """Take in one forward. query `[1,Hq,n,D]` rotated, of the last n of S tokens; key `[1,Hkv,S,D]`, all of them; sinks
+        """Add one forward. query `[1,Hq,n,D]` rotated, of the last n of S tokens; key `[1,Hkv,S,D]`, all of them; sinks
         `[Hq]`, see `Observation`.
 
         Raises:
             UnsupportedError: a batch of several sequences, whose answers end at different times.
         """
         if query.shape[0] != 1:
-            raise UnsupportedError(f"answers are collected one by one; got a batch of {query.shape[0]}; use one prompt")
+            raise UnsupportedError(
+                f"answers are collected one by one, but the batch has {query.shape[0]} sequences; use one prompt"
+            )
         rows = query.shape[2]
         mass = column_sums(query[0], key[0], scaling, key.shape[2] - rows, sinks)[:, : self.length].double()
         mass = mass / (query.shape[1] // key.shape[1])
@@ -293,5 +302,5 @@ class AnswerAttention:
         self.steps += rows if layer == 0 else 0
 
     def mass(self, layer: int) -> Tensor | None:
-        """Float32 `[Hkv,T]` of one layer; None when nothing was fed."""
+        """Return the attention of one layer, float32 `[Hkv,T]`; None when nothing was fed."""
         return self._mass[layer].to(torch.float32) if self.steps else None

@@ -1,4 +1,4 @@
-"""Observation of one layer of one sequence during prefill, without padding and batch dimension: a scorer's input."""
+"""The observation of one layer of one sequence during prefill, without padding and batch dimension: a scorer's input."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-QUERY_MOMENTS_SKIP = 4  # tokens left out of the query moments: attention sinks, as Expected Attention's reference does
+QUERY_MOMENTS_SKIP = 4  # first tokens left out of the query moments (sinks), as in Expected Attention's code
 
 
 def effective_window(window: int, budget: int, length: int) -> int:
-    """``min(window, max(1, C // 2), T)``: rows of an observation window really used.
+    """Return ``min(window, max(1, C // 2), T)``, the rows of an observation window that are used.
 
     At most half of the budget C is spent on the window itself; C = 1 keeps the last token.
     """
@@ -32,7 +32,7 @@ def effective_window(window: int, budget: int, length: int) -> int:
 
 @dataclass(frozen=True)
 class Needs:
-    """Statistics that a scorer wants gathered DURING prefill.
+    """Statistics that a scorer needs gathered DURING prefill.
 
     ``a | b`` is the union: the larger window, and the flags of either.
     """
@@ -54,11 +54,11 @@ class Needs:
 
 @dataclass(frozen=True)
 class Frames:
-    """Frames of a stream's tokens, known while it runs.
+    """Frames of a stream's tokens, known while the stream runs.
 
     Attributes:
         number: int64 ``[T]``, the temporal patch (for Qwen-VL a pair of frames) that a token belongs to, -1 for text.
-        cell: int64 ``[T]``, its place within that patch, 0 for text. size: cells of a patch.
+        cell: int64 ``[T]``, the token's place within that patch, 0 for text. size: cells of a patch.
     """
 
     number: Tensor
@@ -86,20 +86,21 @@ class Observation:
     """One layer of one sequence: fed chunk by chunk with ``observe``, read after the last chunk.
 
     Sums run in float64, so chunked and one-shot prefill agree to float32 rounding. Only what ``needs`` names is
-    gathered; anything else raises. One observation serves all methods of a run, and each scorer and allocator reads it through
-    a view of its own (``seen_by``), so that no method depends on which others run beside it.
+    gathered; reading anything else raises. One observation serves all methods of a run. Each scorer and allocator reads
+    it through a separate view (``seen_by``), so that no method depends on which others run beside it.
 
     Args:
-        layer, layers: index of the layer, layers of the model.
-        needs: what is gathered; of a view, what its reader declared.
+        layer, layers: index of the layer, number of layers of the model.
+        needs: what is gathered; in a view, what its reader declared.
         scaling: factor of the attention scores, usually ``head_dim ** -0.5``.
         length: T, tokens of the prompt (context tokens under ``query_agnostic``).
         token_types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
         project_query: hidden states ``[m,E]`` -> pre-RoPE queries ``[Hq,m,D]``, with the module's bias and query norm.
         future_rope: offsets ``[m]`` (1 = first position after the prompt's last token) -> cos, sin ``[m,D]``.
-        identity: data set and sample, feeds random streams.
-        module: the layer's attention module, for scorers of other libraries that ask for it.
-        sinks: float32 ``[Hq]``, learned scores that take their share of each softmax and go to no key; None: there are none.
+        identity: dataset and sample; seeds random streams.
+        module: the layer's attention module, for scorers of other libraries that need it.
+        sinks: float32 ``[Hq]``, learned scores that take a share of each softmax and go to no key; None: there are
+            none.
 
     Attributes:
         frames: see ``so_far``; None outside of a stream.
@@ -140,12 +141,12 @@ class Observation:
         self.frames: Frames | None = None
 
     def seen_by(self, part: object, needs: Needs, *key: Hashable) -> Observation:
-        """Return the layer for one reader, after the last chunk: what others declared raises here, and what others memoised is
-        not there.
+        """Return a view of the layer for one reader, after the last chunk. What only others declared raises in this view,
+        and what others memoised is absent.
 
         Args:
-            part: the scorer or allocator, which outlives the observation. needs: its own.
-            key: what else its results hang on (its key at the budget, the seed).
+            part: the scorer or allocator, which outlives the observation. needs: what this part declared.
+            key: what else its results depend on (its key at the budget, the seed).
         """
         view = copy.copy(self)
         view.needs, view._reader = needs, (id(part), *key)
@@ -154,7 +155,7 @@ class Observation:
     # ---- during prefill
 
     def observe(self, chunk: Chunk) -> None:
-        """Take in the next chunk. Raises RuntimeError when its tokens do not continue the previous ones."""
+        """Add the next chunk. Raises RuntimeError if its tokens do not continue the previous ones."""
         rows, total = chunk.query.shape[1], chunk.key.shape[1]
         if total != self._seen + rows or total > self.length:
             raise RuntimeError(
@@ -186,10 +187,10 @@ class Observation:
         self._shown += rows
 
     def go_on(self, held: int, rounds: int) -> None:
-        """Begin behind entries that are stored already: statistics are those of what follows.
+        """Begin behind entries that are stored already: statistics are gathered from what follows.
 
         Args:
-            held: slots. rounds: evictions before, for random streams.
+            held: stored slots. rounds: number of earlier evictions, for random streams.
         """
         self._seen = self._shown = held
         self._rounds = rounds
@@ -197,11 +198,14 @@ class Observation:
     # ---- between the chunks of a stream
 
     def so_far(self, places: Tensor, frames: Frames | None, asked: int = 0) -> Observation:
-        """Return the layer as if its prompt ended here, with what is stored: scores of a stream read this view.
+        """Return a view of the layer as if the prompt ended here, with the stored entries; scores of a stream read this
+        view.
 
         Args:
-            places: int64 ``[Hkv,S]``, the tokens in the stored slots, ascending. frames: theirs, where the stream has frames.
-            asked: so many last tokens are the chat template's: their queries alone are the tail. 0: there are none.
+            places: int64 ``[Hkv,S]``, the tokens in the stored slots, ascending. frames: their frames, if the stream
+                has any.
+            asked: number of last tokens that belong to the chat template: only their queries are the tail. 0: there are
+                none.
         """
         view = copy.copy(self)
         view.length, view._places, view.frames, view._memo = self._seen, places, frames, {}
@@ -210,9 +214,9 @@ class Observation:
         return view
 
     def retain(self, index: Tensor) -> None:
-        """Follow an eviction: of the stored slots those of ``index`` int64 ``[Hkv,m]`` are left, ascending, without padding.
+        """Follow an eviction: only the stored slots in ``index`` int64 ``[Hkv,m]`` (ascending, without padding) are left.
 
-        Last queries whose own entries are not all left are forgotten, so that an observation window stays causal.
+        Last queries are dropped if their own entries are not all left, so that an observation window stays causal.
         """
         kept, last = index.shape[1], torch.arange(self._seen - index.shape[1], self._seen, device=index.device)
         whole = int((index == last).flip(-1).cumprod(-1).sum(-1).min())
@@ -241,7 +245,7 @@ class Observation:
 
     @property
     def tokens(self) -> Tensor:
-        """int64 ``[Hkv,T]``: the token in each slot; of a stream those that are left, ascending."""
+        """int64 ``[Hkv,T]``: the token in each slot; in a stream the tokens that are left, ascending."""
         if self._places is not None:
             return self._places
         return torch.arange(self.length, device=self.device).expand(self.key.shape[0], -1)
@@ -257,10 +261,10 @@ class Observation:
         return self._hidden_size
 
     def tail(self, w: int) -> Tensor:
-        """The last ``min(w, T)`` post-RoPE queries, ``[Hq,min(w,T),D]``."""
+        """Return the last ``min(w, T)`` post-RoPE queries, ``[Hq,min(w,T),D]``."""
         self._require(self.needs.tail_queries >= w, f"tail_queries >= {w}")
         tail = self._complete(self._tail)
-        # A copy of the longer tail that a neighbour needs: the same numbers from another layout may round otherwise.
+        # A copy, since another method may need a longer tail: equal numbers in another layout may round differently.
         return tail[:, -w:].clone() if w < tail.shape[1] else tail
 
     @property
@@ -282,14 +286,14 @@ class Observation:
         return self._whole("cos", 0), self._whole("sin", 0)
 
     def window_mass(self, w: int) -> Tensor:
-        """``[Hkv,T]`` float32: mean over the last w queries and the g query heads of their causal softmax over all T
-        keys. Memoised."""
+        """Return the mean over the last w queries and the g query heads of their causal softmax over all T keys:
+        ``[Hkv,T]`` float32. Memoised."""
         tail = self.tail(w)
-        # A copy: a scorer that writes to it moves no other method.
+        # A copy: a scorer that writes to it changes no other method.
         return self.shared(("window_mass", w), lambda: window_mass(tail, self.key, self.scaling, self.sinks)).clone()
 
     def last_attention(self) -> Tensor:
-        """``[Hkv,T]`` float32: attention of the prompt's last query, mean over the g query heads."""
+        """Return the attention of the prompt's last query, mean over the g query heads: ``[Hkv,T]`` float32."""
         return self.window_mass(1)
 
     @property
@@ -325,28 +329,29 @@ class Observation:
 
     @property
     def column_sums(self) -> Tensor:
-        """``[Hkv,T]`` float32: column j holds the causal attention of all T queries to key j, summed over g heads."""
+        """``[Hkv,T]`` float32: column j is the causal attention of all T queries to key j, summed over the g query heads."""
         self._require(self.needs.column_sums, "column_sums")
-        return self._complete(self._columns).clone()  # as of `window_mass`
+        return self._complete(self._columns).clone()  # a copy, see `window_mass`
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Pre-RoPE queries ``[Hq,m,D]`` of hidden states ``[m,E]``, through the module in the model's dtype."""
+        """Return the pre-RoPE queries ``[Hq,m,D]`` of hidden states ``[m,E]``, through the module in the model's dtype."""
         self._complete(self._key)
         return self._project_query(hidden.to(self._dtype))
 
     def rope(self, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """cos, sin ``[m,D]`` at the given offsets behind the prompt's last token (1 = first decoded position)."""
+        """Return cos, sin ``[m,D]`` at offsets behind the prompt's last token (1 = first decoded position)."""
         cos, sin = self._future_rope(offsets)
         return cos.to(self.device), sin.to(self.device)
 
     def future_queries(self, hidden: Tensor, offsets: Tensor) -> Tensor:
-        """Queries ``[Hq,m,D]`` (float32) that hidden states ``[m,E]`` would give at future positions."""
+        """Return the queries ``[Hq,m,D]`` (float32) that hidden states ``[m,E]`` would give at future positions."""
         return rotate(self.project(hidden).float(), *self.rope(offsets))
 
     def generator(self, *salt: object, every_round: bool = True) -> torch.Generator:
-        """CPU generator seeded by SHA-256 of (salt..., identity, layer): the same on every device and in any order.
+        """Return a CPU generator seeded by SHA-256 of (salt..., identity, layer): equal on every device and in any order.
 
-        every_round: each eviction of a stream has one of its own; the first one's is that of a prompt evicted from once.
+        every_round: each eviction of a stream has a seed of its own; the first one's is that of a prompt with a single
+        eviction.
         """
         rounds = [self._rounds] if every_round and self._rounds else []
         text = json.dumps([*map(str, salt), self.identity, self.layer, *rounds])
@@ -354,13 +359,13 @@ class Observation:
         return torch.Generator().manual_seed(seed)
 
     def memo(self, name: Hashable, make: Callable[[], T]) -> T:
-        """The value of ``make()``, computed once for this scorer in this layer, at its key and seed; not to be written to."""
+        """Return the value of ``make()``, computed once for this scorer in this layer, at its key and seed; read-only."""
         return self.shared(("memo", *self._reader, name), make)
 
     def shared(self, name: Hashable, make: Callable[[], T]) -> T:
-        """Like ``memo``, but shared by all methods of the run.
+        """Return a value like ``memo``, but shared by all methods of the run.
 
-        For the package's own parts, whose ``name`` holds everything that the value depends on.
+        For this package's parts only, whose ``name`` includes everything that the value depends on.
         """
         if name not in self._memo:
             self._memo[name] = make()
@@ -390,7 +395,7 @@ class Observation:
 
 
 def text_fallbacks(obs: Observation, frames: Frames, budget: int) -> tuple[str, ...]:
-    """Fallback of a method that keeps text before frames, where a head holds more text than its budget."""
+    """Return the fallback of a method that keeps text before frames, if a head holds more text than its budget."""
     text = int((frames.number[obs.tokens] < 0).sum(-1).max())
     return ("text_over_budget",) if text > budget else ()
 
@@ -400,9 +405,9 @@ class Received:
     """Arguments of the text model's forward over a prompt.
 
     Attributes:
-        embeds: ``[B, T, E]``, visual features in their places. position_ids: ``[3|4, B, T]``, ``[B, T]`` or None.
-        visual: bool ``[B, T]``, the tokens to whose hidden states features are added in the first layers (Qwen3-VL), None
-            where there are none; deepstack: per such layer ``[tokens, E]``.
+        embeds: ``[B, T, E]``, with visual features in place. position_ids: ``[3|4, B, T]``, ``[B, T]`` or None.
+        visual: bool ``[B, T]``, the tokens to whose hidden states features are added in the first layers (Qwen3-VL);
+            None if there are none. deepstack: per such layer ``[tokens, E]``.
     """
 
     embeds: Tensor
@@ -416,11 +421,11 @@ class PromptBatch:
     """One batch of prompts while it is being prefilled.
 
     Attributes:
-        total: padded prompt length; pads: left padding of each row; cache: where the entries go.
-        observations: layer -> one `Observation` per row, dropped as soon as the layer is done with.
-        received: what the text model was given, where a scorer needs a replay.
+        total: padded prompt length; pads: left padding of each row; cache: receives the entries.
+        observations: layer -> one `Observation` per row, dropped as soon as the layer is done.
+        received: the text model's arguments, if a scorer needs a replay.
         turn: number of a conversation's turn that is fed behind stored entries; 0 for a prompt.
-        rotations: cos and sin of places behind each row, which are the same in every layer, while it is prefilled.
+        rotations: cos and sin of positions behind each row, equal in every layer; cached during the prefill.
     """
 
     total: int

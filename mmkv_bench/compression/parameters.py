@@ -11,14 +11,14 @@ from mmkv_bench.errors import ConfigError, nearest
 
 @cache
 def _words(kind: type) -> dict[str, tuple[str, ...]]:
-    """Return field -> the words that its `Literal` lists."""
+    """Return field -> the strings that its `Literal` lists."""
     hints = get_type_hints(kind)
     listed = {field.name: get_args(hints[field.name]) for field in fields(kind)}
     return {name: words for name, words in listed.items() if words and all(isinstance(word, str) for word in words)}
 
 
 def check_words(part: Any) -> None:
-    """Raise ConfigError for a word that the `Literal` of its field does not list."""
+    """Raise ConfigError for a string that the `Literal` of its field does not list."""
     kind: Any = type(part)
     for name, words in _words(kind).items():
         if getattr(part, name) not in words:

@@ -7,13 +7,14 @@ from torch import Tensor
 
 
 def following(last: Tensor, offset: int, count: int, rows: int) -> Tensor:
-    """Return position ids `[..., rows, count]` of text tokens, the first of them `offset` places after `last`."""
+    """Return position ids `[..., rows, count]` of text tokens that begin `offset` positions after `last`."""
     positions = last + torch.arange(offset, offset + count, device=last.device)
     return positions.expand(*positions.shape[:-2], rows, count)
 
 
 def last_positions(positions: Tensor | None, length: int, device: torch.device) -> Tensor:
-    """Return the position that text after prompts of `length` tokens counts from, `[..., B, 1]` (B = 1 where it is shared).
+    """Return the position after which text behind prompts of `length` tokens is numbered, `[..., B, 1]` (B = 1 if it is
+    shared).
 
     positions: position ids that the text model received; None: the default ones.
     """

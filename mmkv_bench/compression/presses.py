@@ -1,4 +1,4 @@
-"""Optional library kvpress: import it, list the presses that can be used, and build them from a configuration."""
+"""The optional library kvpress: import it, list the usable presses, and build them from a configuration."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 from mmkv_bench.errors import ConfigError, UnsupportedError, first_line, nearest
 
 CHECKED = ("0.4.3", "0.5.3", "0.5.5")
-"""Versions whose presses were run, carried by this package, beside the pinned torch and transformers. 0.5.5's own forward
-hook fails there (KeyError: 'cache_position'), so the library by itself is no check in the same environment."""
+"""Versions whose presses were run, through this package, with the pinned torch and transformers. 0.5.5's forward hook
+fails with these (KeyError: 'cache_position'), so the library alone cannot serve as a reference in this environment."""
 _INSTALL = f"pip install 'mmkv-bench[kvpress]' && pip install --no-deps kvpress=={CHECKED[-1]}"
 RATIO = "compression_ratio"
 ADA, CRITICAL_ADA = "AdaKVPress", "CriticalAdaKVPress"
 POOLED = (ADA, CRITICAL_ADA)
-"""Presses that only mask in the library, and are carried as scores with an allocation of this package."""
+"""Presses that only mask in the library; here they are run as scores with an allocation of this package."""
 
 _HUB = "it reads {} of the hub, made for a few text models"
 _DECODING = "it evicts while the answer is decoded, from queries that a prefill does not have"
-_WITHIN = "it {}; its press can be named by itself"
+_WITHIN = "it {}; name its inner press instead"
 _REPLAY = (
     "it scores with further passes over a repetition of the prompt, which placeholders of images cannot repeat (KVzip feeds "
     "token ids alone)"
@@ -34,7 +34,7 @@ REFUSED = {
     "CAMPress": "it merges values while the answer is decoded",
     "ChunkKVPress": _WITHIN.format("keeps whole chunks, the same in every head, instead of entries"),
     "ChunkPress": _WITHIN.format("divides the budget evenly among pieces of the prompt and evicts in each by itself"),
-    "ComposedPress": "it evicts in steps, each after the eviction of the one before it, so that no score says what stays",
+    "ComposedPress": "it evicts in several steps, so no single score decides what stays",
     "CompressionRatioDecodingPress": _DECODING,
     "DMSPress": _WITHIN.format("keeps what lies above a threshold, whatever the budget"),
     "DecodingPress": _DECODING,
@@ -54,28 +54,28 @@ REFUSED = {
     "ObservedAttentionPress": "it wants the whole T x T attention; method=h2o sums its columns in O(T) memory",
     "PerLayerCompressionPress": _WITHIN.format("takes a list of ratios, one a layer, instead of a budget"),
     "PrefillDecodingPress": _DECODING,
-    "PyramidKVPress": "it divides the budget among layers in the library's own way; method=pyramidkv does as its paper does",
+    "PyramidKVPress": "it divides the budget among layers in the library's way; method=pyramidkv follows the paper",
     "QFilterPress": _HUB.format("filters"),
     "RestoreKVPress": _HUB.format("adapters"),
     "SimLayerKVPress": "it keeps every entry of the layers that it does not call lazy, whatever the budget",
     "ThinKPress": "it zeroes channels of the keys and evicts no entry",
 }
-"""Presses of the checked versions that cannot be carried, and why."""
+"""Presses of the checked versions that cannot be run, and why."""
 _OVERRIDES = {
-    "__call__": "it drives the model itself, with passes or tables of its own",
-    "forward_hook": "it has a hook of its own, which decodes, masks or composes",
+    "__call__": "it runs the model itself, with its own passes or tables",
+    "forward_hook": "it overrides the hook, to decode, mask or compose",
     "compress": "it changes keys and values, or divides the budget, instead of scoring entries",
     "post_init_from_model": "it loads tables or weights for each model",
 }
-"""What gives presses away that no list names."""
+"""Method -> why a press that overrides it cannot be run; for presses that are not listed by name."""
 
 
 def load() -> ModuleType:
-    """The installed kvpress. What its import does to transformers' attention functions, for all models of the process, is
-    taken back: only the library's own masking needs that, and here entries are evicted.
+    """Import and return the installed kvpress. Its import changes transformers' attention functions for all models of the
+    process. That change is undone, because only the library's masking needs it, and this package evicts entries.
 
     Raises:
-        ConfigError: it is not installed, or cannot be imported beside this package's versions.
+        ConfigError: kvpress is not installed, or cannot be imported with this package's versions.
     """
     if "kvpress" in sys.modules:
         return sys.modules["kvpress"]
@@ -92,8 +92,8 @@ def load() -> ModuleType:
         raise ConfigError(f"kvpress needs the package {error.name}, which is not installed; run: {_INSTALL}") from error
     except Exception as error:  # another version's import may fail in any way
         raise ConfigError(
-            f"kvpress cannot be imported beside this transformers ({first_line(error)}); versions that can be: "
-            f"{', '.join(CHECKED)}; run: {_INSTALL}"
+            f"kvpress cannot be imported with this transformers ({first_line(error)}); versions that were "
+            f"checked: {', '.join(CHECKED)}; run: {_INSTALL}"
         ) from error
     finally:
         for name, function in stock.items():
@@ -103,10 +103,10 @@ def load() -> ModuleType:
 
 
 def version() -> str:
-    """kvpress' version, which decides what its presses compute.
+    """Return kvpress' version, which decides what its presses compute.
 
     Raises:
-        ConfigError: the package has no metadata, so that rows could not say what made them.
+        ConfigError: the package has no metadata, so that rows could not record the version.
     """
     try:
         return importlib.metadata.version("kvpress")
@@ -135,23 +135,23 @@ def refusal(library: ModuleType, name: str, cls: type) -> str | None:
         common = getattr(library.ScorerPress, method)
         if getattr(cls, method) is not common and not (method == "post_init_from_model" and _wraps(cls)):
             return reason
-    return None if issubclass(cls, library.ScorerPress) else "it has no score of its own"
+    return None if issubclass(cls, library.ScorerPress) else "it defines no score"
 
 
 def _wraps(cls: type) -> bool:
-    """Return True for a press that wraps another one and passes the model on to it."""
+    """Tell whether a press wraps another one and passes the model on to it."""
     return "press" in inspect.signature(cls).parameters
 
 
 def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, inside: str = "") -> Any:
-    """Build the press of this name with these constructor arguments; a press inside it is built the same way.
+    """Build the press of this name with these constructor arguments; a press inside it is built in the same way.
 
     Args:
-        where: what messages call the arguments; inside: the press that this one is an argument of.
+        where: name of the arguments in messages; inside: the press that this press is an argument of.
 
     Raises:
         ConfigError: an unknown press or argument, or arguments that the press does not take; UnsupportedError: a press
-            that cannot be carried.
+            that cannot be run.
     """
     classes = presses(library)
     if name not in classes:
@@ -159,16 +159,16 @@ def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, i
     reason = refusal(library, name, classes[name])
     if reason is not None:
         raise UnsupportedError(
-            f"kvpress' {name} is not a press that can be carried here: {reason}; allowed: {', '.join(usable(library))}"
+            f"kvpress' {name} cannot be used, because {reason}; allowed: {', '.join(usable(library))}"
         )
     if inside and name in POOLED:
         raise UnsupportedError(
-            f"kvpress' {name} divides the budget among heads and has no score that {inside} could read; allowed: "
-            f"{', '.join(other for other in usable(library) if other not in POOLED)}"
+            f"kvpress' {name} divides the budget among heads, so it has no score that {inside} could read; "
+            f"allowed: {', '.join(other for other in usable(library) if other not in POOLED)}"
         )
     accepted = inspect.signature(classes[name]).parameters
     if RATIO in args:
-        raise ConfigError(f"{where}.{RATIO} is what the budget says; write budget=<entries or fraction kept>")
+        raise ConfigError(f"{where}.{RATIO} is set by the budget; write budget=<entries or fraction kept> instead")
     for key in args:
         if key not in accepted:
             allowed = sorted(set(accepted) - {RATIO})
@@ -201,7 +201,7 @@ def _inner(value: Any, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def effective(library: ModuleType, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all plain arguments, defaults included, of a press and of presses in it; whole numbers given for real ones
+    """Return all plain arguments of a press and of presses in it, defaults included; whole numbers given for real ones
     become real."""
     effective_args: dict[str, Any] = {}
     for key, parameter in inspect.signature(presses(library)[name]).parameters.items():
@@ -219,7 +219,7 @@ def effective(library: ModuleType, name: str, args: Mapping[str, Any]) -> dict[s
 
 
 def chain(library: ModuleType, made: Any) -> list[Any]:
-    """Return a press, the press that it wraps, and so on to the one that scores by itself."""
+    """Return a press, the press that it wraps, and so on to the press that scores by itself."""
     wrapped = [made]
     while isinstance(getattr(wrapped[-1], "press", None), library.BasePress):
         wrapped.append(wrapped[-1].press)
@@ -227,7 +227,7 @@ def chain(library: ModuleType, made: Any) -> list[Any]:
 
 
 def draws(library: ModuleType, made: Any) -> bool:
-    """Return True where a press, or one that it wraps, draws random numbers."""
+    """Tell whether a press, or one that it wraps, draws random numbers."""
     parts = {type(part) for press in chain(library, made) for part in (press, *vars(press).values())}
     classes = {cls for cls in parts if issubclass(cls, library.BasePress)}
     imported = {c for cls in classes for c in vars(_module(cls)).values() if inspect.isclass(c)}

@@ -1,8 +1,8 @@
 """Replay: the context of a prefilled prompt is fed again behind itself, against its full cache, and dropped.
 
-Nothing of the cache is written to: each layer reads the stored entries and, for one forward, those of what is fed. Pictures
-are fed as the embeddings that the text model was given, so the vision tower does not run again. What is fed counts on as an
-answer does, with text positions on all axes, pictures too.
+The cache is not written to: each layer reads the stored entries and, during one forward, those of the fed tokens.
+Pictures are fed as the embeddings that the text model received, so the vision tower does not run again. Fed tokens are
+numbered like an answer, with text positions on all axes, pictures too.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.protocols import Lengths, Protocol
 
 OVERLAP = 8
-"""Tokens before a chunk that its instruction ends with."""
+"""Tokens before a chunk that are repeated at the end of its instruction."""
 
 Read: TypeAlias = Callable[[int, int, int, Tensor, Tensor, float], None]
-"""Told (layer, first, last, query `[Hq, n, D]`, key `[Hkv, S + n, D]`, scaling) of tokens `first` to `last` fed again, rotated;
-S are the context's keys."""
+"""Called with (layer, first, last, query `[Hq, n, D]`, key `[Hkv, S + n, D]`, scaling) when tokens `first` to `last` are
+fed again, rotated; S are the context's keys."""
 
 
 @dataclass(frozen=True)
 class ReplayText:
-    """Token ids around what is fed again.
+    """Token ids around the tokens that are fed again.
 
     Attributes:
         prefix: tokens of the chat template before the user's first text or picture; they are not fed again.
-        whole, part: instructions to repeat the context, and the part of it that begins with the tokens fed behind the words.
-            Empty for a prompt made from tokens.
-        tail: what the chat template writes behind the text of a user.
+        whole, part: instructions to repeat the context, and the part of it that begins with the tokens fed after the
+            instruction. Empty for a prompt made from tokens.
+        tail: tokens that the chat template puts after a user's text.
     """
 
     prefix: int = 0
@@ -52,11 +52,11 @@ class Replay:
     """A context that can be fed again.
 
     Args:
-        text: the text model, with a session attached. words: around what is fed again.
+        text: the text model, with a session attached. words: token ids around the context.
         prompt: prefilled, with its full cache. rule, lengths: its protocol, and its lengths under it.
 
     Attributes:
-        end: the context's tokens: what can be kept of the prompt, without the tail that the template wrote behind a question.
+        end: tokens of the context: what can be kept of the prompt, without the template's tail after a question.
 
     Raises:
         UnsupportedError: several prompts at once.
@@ -65,7 +65,7 @@ class Replay:
     def __init__(self, text: Any, words: ReplayText, prompt: PromptBatch, rule: Protocol, lengths: Lengths):
         if len(prompt.pads) > 1:
             raise UnsupportedError(
-                f"a context is fed again for one prompt at a time, and the batch has {len(prompt.pads)}; use one prompt"
+                f"a context is fed again for one prompt at a time, but the batch has {len(prompt.pads)}; use one prompt"
             )
         self.text, self.words, self.prompt, self.lengths = text, words, prompt, lengths
         tail = 0 if rule.cuts else len(words.tail)
@@ -81,7 +81,8 @@ class Replay:
 
     @torch.no_grad()
     def feed(self, chunk: int, read: Read) -> None:
-        """Feed the context again, `chunk` tokens at a time: instruction, the template's end of a user's turn, tokens."""
+        """Feed the context again, `chunk` tokens at a time, each after an instruction and the template's end of a user's
+        turn."""
         start, received = self.words.prefix, self.prompt.received
         assert received is not None, "the session keeps it where `needs.replay` is set"
         embed = self.text.get_input_embeddings()
@@ -112,7 +113,7 @@ class Replay:
         return None if positions is None else positions[..., : self.end]
 
     def _added(self, again: list[slice], widths: list[int]) -> dict[str, Any]:
-        """Return features that the text model adds to visual tokens in its first layers (Qwen3-VL), of what is fed again."""
+        """Return the features that the text model adds to the fed visual tokens in its first layers (Qwen3-VL)."""
         received = self.prompt.received
         if received is None or received.visual is None or received.deepstack is None:
             return {}
@@ -129,10 +130,11 @@ def _told(read: Read, layer: int, first: int, last: int) -> Callable[[Tensor, Te
 
 
 class _Beside(CompressedLayer):
-    """Layer that attends to the first entries of another one and to what is fed, and stores neither.
+    """A layer that attends to the first entries of another layer and to the fed tokens, and stores neither.
 
     Args:
-        source: holds all entries of its prompt. length: so many of them are read. read: told queries, keys and their scaling.
+        source: has all entries of its prompt. length: number of these entries to read. read: called with queries, keys
+            and their scaling.
     """
 
     def __init__(self, source: CompressedLayer, length: int, read: Callable[[Tensor, Tensor, float], None]):

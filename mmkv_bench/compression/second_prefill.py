@@ -1,4 +1,4 @@
-"""Second prefill in which every layer sees kept entries only, for `protocol=masked`."""
+"""A second prefill in which every layer sees only kept entries, for `protocol=masked`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer, Kernel
 from mmkv_bench.compression.session import Session
 
-MASK_BYTES = 1 << 26  # of one block of rows' mask
+MASK_BYTES = 1 << 26  # of the mask of one block of rows
 
 
 class MaskedLayer(CompressedLayer):
-    """The full cache of a prefill in which a token sees kept entries before it, and itself.
+    """The full cache of a prefill in which a token sees the kept entries before it, and itself.
 
     Args:
         kept: bool `[B, Hkv, T]`.
@@ -27,7 +27,7 @@ class MaskedLayer(CompressedLayer):
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, None]:
-        """Attend in blocks of rows, since the mask of a whole prompt differs between heads and is quadratic."""
+        """Attend in blocks of rows, because the mask of a whole prompt differs between heads and is quadratic."""
         step = max(1, MASK_BYTES // (query.shape[0] * query.shape[1] * key.shape[2]))
         parts = []
         for start in range(0, query.shape[2], step):
@@ -38,7 +38,8 @@ class MaskedLayer(CompressedLayer):
         return torch.cat(parts, 1), None
 
     def _seen(self, start: int, stop: int, mask: Tensor | None) -> Tensor:
-        """`[B, Hkv, stop - start, stop]` of the kind of `mask`, bool where there is none."""
+        """Return the mask `[B, Hkv, stop - start, stop]` of rows `start` to `stop`, of the kind of `mask`; bool if `mask`
+        is None."""
         column = torch.arange(stop, device=self.device)
         row = column[start:, None]
         kept = self.kept[:, :, None, :stop].to(self.device)
@@ -52,14 +53,14 @@ class MaskedLayer(CompressedLayer):
 def prefilled_again(
     session: Session, inputs: Mapping[str, Tensor], kept: Sequence[Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values of kept tokens from a second prefill.
+    """Return keys and values of kept tokens from a second prefill.
 
     Args:
-        session: open on the model; what it has prefilled stays what it is. inputs: the whole prompt.
+        session: open on the model; what it has prefilled does not change. inputs: the whole prompt.
         kept: per layer int64 `[B, Hkv, m]`, ascending, padded on the left with -1.
 
     Returns:
-        Per layer two `[B, Hkv, m, D]`, zeros at padding.
+        Per layer two tensors `[B, Hkv, m, D]`, zeros at padding.
     """
     total, layers = inputs["input_ids"].shape[1], []
     for index in kept:

@@ -1,7 +1,7 @@
 """Attaching a compressor to an unmodified Hugging Face model.
 
 Three public extension points are used and nothing in a library is replaced: a registered attention function, cache
-layers of our own, and module hooks. After the context the model is exactly what it was.
+layers of our own, and module hooks. After the context the model is exactly what it was before.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 UNNAMED = "prompt"
-"""Identity of a prompt that nobody names: random streams then differ by seed and length alone."""
+"""Identity of a prompt without a name: random streams then differ only by seed and length."""
 
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
-"""What hooks are given of a forward's arguments."""
+"""A forward's arguments, as hooks receive them."""
 
 
 class Listener(Protocol):
@@ -58,21 +58,22 @@ class Session:
 
     Args:
         model: any supported `...ForConditionalGeneration` or causal language model, in eval mode.
-        listener: told when a layer and when a prompt is prefilled; None observes nothing.
-        prompt_length: padded length of the next prompt. Needed only for chunked prefill; otherwise the first forward
-            on an empty cache is the whole prompt.
+        listener: called when a layer and when a prompt is prefilled; None observes nothing.
+        prompt_length: padded length of the next prompt. Needed only for chunked prefill; otherwise the first forward on
+            an empty cache is the whole prompt.
         token_types: int `[B, T]` of the next prompt (0 text, 1 image, 2 video); derived from the input ids when None.
-        identity: one name per row (dataset and sample id) that feeds the random streams.
+        identity: one name per row (dataset and sample id) that seeds the random streams.
         attention: `sdpa`, `eager` or `flash_attention_2`; the model's own when None.
         reserve: slots of slack for new tokens.
-        fixed: caches keep their capacity after the prefill, so that a decode step can be compiled (`compression/fixed_layer.py`);
-            `reserve` is then all that an answer can have. Not where `answer` collects what each step attends to.
-        packs: heads that keep different lengths may stand back to back where the device reads them so
-            (`compression/varlen_layer.py`); not where a fixed view of them will be decoded from, nor with attention=eager.
+        fixed: caches keep their capacity after the prefill, so that a decode step can be compiled
+            (`compression/fixed_layer.py`); `reserve` then limits the answer. Has no effect while `answer` collects what
+            each step attends to.
+        packs: heads with different lengths may be stored back to back if the device can read them so
+            (`compression/varlen_layer.py`); not if a fixed view of them will be decoded from, nor with attention=eager.
 
     Raises:
-        UnsupportedError: kinds of layers that `states.py` does not know, an attention implementation that cannot be wrapped,
-            fused projections; what flash-attn cannot do. ConfigError: flash-attn is not installed.
+        UnsupportedError: kinds of layers that `states.py` does not support, an attention implementation that cannot be
+            wrapped, fused projections; what flash-attn cannot do. ConfigError: flash-attn is not installed.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Session:
         self.base, self.reserve = attention or self.text.config._attn_implementation, reserve
         self.prompt: PromptBatch | None = None
         self.cache: CompressedCache | None = None
-        self.answer: AnswerAttention | None = None  # collects what is fed after the prefill, while there is one
+        self.answer: AnswerAttention | None = None  # if set, collects what is fed after the prefill
         self.position_ids: Tensor | None = None  # of the latest forward, as the text model received them
         self._calls: dict[int, tuple[Tensor, tuple[Tensor, Tensor]]] = {}
         self._top: dict[str, Tensor | None] = {}
@@ -106,7 +107,7 @@ class Session:
 
     @property
     def has_states(self) -> bool:
-        """Some layers are not compressed."""
+        """True if some layers are not compressed."""
         return len(self.full) < len(self.kinds)
 
     def check_method(self, compressor: Compressor, rule: ProtocolRule) -> None:
@@ -118,21 +119,24 @@ class Session:
         if self.has_states and (self.fixed or self.base == flash.FLASH):
             given = "decode=compiled" if self.fixed else f"attention={self.base}"
             raise UnsupportedError(
-                f"{type(self.model).__name__} has {states.SLIDING} or {states.LINEAR} layers and got {given}; allowed for it: "
-                "decode=eager, attention=sdpa or eager"
+                f"{type(self.model).__name__} has {states.SLIDING} or {states.LINEAR} layers, which do not "
+                f"support {given}; allowed for this model: decode=eager, attention=sdpa or eager"
             )
         for module in self.attentions:
             if not all(hasattr(module, name) for name in ("q_proj", "k_proj", "v_proj", "layer_idx")):
-                raise UnsupportedError(f"{type(module).__name__} has no separate query, key and value projections")
+                raise UnsupportedError(
+                    f"{type(module).__name__} has no separate query, key and value projections; choose a model that "
+                    "has them"
+                )
             if getattr(module, "attn_logit_softcapping", None) is not None:
                 raise UnsupportedError(
-                    f"{type(module).__name__} caps its scores softly, which no scorer here counts; allowed: a plain softmax over "
-                    "keys; choose another model"
+                    f"{type(module).__name__} caps its scores (softcapping), which no scorer supports; allowed: a "
+                    "plain softmax over keys; choose another model"
                 )
             if sinks_of(module) is not None and self.base != "eager":
                 raise UnsupportedError(
-                    f"{type(module).__name__} has learned sinks and got attention={self.base}, which has no place for them; "
-                    "allowed for it: attention=eager"
+                    f"{type(module).__name__} has learned sinks, which attention={self.base} does not support; "
+                    "choose attention=eager"
                 )
         weight = self.attentions[0].q_proj.weight
         flash.check(self.base, weight.device, weight.dtype, self.fixed)
@@ -175,17 +179,17 @@ class Session:
         self.model.set_attn_implementation(name if alone else {"text_config": name})
 
     def expect(self, listener: Listener | None, token_types: Tensor | None, identity: str | Sequence[str]) -> None:
-        """Change what is done with the next prompt; a session may stay open over many samples."""
+        """Set listener, token types and identity of the next prompt; a session may stay open over many samples."""
         self.listener, self.token_types, self.identity, self.prompt = listener, token_types, identity, None
 
     def go_on(self, listener: Listener, cache: CompressedCache, total: int, identity: str, turn: int) -> None:
-        """Observe what is fed next to a cache of one sequence that holds entries, until it has seen `total` tokens."""
+        """Observe the tokens fed next to the filled cache of one sequence, until the cache has seen `total` tokens."""
         self.expect(listener, None, identity)
         self.cache, self._forgotten = cache, 0
         self.prompt = PromptBatch(total, [0], cache, len(self.attentions), turn=turn)
 
     # ------------------------------------------------------------------ hooks
-    # Of a fixed cache nothing is observed: a compiled step traces these hooks, and finds nothing in them that changes.
+    # A fixed cache is not observed: a compiled step traces these hooks, so nothing in them may change from step to step.
     def _before_model(self, model: object, args: Args, kwargs: Kwargs) -> None:
         if _is_fixed(kwargs):
             return
@@ -209,7 +213,7 @@ class Session:
                 self._receive(args, kwargs)
         elif self.prompt is not None and not self.prompt.complete and cache is self.prompt.cache:
             self._add_types(self._new_tokens(args, kwargs))
-            self.prompt.rotations.clear()  # of places behind an earlier chunk
+            self.prompt.rotations.clear()  # computed behind an earlier chunk
         if isinstance(cache, CompressedCache) and cache.query_positions is not None:
             kwargs = dict(kwargs, position_ids=cache.query_positions(cache, kwargs["position_ids"]))
         self.position_ids = kwargs.get("position_ids")
@@ -232,7 +236,7 @@ class Session:
         prompt = self.prompt
         if prompt is None or prompt.complete or prompt.cache.get_seq_length() + self._forgotten < prompt.total:
             return
-        prompt.complete = True  # what is fed from here on is no part of it
+        prompt.complete = True  # what is fed from here on is not part of it
         positions = self.position_ids
         self._listening.prompt_done(prompt)
         self.position_ids = positions
@@ -245,8 +249,8 @@ class Session:
     def new_cache(self, reserve: int | None = None) -> CompressedCache:
         """Return an empty cache for one prompt.
 
-        A fixed one must be handed to `generate(past_key_values=...)`, which decides before the prefill whether it compiles;
-        any other is made by the first forward itself.
+        A fixed cache must be passed to `generate(past_key_values=...)`, which decides before the prefill whether it
+        compiles; any other cache is made by the first forward itself.
         """
         kind: type[CompressedLayer] = VarlenLayer if self._packs else CompressedLayer
         if self.fixed and self.answer is None:
@@ -292,7 +296,7 @@ class Session:
             self._add_types(new)
 
     def _receive(self, args: Args, kwargs: Kwargs) -> None:
-        """Keep what the text model is given of a prompt that will be fed again."""
+        """Store the text model's arguments for a prompt that will be fed again."""
         assert self.prompt is not None, "it has just been started"
         embeds = kwargs.get("inputs_embeds")
         if embeds is None:
@@ -301,7 +305,7 @@ class Session:
         self.prompt.received = Received(embeds, kwargs.get("position_ids"), *visual)
 
     def _add_types(self, new: int) -> None:
-        """Add token types of the newest chunk, from the ids that the model received."""
+        """Add the token types of the newest chunk, from the ids that the model received."""
         ids, prompt = self._top.get("input_ids"), self.prompt
         if self.token_types is not None or ids is None or prompt is None:
             return
@@ -319,13 +323,13 @@ class Session:
         return self.listener
 
     def after_attention(self, module: Attention, query: Tensor, layer: CompressedLayer) -> None:
-        """Observe one layer's share of a prompt chunk; called by the attention function, which holds post-RoPE Q."""
+        """Observe one layer's part of a prompt chunk; called by the attention function, which has post-RoPE Q."""
         prompt, index = self.prompt, self.full.index(module.layer_idx)  # scorers and listeners count compressed layers
         if self.answer is not None and (prompt is None or prompt.complete):
             self.answer.add(index, query, layer.keys, module.scaling, sinks_of(module))
         if prompt is None or prompt.complete or prompt.cache.layers[module.layer_idx] is not layer:
             return
-        # taken out, or the inputs of all layers would stay to the end of the prefill
+        # popped, or the inputs of all layers would stay until the end of the prefill
         hidden, (cos, sin) = self._calls.pop(module.layer_idx)
         cos, sin = self._of_both_halves(cos, sin)
         if index not in prompt.observations:
@@ -367,7 +371,7 @@ class Session:
 
         def project_query(hidden: Tensor) -> Tensor:
             query: Tensor = module.q_proj(hidden.to(module.q_proj.weight.dtype))
-            # Qwen3.5's gates stand behind each head's query in the same projection.
+            # Qwen3.5's projection appends a gate to each head's query.
             query = query.view(hidden.shape[0], self.text.config.num_attention_heads, -1)[..., : module.head_dim]
             norm = getattr(module, "q_norm", None)
             return (query if norm is None else norm(query)).transpose(0, 1)
@@ -393,14 +397,14 @@ class Session:
         )
 
     def _of_both_halves(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """cos, sin `[..., R]` of all R rotated dimensions; gpt-oss hands those of the first half to both."""
+        """Return cos, sin `[..., R]` of all R rotated dimensions; gpt-oss gives only the first half, for both halves."""
         frequencies = getattr(self.text.rotary_emb, "inv_freq", None)
         if frequencies is None or cos.shape[-1] != len(frequencies):
             return cos, sin
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
     def _future_rope(self, prompt: PromptBatch, row: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """cos, sin `[m, D]` at offsets `[m]` behind the last token of a row (1 = first position after it)."""
+        """Return cos, sin `[m, D]` at offsets `[m]` behind the last token of a row (1 = first position after it)."""
         positions = self.position_ids
         if positions is None:
             last = torch.full((1, 1), prompt.total - 1, device=self.attentions[0].q_proj.weight.device)
@@ -415,19 +419,19 @@ class Session:
         if len(axes) == 1 and getattr(rotary, "mrope_section", None) is not None:
             axes = axes.expand(3, -1)
         dtype_probe = torch.zeros(1, dtype=torch.float32, device=positions.device)
-        kinds = [states.FULL] if hasattr(rotary, "layer_types") else []  # Gemma's has one for each kind of layer
+        kinds = [states.FULL] if hasattr(rotary, "layer_types") else []  # Gemma's has one embedding per kind of layer
         cos, sin = rotary(dtype_probe, axes if len(axes) == 1 else axes[:, None], *kinds)
         return self._of_both_halves(cos[0], sin[0])
 
     @property
     def filled(self) -> CompressedCache:
-        """Cache of the latest prompt."""
+        """The cache of the latest prompt."""
         assert self.cache is not None, "the prefill makes it"
         return self.cache
 
     # ------------------------------------------------------------------ audit
     def kept(self) -> list[Tensor]:
-        """Per layer int64 `[B, Hkv, m]`: logical indices of the prompt's tokens that are stored (-1 = padding)."""
+        """Return per layer int64 `[B, Hkv, m]`: logical indices of the prompt's tokens that are stored (-1 = padding)."""
         return self._listening.kept()
 
 
@@ -454,17 +458,17 @@ def attach(
     Args:
         model: a supported model in eval mode; it is not changed.
         compressor: what to keep; budget: how much, None only for `full`.
-        protocol: a name of `mmkv_bench.protocols`. Where tokens are fed again (`Lengths.fed`; under `strict` the last one,
-            whose slot is dropped after scoring), that is the caller's part, as is giving the model the context alone
-            under `query_agnostic` and putting entries of a second prefill into the cache under `masked`
+        protocol: a name of `mmkv_bench.protocols`. The caller feeds the tokens that are fed again (`Lengths.fed`; under
+            `strict` the last token, whose slot is dropped after scoring), gives the model the context alone under
+            `query_agnostic`, and puts entries of a second prefill into the cache under `masked`
             (`compression/second_prefill.py`).
-        seed: of stochastic scorers; options: those of `Session`.
-        prompt_tokens: padded tokens of the whole prompt when the model is given a part of it first
-            (`query_agnostic`): decode policies act on what comes after them.
-        answer: of the full cache to this very prompt, for scorers that need it; None leaves them without one.
-        context: tokens that C counts, of one prompt of which the model is given more than them.
-        phases: a clock's, told when scoring, selecting and reducing begin and end.
-        replay: words around a context that is fed again, for scorers that need it.
+        seed: seed of stochastic scorers; options: arguments of `Session`.
+        prompt_tokens: padded tokens of the whole prompt when the model is given a part of it first (`query_agnostic`):
+            decode policies act on what comes after them.
+        answer: attention of the full cache's answer to this prompt, for scorers that need it; None: there is none.
+        context: tokens that C counts, for one prompt of which the model is given more than these tokens.
+        phases: a clock's phases, entered when scoring, selecting and reducing begin.
+        replay: token ids around a context that is fed again, for scorers that need it.
 
     Raises:
         ConfigError: a compressor without a budget, an unknown protocol.
@@ -477,11 +481,13 @@ def attach(
     rule = protocol_named(protocol)
     if rule.streams:
         raise UnsupportedError(
-            f"protocol={protocol} feeds a prompt chunk by chunk, and attach feeds none; start a run with it"
+            f"protocol={protocol} feeds a prompt chunk by chunk, which attach does not support; start a run with "
+            "this protocol"
         )
     if rule.converses:
         raise UnsupportedError(
-            f"protocol={protocol} asks one question after another, and attach compresses one prompt; start a run with it"
+            f"protocol={protocol} asks one question after another, but attach compresses one prompt; start a run "
+            "with this protocol"
         )
     listener = PrefillListener(compressor, budget, rule, seed, prompt_tokens, context, answer, phases)
     session = Session(model, listener, **options)
@@ -492,10 +498,11 @@ def attach(
 
 
 def _check_causal(mask: object) -> None:
-    """Refuse a prompt whose tokens attend to later ones: every score and every statistic of attention here is causal.
+    """Refuse a prompt whose tokens attend to later ones: every score and every statistic of attention is causal.
 
     Args:
-        mask: of the text model's first forward, `[B, 1, n, slots]`, bool or added to scores, or several by layer type.
+        mask: the mask of the text model's first forward, `[B, 1, n, slots]`, bool or added to scores, or a mapping by
+            layer type.
 
     Raises:
         UnsupportedError: a query may see a later token, as in PaliGemma's prompts.
@@ -505,6 +512,6 @@ def _check_causal(mask: object) -> None:
             continue
         if bool((one if one.dtype == torch.bool else one == 0).triu(1).any()):
             raise UnsupportedError(
-                "this model's prompt tokens attend to later ones (a bidirectional mask), and scores are computed from causal "
-                "attention; only models with a causal prompt can be compressed"
+                "this model's prompt tokens attend to later ones (a bidirectional mask), but scores are computed "
+                "from causal attention; choose a model with a causal prompt"
             )

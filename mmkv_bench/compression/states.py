@@ -1,7 +1,8 @@
-"""Layers that are not compressed: transformers' own sliding windows and recurrent states, beside compressed layers.
+"""Layers that are not compressed: transformers' sliding windows and recurrent states, beside compressed layers.
 
-Both are states of a whole sequence. They do not forget a token by dropping slots, and `crop(-1)` of a recurrent state returns
-without going back. Who feeds tokens again must put back a copy that was made before them.
+Both store a state of a whole sequence. They cannot forget a token by dropping slots, and `crop(-1)` of a recurrent
+state returns without any effect. A caller that feeds tokens again must restore a copy that was made before these
+tokens.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ def check_layers(owner: str, config: Any) -> list[str]:
     """Return the kind of every layer of a text model's config.
 
     Raises:
-        UnsupportedError: a kind that is neither compressed nor kept as it is, or no layer that can be compressed.
+        UnsupportedError: a kind that is neither compressed nor kept unchanged, or no layer that can be compressed.
     """
     kinds: list[str] = get_layer_types_and_kwargs(config)[0]
     other = sorted(set(kinds) - {FULL, SLIDING, LINEAR})
     if other or FULL not in kinds:
         raise UnsupportedError(
-            f"{owner} has {', '.join(other or sorted(set(kinds)))} layers; allowed: {FULL} layers, which are compressed, and "
-            f"beside them {SLIDING} and {LINEAR} layers, which are not; choose a model of these"
+            f"{owner} has {', '.join(other or sorted(set(kinds)))} layers; allowed: {FULL} layers, which are "
+            f"compressed, and besides {SLIDING} and {LINEAR} layers, which are not; choose a model with such "
+            "layers"
         )
     return kinds
 
@@ -55,7 +57,7 @@ def state_layer(config: Any, index: int) -> Any:
 
 
 def mapped(layer: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a layer of its own whose tensors are changed ones; `torch.clone` copies it."""
+    """Return a copy of a layer whose tensors went through `change`; `torch.clone` makes a plain copy."""
     made = copy.copy(layer)
     if isinstance(layer, LinearAttentionLayer):
         for name in _PER_STATE:
@@ -68,14 +70,15 @@ def mapped(layer: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def tensors(layer: Any) -> list[Tensor]:
-    """Return the tensors of a layer that is not compressed: convolution and recurrent states, or keys and values of a window."""
+    """Return the tensors of a layer that is not compressed: convolution and recurrent states, or keys and values of a
+    window."""
     if isinstance(layer, LinearAttentionLayer):
         return [one for name in _STATES for one in getattr(layer, name).values() if one is not None]
     return [layer.keys, layer.values] if layer.is_initialized else []
 
 
 def beside(layers: Sequence[Any]) -> Any:
-    """Return one layer with the rows of several that have been shown equally many tokens."""
+    """Return one layer with the rows of several layers that have been shown equally many tokens."""
     parts = iter(list(zip(*(tensors(layer) for layer in layers), strict=True)))
     return mapped(layers[0], lambda _: torch.cat(next(parts)))
 

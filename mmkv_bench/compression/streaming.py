@@ -17,14 +17,14 @@ from mmkv_bench.compression.listeners import Phases, untimed
 from mmkv_bench.compression.observation import Frames, Observation, PromptBatch
 from mmkv_bench.errors import ConfigError, UnsupportedError
 
-_SEARCHED = 4096  # budgets that are tried for the least one that holds what a method protects
+_SEARCHED = 4096  # largest budget tried in the search for one that holds a method's protected tokens
 
 
 class StreamLayer(CompressedLayer):
-    """Layer whose heads all hold the same number of entries, whatever the stream's length.
+    """A layer whose heads all have equally many entries, whatever the stream's length.
 
-    Masks are made over stored slots: every slot is older than the chunk at hand, so that a mask grows with the cap and the
-    chunk, and not with the stream.
+    Masks are made over stored slots: every slot is older than the current chunk, so that a mask grows with the cap and
+    the chunk, and not with the stream.
     """
 
     def copied(self) -> Self:
@@ -43,18 +43,19 @@ class StreamLayer(CompressedLayer):
 
 
 class StreamListener:
-    """Listener that keeps at most `cap` entries in every KV head of every layer.
+    """A listener that keeps at most `cap` entries in every KV head of every layer.
 
-    Scores are over what is stored: the entries that stayed so far and the newest chunk. Statistics of queries go on from
-    chunk to chunk.
+    Scores are computed over the stored entries: those that stayed so far and the newest chunk. Statistics of queries
+    continue from chunk to chunk.
 
     Attributes:
         cap: entries per KV head; None: nothing is evicted.
-        asked: tokens of the chat template that are fed behind every chunk for their queries, and forgotten in the same layer.
+        asked: tokens of the chat template that are fed after every chunk for their queries, and dropped in the same
+            layer.
         compaction: moves the entries that stay; None: they keep their positions.
         entries_max, entries_peak: most entries of a KV head after and before an eviction, over all chunks and layers.
-        rounds: chunks after which entries were evicted; evicted: entries of all layers and heads.
-        fallbacks: of layers, known from their scores.
+        rounds: chunks after which entries were evicted; evicted: evicted entries of all layers and heads.
+        fallbacks: fallbacks of layers, known from their scores.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class StreamListener:
         return self.asked > 0 or (self.cap is not None and layer.stored > self.cap)
 
     def layer_full(self, prompt: PromptBatch, layer: int, observation: Observation) -> None:
-        """Evict from a layer that holds more than the cap, or the template's tokens."""
+        """Evict from a layer that holds more than the cap, and drop the template's tokens."""
         target, compressor, cap = prompt.cache.layers[layer], self.compressor, self.cap
         stored = target.stored - self.asked
         self.entries_peak = max(self.entries_peak, target.stored)
@@ -102,8 +103,8 @@ class StreamListener:
         observation.retain(index)
         if target.ragged:
             raise UnsupportedError(
-                f"{compressor.name} keeps different numbers of entries in the heads of a layer, which protocol=stream does not "
-                "hold; choose another method"
+                f"{compressor.name} keeps different numbers of entries in the heads of a layer, which "
+                "protocol=stream does not support; choose another method"
             )
         self.entries_max = max(self.entries_max, target.stored)
 
@@ -115,52 +116,52 @@ class StreamListener:
         self.entries_max, self.entries_peak = max(self.entries_max, stored), max(self.entries_peak, stored)
 
     def prompt_done(self, prompt: PromptBatch) -> None:
-        """Nothing is left to do: every layer was cut back when its chunk was through."""
+        """Do nothing: every layer was cut back after its chunk."""
 
     def kept(self) -> list[Tensor]:
         return []
 
 
 def check_streams(compressor: Compressor, budget: Budget | None) -> None:
-    """Refuse methods that a stream cannot be given to, and caps that do not hold what a method protects.
+    """Refuse methods that cannot run on a stream, and caps that cannot hold what a method protects.
 
     Raises:
         UnsupportedError: the method needs what comes later, or may hold more than the cap in a KV head.
-        ConfigError: a fraction of a length that nobody knows, or a cap that is too small.
+        ConfigError: a fraction of an unknown length, or a cap that is too small.
     """
     why = _unfit(compressor)
     if why is not None:
         raise UnsupportedError(
-            f"protocol=stream keeps at most the budget in every KV head after each chunk, and {compressor.name} {why}; leave it "
-            "out, or use protocol=query_agnostic"
+            f"protocol=stream keeps at most the budget in every KV head after each chunk, but {compressor.name} "
+            f"{why}; leave the method out, or use protocol=query_agnostic"
         )
     if compressor.unbudgeted or budget is None:
         return
     if budget.entries is None:
         raise ConfigError(
-            f"budget={budget} is a share of a stream, whose length nobody knows while it runs; protocol=stream takes a whole "
-            "number of entries; give one, as budget=256"
+            f"budget={budget} is a share of a stream, whose length is unknown while it runs; give protocol=stream "
+            "a whole number of entries, as budget=256"
         )
     if _reduced(compressor, budget.entries):
         least = next((cap for cap in range(budget.entries, _SEARCHED) if not _reduced(compressor, cap)), _SEARCHED)
         raise ConfigError(
-            f"budget={budget} is below the {least} entries that {compressor.name} needs for the tokens it protects and the "
-            f"window it looks through; a stream's cap never gives way: give budget={least} or more"
+            f"budget={budget} is below the {least} entries that {compressor.name} needs for its protected tokens "
+            f"and its observation window, and a stream's cap is never exceeded; give budget={least} or more"
         )
 
 
 def check_turns(compressor: Compressor) -> None:
-    """Refuse methods that a conversation cannot be given to. Raises UnsupportedError."""
+    """Refuse methods that cannot run in a conversation. Raises UnsupportedError."""
     why = _unfit(compressor)
     if why is not None:
         raise UnsupportedError(
-            f"protocol=turns cuts every KV head back to the budget after each answer, and {compressor.name} {why}; leave it out, "
-            "or use protocol=query_aware"
+            f"protocol=turns cuts every KV head back to the budget after each answer, but {compressor.name} "
+            f"{why}; leave the method out, or use protocol=query_aware"
         )
 
 
 def _unfit(compressor: Compressor) -> str | None:
-    """Return why a method fits no stream, as the end of a sentence."""
+    """Return why a method cannot run on a stream, as the end of a sentence, or None."""
     decoding, needs = compressor.decoding, compressor.needs
     if compressor.resamples:
         return "evicts nothing"

@@ -1,9 +1,9 @@
-"""Compressed layer whose heads have different lengths, back to back: `[sum of lengths, D]`, without padding.
+"""Compressed layer whose heads have different lengths, stored back to back: `[sum of lengths, D]`, without padding.
 
-While a prompt is prefilled it is a `CompressedLayer` like any other. When what is kept differs in number between heads or
-rows it is folded: each head of each row becomes a sequence of its own, with slack behind it for new tokens, and attention
-reads these sequences where they stand, by torch's `varlen_attn`. That has kernels for CUDA devices in half precision only;
-elsewhere heads are padded (`compression/cache.py`).
+While a prompt is prefilled the layer works like any `CompressedLayer`. When heads or rows keep different numbers of
+entries it is folded: each head of each row becomes a sequence of its own, with slack for new tokens after it, and
+attention reads these sequences in place, by torch's `varlen_attn`. This function has kernels for CUDA devices in half
+precision only; elsewhere heads are padded (`compression/cache.py`).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
 
 
 def folds(place: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Return True where a kernel reads folded heads."""
+    """Tell whether the device has a kernel that reads folded heads."""
     return (
         dtype in DTYPES and head_dim % 8 == 0 and head_dim <= WIDEST_HEAD and devices.at(place).reads_heads_back_to_back
     )
 
 
 class VarlenLayer(CompressedLayer):
-    """One layer's entries for `B` sequences, without padding once `folded`.
+    """The entries of one layer for `B` sequences, without padding once `folded`.
 
     Sequence `b * Hkv + h` is head h of row b; there are N of them.
 
     Attributes:
-        folded: storage is `[slots, D]`, positions `[slots]`; `keys`, `values` and `positions` are copies then, padded.
-        stored: slots that are filled in the longest sequence.
+        folded: storage is `[slots, D]`, positions `[slots]`; `keys`, `values` and `positions` are then padded copies.
+        stored: filled slots of the longest sequence.
     """
 
     _heads: tuple[int, int]  # B, Hkv
     _lengths: list[int]  # entries of each sequence when it was folded
-    _slack: int  # slots behind each sequence; and how many of them are filled
+    _slack: int  # slots behind each sequence; `_appended` of them are filled
     _appended: int
     _starts: Tensor  # int32 [N + 1], where each sequence begins, and the end of the last one's slack
     _used: Tensor  # int32 [N], filled slots
@@ -60,14 +60,14 @@ class VarlenLayer(CompressedLayer):
     def retain(
         self, index: Tensor, reduce: Reduce | Sequence[Reduce], reserve: int | None = None, forget: int = 0
     ) -> None:
-        """See `CompressedLayer.retain`; folds where heads differ in length."""
+        """See `CompressedLayer.retain`; folds the layer if heads differ in length."""
         self._unfold()
         super().retain(index, reduce, reserve, forget)
         self._fold()
 
     @classmethod
     def from_rows(cls, rows: Sequence[tuple[Tensor, Tensor, Tensor | None]], seen: int, reserve: int) -> Self:
-        """See `CompressedLayer.from_rows`; folded where heads or rows differ in length."""
+        """See `CompressedLayer.from_rows`; the layer is folded if heads or rows differ in length."""
         layer = super().from_rows(rows, seen, reserve)
         layer._fold()
         return layer
@@ -100,7 +100,7 @@ class VarlenLayer(CompressedLayer):
         self.folded, self.ragged = False, True
 
     def _padded(self, flat: Tensor) -> Tensor:
-        """`[B, Hkv, stored + free slack, ...]` of a storage, padded on the left with zeros; positions with -1."""
+        """Return `[B, Hkv, stored + free slack, ...]` of a storage, padded on the left with zeros; positions with -1."""
         free = self._slack - self._appended
         made = flat.new_full((len(self._lengths), self.stored + free, *flat.shape[1:]), -1 if flat.ndim == 1 else 0)
         for one, start, length in zip(made, self._starts.tolist()[:-1], self._lengths, strict=True):
@@ -131,8 +131,8 @@ class VarlenLayer(CompressedLayer):
 
     # ------------------------------------------------------------------ decoding
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[B, Hkv, n, D]` keys and values of the next n tokens; once folded, returns them alone: `attention` reads
-        the others where they stand."""
+        """Append `[B, Hkv, n, D]` keys and values of the next n tokens. Once folded, return only these: `attention` reads
+        the others in place."""
         if not self.folded:
             return super().update(key_states, value_states, *args, **kwargs)
         n_new = key_states.shape[2]
@@ -167,18 +167,18 @@ class VarlenLayer(CompressedLayer):
         return kernel(query, self)
 
     def sequences(self) -> Sequences:
-        """Return the folded storage as the kernel reads it."""
+        """Return the folded storage in the form that the kernel reads."""
         return Sequences(self._key_storage, self._value_storage, self._starts, self._used, self.stored, self._heads)
 
     def _check(self, mask: Tensor) -> None:
-        """Raise UnsupportedError where a mask hides what is stored: everything that is not kept is gone, so that masks hide
-        nothing else, unless questions of several lengths were padded."""
+        """Raise UnsupportedError if a mask hides stored entries. Evicted entries are gone, so masks hide nothing, unless
+        questions of several lengths were padded."""
         places = self.slot_positions().flatten(1)
         visible = mask[:, 0, -1].expand(len(places), -1).gather(1, places.clamp_min(0))
         if bool((~visible & (places >= 0)).any()):
             raise UnsupportedError(
-                "the attention mask hides tokens of a question that is fed to reduced entries; feed questions of one length, "
-                "without padding"
+                "the attention mask hides tokens of a question that is fed to reduced entries; feed questions of "
+                "equal length, without padding"
             )
 
     def forget(self, count: int) -> None:
@@ -193,7 +193,9 @@ class VarlenLayer(CompressedLayer):
         self._fold()
 
     def drop(self, slots: Tensor) -> None:
-        raise UnsupportedError("a layer whose heads stand back to back evicts nothing while decoding")
+        raise UnsupportedError(
+            "a layer whose heads are stored back to back cannot evict while decoding; open the session with packs=False"
+        )
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         self._unfold()
@@ -210,7 +212,7 @@ class VarlenLayer(CompressedLayer):
         return (torch.tensor(self._lengths) + self._appended).unflatten(0, self._heads)
 
     def nbytes(self) -> tuple[int, int]:
-        """(bytes of entries, bytes of their positions)."""
+        """Return (bytes of entries, bytes of their positions)."""
         if not self.folded:
             return super().nbytes()
         assert self._position_storage is not None
@@ -229,8 +231,8 @@ class VarlenLayer(CompressedLayer):
         return (int(self.entries().sum()) + len(self._lengths) * (fed + 1)) * self.slot_nbytes
 
     def alone(self, row: int, slack: int) -> CompressedLayer:
-        """One row of what is folded as it would be stored alone, with so many free slots: a view, only to be counted, its
-        numbers are not in their places."""
+        """Return one row of a folded layer as it would be stored alone, with `slack` free slots. The result is a view for
+        counting only; its numbers are not in place."""
         heads = self._heads[1]
         row_heads = slice(row * heads, (row + 1) * heads)
         lengths = [length + self._appended for length in self._lengths[row_heads]]
@@ -254,10 +256,10 @@ class VarlenLayer(CompressedLayer):
 
 
 class Sequences(NamedTuple):
-    """Tensors of a layer whose N = B * Hkv heads stand one behind the other, as the kernel reads them.
+    """Tensors of a layer whose N = B * Hkv heads are stored one after the other, in the form that the kernel reads.
 
-    keys, values: `[slots, D]`; starts: int32 `[N + 1]`, where each begins; used: int32 `[N]`, its filled slots; longest: no
-    sequence has more; heads: B and Hkv.
+    keys, values: `[slots, D]`; starts: int32 `[N + 1]`, where each sequence begins; used: int32 `[N]`, filled slots of
+    each sequence; longest: most filled slots of a sequence; heads: B and Hkv.
     """
 
     keys: Tensor
@@ -269,10 +271,10 @@ class Sequences(NamedTuple):
 
 
 def attend(module: Any, query: Tensor, layer: Any, scaling: float, **_: Any) -> tuple[Tensor, None]:
-    """The kernel: each query sees its own head's entries, up to its own slot.
+    """Attend by the kernel: each query sees its own head's entries, up to its own slot.
 
     Args:
-        query: `[B, Hq, n, D]` of the n newest tokens. layer: with `sequences()`, which the new tokens are in already.
+        query: `[B, Hq, n, D]` of the n newest tokens. layer: its `sequences()` already include the new tokens.
 
     Returns:
         `[B, n, Hq, D]`, and no weights.
@@ -283,7 +285,7 @@ def attend(module: Any, query: Tensor, layer: Any, scaling: float, **_: Any) -> 
     read: Sequences = layer.sequences()
     (batch, heads), n_queries = read.heads, query.shape[2]
     queries = query.unflatten(1, (heads, -1)).transpose(2, 3).flatten(0, 1).flatten(0, 1)  # [N n, Hq / Hkv, D]
-    # Flash, whose kernel begins each sequence where it is told and reads no further than it is filled.
+    # Flash: its kernel takes the start and the filled length of each sequence, and reads no further.
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         output = varlen_attn(
             queries,

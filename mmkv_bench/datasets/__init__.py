@@ -1,1 +1,1 @@
-"""Datasets: what a run can ask, where the data lie, small data of our own making, and the tasks that lmms-eval lacks."""
+"""Datasets: tasks of a run, where their data are, small data made by this project, and tasks that lmms-eval lacks."""

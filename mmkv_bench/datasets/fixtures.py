@@ -1,7 +1,7 @@
-"""Small data of our own making in the upstream schema of each dataset, for `data=fixture`: one archive a dataset.
+"""Fixtures for `data=fixture`: small data made by this project in the upstream schema, one archive per dataset.
 
-An archive is laid out as `data.root=<folder>` expects it (see `local_data.py`): `data/<split>-*.parquet` with the upstream
-columns and types, and videos below `media/`, which stands for $HF_HOME. `python -m tools.fixtures` draws them.
+An archive has the layout that `data.root=<folder>` expects (see `local_data.py`): `data/<split>-*.parquet` with the upstream
+columns and types, and videos below `media/`, which replaces $HF_HOME. `python -m tools.fixtures` makes the archives.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ ARCHIVES = Path(__file__).parent / "fixture_data"
 
 @cache
 def names() -> tuple[str, ...]:
-    """Datasets that have a fixture, sorted."""
+    """Return the names of datasets that have a fixture, sorted."""
     return tuple(sorted(file.stem for file in ARCHIVES.glob("*.zip")))
 
 
 def folder(name: str) -> Path:
-    """The folder with the fixture of a dataset, unpacked once into the cache.
+    """Return the folder with a dataset's fixture; the first call unpacks it into the cache.
 
     Raises:
-        ConfigError: a dataset without a fixture. DataError: a cache that cannot be written.
+        ConfigError: the dataset has no fixture. DataError: the cache cannot be written.
     """
     if name not in names():
         raise ConfigError(
-            f"there is no fixture of dataset {name!r}; {nearest(name, names())}; choose one of these, or give the data "
+            f"dataset {name!r} has no fixture; {nearest(name, names())}; choose another dataset, or give the data "
             "with data.root=<folder>"
         )
     archive = ARCHIVES / f"{name}.zip"

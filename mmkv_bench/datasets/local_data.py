@@ -1,7 +1,7 @@
-"""A dataset's files in a local folder: those of one configuration and split, laid out as hub repositories lay them out.
+"""Find and check a dataset's files in a local folder, for one configuration and split.
 
-A folder may be a clone of the upstream repository (its README.md says which files are which split), one written by
-`DatasetDict.save_to_disk`, or simply `data/<split>-*.parquet`. Splits keep their upstream names, whatever they are.
+The folder may be a clone of the upstream repository (its README.md maps files to splits), a folder written by
+`DatasetDict.save_to_disk`, or simply `data/<split>-*.parquet`. Splits keep their upstream names.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from mmkv_bench.errors import MissingDataError
 if TYPE_CHECKING:
     import datasets
 
-MEDIA = "media"  # below a dataset's folder; stands for $HF_HOME, where tasks look for videos
+MEDIA = "media"  # subfolder of a dataset's folder; replaces $HF_HOME, where tasks look for videos
 SAVED = "dataset_dict.json"
 SYNONYMS = (("validation", "val", "valid", "dev"), ("test", "testing", "eval", "evaluation"), ("train", "training"))
 OTHER_FILES = ("*.json", "*.jsonl", "*.csv", "*.arrow", "*.txt")  # left to the builders of `datasets`
-OTHER_MEDIA = ("video", "audio")  # in the names of columns whose {bytes, path} are no pictures
+OTHER_MEDIA = ("video", "audio")  # words in names of columns whose {bytes, path} are not pictures
 
 
 @dataclass(frozen=True)
 class LocalFiles:
     """Files of one split.
 
-    kind    `parquet`: `files` are its parts; `saved`: the folder is of save_to_disk; `other`: `datasets` finds out
+    kind    `parquet`: `files` are the parquet parts; `saved`: save_to_disk wrote the folder; `other`: `datasets` detects
+            the format
     """
 
     folder: Path
@@ -37,7 +38,7 @@ class LocalFiles:
     files: tuple[Path, ...] = ()
 
     def source(self) -> dict[str, Any]:
-        """The keys of a task's YAML that make it read these files."""
+        """Return the keys for a task's YAML that make the task read these files."""
         if self.kind == "parquet":
             files = {self.split: [str(file) for file in self.files]}
             return {"dataset_path": "parquet", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
@@ -46,18 +47,18 @@ class LocalFiles:
 
 
 def media_root(folder: Path) -> str | None:
-    """The folder that stands for $HF_HOME, if the dataset brings one."""
+    """Return the dataset's `media` folder, which replaces $HF_HOME; None if the dataset has no such folder."""
     return str(folder / MEDIA) if (folder / MEDIA).is_dir() else None
 
 
 def find(folder: Path, config: str | None, split: str) -> LocalFiles:
-    """The files of a split.
+    """Find the files of a split.
 
     Args:
-        config: the upstream configuration (`dataset_name` of a task), None where there is one only.
+        config: the upstream configuration (`dataset_name` of a task); None if the dataset has only one.
 
     Raises:
-        MissingDataError: an empty folder, or one with other splits only.
+        MissingDataError: the folder is empty, or has only other splits.
     """
     if (folder / SAVED).is_file():
         splits = [str(name) for name in json.loads((folder / SAVED).read_text()).get("splits", [])]
@@ -73,16 +74,16 @@ def find(folder: Path, config: str | None, split: str) -> LocalFiles:
     if any(next(folder.rglob(pattern), None) for pattern in OTHER_FILES):
         return LocalFiles(folder, split, "other")
     raise MissingDataError(
-        f"{folder} holds no data files; put data/{split}-00000-of-00001.parquet in the upstream schema there, or a "
+        f"{folder} has no data files; put data/{split}-00000-of-00001.parquet in the upstream schema there, or a "
         "clone of the upstream repository"
     )
 
 
 def columns(files: Sequence[Path]) -> list[str]:
-    """Column names of parquet files, from their footers.
+    """Return the column names of parquet files, read from the footers.
 
     Raises:
-        MissingDataError: a file that is truncated or no parquet file, or files that disagree.
+        MissingDataError: a file is truncated or not parquet, or two files have different columns.
     """
     import pyarrow.parquet as pq
 
@@ -93,41 +94,41 @@ def columns(files: Sequence[Path]) -> list[str]:
         except Exception as error:
             reason = str(error).splitlines()[0].split(". ")[0].rstrip(".")
             raise MissingDataError(
-                f"{file} is truncated or no parquet file ({reason}); copy or download it again"
+                f"{file} is truncated or not a parquet file ({reason}); copy or download it again"
             ) from error
     first = files[0]
     for file, names in names_of.items():
         if set(names) != set(names_of[first]):
             odd = sorted(set(names) ^ set(names_of[first]))
             raise MissingDataError(
-                f"{file} and {first.name} differ in columns {', '.join(odd)}; give files of one version"
+                f"{file} and {first.name} differ in columns {', '.join(odd)}; give files of the same version"
             )
     return names_of[first]
 
 
 def require_columns(dataset: str, wanted: Iterable[str], present: Iterable[str]) -> None:
-    """Raise MissingDataError that names the columns which the task reads and the data have not."""
+    """Raise MissingDataError if columns that the task reads are missing from the data; the message names them."""
     present = list(present)
     missing = [name for name in wanted if name not in present]
     if missing:
         raise MissingDataError(
-            f"the data of {dataset} lack column{'s' * (len(missing) > 1)} {', '.join(missing)}, which its task reads; "
-            f"they have {', '.join(present)}; give data in the upstream schema"
+            f"the data of {dataset} lack column{'s' * (len(missing) > 1)} {', '.join(missing)}, which the task reads; "
+            f"the data have {', '.join(present)}; give data in the upstream schema"
         )
 
 
 def count_rows(files: Sequence[Path]) -> int:
-    """Rows of parquet files, from their footers."""
+    """Count the rows of parquet files, from the footers."""
     import pyarrow.parquet as pq
 
     return sum(pq.read_metadata(file).num_rows for file in files)
 
 
 def require_readable(files: LocalFiles) -> None:
-    """Read what tells a damaged file from a whole one: the first and the last rows of parquet files, all of JSON files.
+    """Read enough of each file to detect damage: the first and last row groups of parquet files, JSON files entirely.
 
     Raises:
-        MissingDataError: a file whose rows cannot be read.
+        MissingDataError: the rows of a file cannot be read.
     """
     import pyarrow.parquet as pq
 
@@ -143,7 +144,7 @@ def require_readable(files: LocalFiles) -> None:
             json.loads(file.read_text())
         except ValueError as error:
             lines = [line for line in file.read_text(errors="replace").split("\n") if line.strip()]
-            if not lines or any(_is_damaged(line) for line in (lines[0], lines[-1])):  # JSON Lines under that name
+            if not lines or any(_is_damaged(line) for line in (lines[0], lines[-1])):  # may be JSON Lines
                 raise _damaged(file, error) from error
 
 
@@ -161,16 +162,16 @@ def _damaged(file: Path, error: Exception) -> MissingDataError:
 
 
 def require_rows(files: LocalFiles, rows: int | None) -> None:
-    """Raise MissingDataError for a split whose number of `rows` is known to be 0."""
+    """Raise MissingDataError if `rows`, the split's number of rows, is 0; None is an unknown number."""
     if rows == 0:
         raise MissingDataError(f"split {files.split} of {files.folder} has no rows; give the upstream files")
 
 
 def picture_features(files: Sequence[str]) -> datasets.Features | None:
-    """Features that make pictures of the columns which hold them as plain {bytes, path}, or as lists of these.
+    """Return features that decode columns of plain {bytes, path}, or lists of them, as pictures.
 
-    Files that `datasets` wrote say which columns are pictures; those of pandas or pyarrow do not, and the task would get
-    dicts. None where every such column is declared. As in `datasets`, the first file's schema is that of all.
+    Files written by `datasets` declare their picture columns. Files written by pandas or pyarrow do not, so the task
+    would get dicts. Return None if no column has to be changed. As in `datasets`, the first file's schema holds for all.
     """
     import pyarrow.parquet as pq
     from datasets import Features, Image, List
@@ -195,7 +196,7 @@ def _holds_picture(feature: Any) -> bool:
 
 
 def _listed(folder: Path, config: str | None, split: str) -> list[Path]:
-    """Files that the front matter of README.md names for the split."""
+    """Return the files that the front matter of README.md lists for the split."""
     import yaml
 
     readme = folder / "README.md"
@@ -220,7 +221,7 @@ def _listed(folder: Path, config: str | None, split: str) -> list[Path]:
 
 
 def _named(folder: Path, config: str | None, split: str) -> list[Path]:
-    """Files whose names tell the split; those of the configuration's own folder first, exact names before synonyms."""
+    """Return files whose names contain the split: exact names before synonyms, the configuration's folder before others."""
     bases = [folder / config, folder / "data" / config] if config else []
     bases += [folder / "data", folder]
     for name in (split, *(word for group in SYNONYMS if split in group for word in group)):
@@ -234,6 +235,6 @@ def _named(folder: Path, config: str | None, split: str) -> list[Path]:
 
 def _no_split(folder: Path, split: str, others: Sequence[str]) -> str:
     return (
-        f"{folder} has no split {split!r}; it has {', '.join(others) or 'none'}; choose one of these with "
+        f"{folder} has no split {split!r}; allowed: {', '.join(others) or 'none'}; choose a split with "
         "datasets.<name>.split=..., or add the files of the split"
     )

@@ -1,4 +1,4 @@
-"""lmms-eval's chat messages in the Hugging Face chat format, with the media beside them, and the prompt's hash."""
+"""Convert lmms-eval's chat messages to the Hugging Face chat format, with media in separate lists, and hash the prompt."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
-WORD = "<image>"  # what datasets write where an image stands
+WORD = "<image>"  # a dataset's placeholder for an image in a text
 
 
 class Conversation(NamedTuple):
-    """Messages with placeholders, and the media that take the places in reading order."""
+    """Messages with placeholders, and the media that fill the placeholders in reading order."""
 
     messages: list[dict[str, Any]]
     images: list[Image.Image]
@@ -31,8 +31,8 @@ class Conversation(NamedTuple):
 def to_prompt(messages: Sequence[dict[str, Any]], task: str) -> Conversation:
     """Turn the result of a task's `doc_to_messages` ({"role", "content": text or parts}) into a `Conversation`.
 
-    Images become RGB; an image or video given by its path must be a local file.
-    Raises DataError for media that are missing or broken, UnsupportedError for audio and unknown parts.
+    Images become RGB. A path of an image or video must be a local file.
+    Raises DataError for missing or broken media, UnsupportedError for audio and unknown types of parts.
     """
     images: list[Image.Image] = []
     videos: list[Any] = []
@@ -56,7 +56,7 @@ def _part(part: dict[str, Any], images: list, videos: list, task: str) -> dict[s
     elif kind == "video":
         videos.append(_video(medium, part, task))
     else:
-        raise UnsupportedError(f"task {task} sends a message part of type {kind!r}; text, image and video can be sent")
+        raise UnsupportedError(f"task {task} sends a message part of type {kind!r}; allowed: text, image, video")
     return {"type": kind}
 
 
@@ -65,7 +65,7 @@ def _image(medium: Any, task: str) -> Image.Image:
 
     try:
         image = Image.open(medium) if isinstance(medium, str | os.PathLike) else medium
-        image.load()  # a file opened by its path decodes here, not where its pixels are first needed
+        image.load()  # decode a file now, not when its pixels are first needed
         return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, AttributeError) as error:
         shown = os.path.basename(medium) if isinstance(medium, str) else type(medium).__name__
@@ -73,12 +73,12 @@ def _image(medium: Any, task: str) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    """Without the path, which is a machine's."""
+    """Return the error's text without the path, which differs between machines."""
     return getattr(error, "strerror", None) or str(error).partition(" '")[0] or type(error).__name__
 
 
 def stated(error: BaseException) -> str:
-    """An exception in words that are the same in every run: without addresses of objects in memory."""
+    """Return an exception's text without memory addresses, so that the text is the same in every run."""
     from PIL import UnidentifiedImageError
 
     if isinstance(error, UnidentifiedImageError):
@@ -87,9 +87,9 @@ def stated(error: BaseException) -> str:
 
 
 def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
-    """A path, {"video": path, "start_time", "end_time"} with the times that are given, or frames.
+    """Return the video as a path, as frames, or as {"video": path, "start_time", "end_time"} if a time is given.
 
-    lmms-eval gives the times beside the path (start_time) or in a dict with it (video_start).
+    lmms-eval gives the times either beside the path (start_time) or in a dict with the path (video_start).
     """
     fields = dict(part)
     if isinstance(medium, dict):
@@ -99,7 +99,7 @@ def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
         raise UnsupportedError(f"task {task} sends a video without a path (keys: {', '.join(sorted(fields))})")
     if isinstance(medium, str) and not os.path.isfile(medium):
         raise DataError(
-            f"task {task}: video {os.path.basename(medium)} is not there; put the task's videos where its YAML expects them"
+            f"task {task}: video {os.path.basename(medium)} is missing; put the videos into the folder that the task's YAML names"
         )
     times = {"start_time": ("start_time", "video_start"), "end_time": ("end_time", "video_end")}
     values = {key: [fields[name] for name in names if fields.get(name) is not None] for key, names in times.items()}
@@ -108,14 +108,14 @@ def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
 
 
 def with_placeholders(prompt: Conversation, use: str | None, dataset: str) -> Conversation:
-    """A prompt whose text says `<image>`, with that word taken for what the dataset means by it.
+    """Return the prompt with the placeholder `<image>` in its texts replaced or removed.
 
     Args:
-        use: `interleave`: each word becomes the place of the message's next image; a message without the word keeps its
-            images where they are. `remove`: the word goes, images stay. None: the prompt as it is.
+        use: `interleave`: the message's next image takes the place of each placeholder; images of a message without
+            placeholders stay in place. `remove`: placeholders are removed, images stay in place. None: nothing changes.
 
     Raises:
-        DataError: `interleave` and another number of words than of images in a message.
+        DataError: `use` is `interleave`, and a message has a different number of placeholders than of images.
     """
     if use is None:
         return prompt
@@ -135,8 +135,8 @@ def _interleaved(parts: Sequence[dict[str, Any]], dataset: str) -> list[dict[str
         return list(parts)
     if words != images:
         raise DataError(
-            f"the text says {WORD} {words} times and comes with {images} images, so that their places are unknown; "
-            f"datasets.{dataset}.placeholders=remove puts images before a text without the word"
+            f"the text has {WORD} {words} times but comes with {images} images, so their positions are unknown; set "
+            f"datasets.{dataset}.placeholders=remove to put the images before the text"
         )
     interleaved = []
     for part in parts:
@@ -149,11 +149,12 @@ def _interleaved(parts: Sequence[dict[str, Any]], dataset: str) -> list[dict[str
 
 
 def with_question(messages: Sequence[dict[str, Any]], context: str, question: str) -> list[dict[str, Any]]:
-    """Return messages with another text behind the context: behind the end of `context`, or behind the last image or video
-    where it is empty.
+    """Return the messages with the text after the document replaced by `question`.
+
+    The document ends with the text `context` in the last message, or with the last image or video there.
 
     Raises:
-        DataError: the messages have no such place, or further turns follow it.
+        DataError: the last message has neither.
     """
     turns = [dict(turn, content=list(turn["content"])) for turn in messages]
     parts = turns[-1]["content"]
@@ -167,15 +168,15 @@ def with_question(messages: Sequence[dict[str, Any]], context: str, question: st
             turns[-1]["content"] = [*parts[:place], {"type": "text", "text": part["text"][:end] + question}]
             return turns
     raise DataError(
-        "the last message has neither the document's text nor an image or video that a question could follow"
+        "the last message has neither the document's text nor an image or video, so its question cannot be replaced"
     )
 
 
 def question_text(messages: Sequence[dict[str, Any]], context: str) -> str:
-    """Return the text that `with_question` would replace: all of it behind the context.
+    """Return the text that `with_question` would replace: everything after the document.
 
     Raises:
-        DataError: the messages have no such place, or further parts follow the text.
+        DataError: the last message does not end with one text after the document.
     """
     parts = messages[-1]["content"]
     if parts and parts[-1]["type"] == "text":
@@ -185,15 +186,15 @@ def question_text(messages: Sequence[dict[str, Any]], context: str) -> str:
         if len(parts) > 1 and parts[-2]["type"] != "text":
             return text
     raise DataError(
-        "the last message does not end with one text behind the document's text or behind an image or video, so its question "
-        "cannot be told from its document"
+        "the last message does not end with one text after the document's text or after an image or video, so its question "
+        "cannot be separated from its document"
     )
 
 
 def prompt_hash(prompt: Conversation) -> str:
-    """sha256 (hex) over the messages' text and placeholders and the size and pixels of every image.
+    """Return a sha256 (hex) over the messages' text and placeholders and the size and pixels of every image.
 
-    A video given as a path counts by the content of its file, whatever its name and place; decoded frames by their values.
+    For a video given as a path the file's content is hashed, not its name or folder. For decoded frames the values are.
     """
     digest = hashlib.sha256(json.dumps(prompt.messages, sort_keys=True).encode())
     for image in prompt.images:
@@ -221,6 +222,6 @@ def _video_bytes(video: Any) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def _file_digest(path: str, state: State) -> bytes:
-    """sha256 of a file's content; read once while its state stays."""
+    """Return the sha256 of a file's content; the file is read once per `state`."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").digest()

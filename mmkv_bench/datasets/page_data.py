@@ -1,6 +1,7 @@
 """The pages tasks as local datasets: rendered at first use, cached, the same on every machine.
 
-A chunk of samples is a folder with one Arrow table and its checksum, which appears by one rename."""
+A chunk of samples is a folder with one Arrow table and the table's checksum. One rename publishes the complete folder.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 LAYOUT = 1  # version of the cached files
-CHUNK = 25  # samples a file; small enough that a run with a small limit starts at once
+CHUNK = 25  # samples per file; small enough that a run with a small limit starts at once
 FROZEN = Path(__file__).with_name("frozen_pages.json")  # see tools/freeze_pages.py
 GENERATOR_MODULES = ("pages", "layout", "glyphs", "handwriting", "splits", "vocabulary")
 GENERATOR_LIBRARIES = ("numpy", "pillow", "matplotlib", "scikit-learn")
@@ -40,11 +41,11 @@ TEXT_COLUMNS = ("sample_id", "cluster", "kind", "question", "answer", "prompt_ha
 
 
 def load(name: str, split: str, count: int) -> datasets.Dataset:
-    """The first `count` samples of a pages task, for example `pages_walk_small`; split is `test` or `dev`.
+    """Load the first `count` samples of a pages task, for example `pages_walk_small`; split is `test` or `dev`.
 
-    Columns: TEXT_COLUMNS and `images`. Chunks that are missing are rendered (about 25 ms a small and 60 ms a large
-    sample). Raises DataError when a cached file is not what its checksum says, when a test page is not the frozen one
-    and when nothing can be written.
+    Columns: TEXT_COLUMNS and `images`. Missing chunks are rendered (about 25 ms per small and 60 ms per large sample).
+    Raises DataError if a cached file does not match its checksum, if a page differs from the frozen page, or if nothing
+    can be written.
     """
     import datasets
     from tqdm import tqdm
@@ -62,7 +63,7 @@ def load(name: str, split: str, count: int) -> datasets.Dataset:
             )
             first = chunk.number * CHUNK
             raise DataError(
-                f"{split} pages {first} to {first + CHUNK - 1} of {name} are not the frozen ones ({versions} drew them); "
+                f"{split} pages {first} to {first + CHUNK - 1} of {name} differ from the frozen pages ({versions} drew them); "
                 "install the versions of the lock file or, if the pages were changed on purpose, freeze them again: "
                 "python -m tools.freeze_pages"
             )
@@ -70,29 +71,30 @@ def load(name: str, split: str, count: int) -> datasets.Dataset:
 
 
 def fingerprint(name: str, split: str) -> str:
-    """Digest (hex) of the content of the first chunk: another generator gives another one, a larger limit does not.
+    """Return the digest (hex) of the first chunk's content, which depends on the generator and not on the limit.
 
-    Of frozen pages it is known without drawing them, since `load` refuses any others."""
+    For frozen pages nothing is drawn: `load` refuses pages with another digest.
+    """
     frozen = frozen_digests().get(frozen_name(name, split))
     return frozen[0] if frozen else content_digest(load(name, split, CHUNK).remove_columns("images").to_list())
 
 
 def named(name: str, split: str, count: int) -> list[tuple[str, str]]:
-    """Id and kind of the first `count` samples of a pages task, in order, without drawing one."""
+    """Return id and kind of the first `count` samples of a pages task, in order, without drawing pages."""
     task, size = page_task(name)
     places = [place(task, position) for position in range(count)]
     return [(f"{kind}-{size}-{split}-{index:06d}", kind) for kind, index in places]
 
 
 def folder(name: str, split: str) -> Path:
-    """Folder of the chunks: other code or other libraries that draw the pages have a folder of their own."""
+    """Return the folder of the chunks; it differs for other code or other versions of the libraries that draw the pages."""
     identity = hashlib.sha256(json.dumps([LAYOUT, CHUNK, generator()]).encode()).hexdigest()[:12]
     return cache_dir() / "pages" / identity / f"{name}-{split}"
 
 
 @cache
 def generator() -> dict[str, str]:
-    """Identity of the generator: a digest of its source and the versions of the libraries it draws with."""
+    """Return the generator's identity: a digest of its source, and the versions of the libraries that it draws with."""
     source = hashlib.sha256()
     for module in GENERATOR_MODULES:
         source.update((Path(mmkv_bench.tiny.__file__).parent / f"{module}.py").read_bytes())
@@ -102,7 +104,7 @@ def generator() -> dict[str, str]:
 
 
 def chunk_samples(name: str, split: str, number: int) -> list[Sample]:
-    """The samples of one chunk, drawn anew."""
+    """Draw the samples of one chunk."""
     from mmkv_bench.tiny.pages import make_sample
 
     task, size = page_task(name)
@@ -111,7 +113,7 @@ def chunk_samples(name: str, split: str, number: int) -> list[Sample]:
 
 
 def to_row(sample: Sample) -> dict[str, Any]:
-    """A sample's columns, with PIL images, and the hash of the prompt that lmms-eval will make of it."""
+    """Return a sample's columns, with PIL images and the hash of the prompt that lmms-eval will make of the sample."""
     content = [{"type": "image"} for _ in sample.images] + [{"type": "text", "text": sample.question}]
     prompt = Conversation([{"role": "user", "content": content}], sample.images, [])
     return {
@@ -126,18 +128,18 @@ def to_row(sample: Sample) -> dict[str, Any]:
 
 
 def content_digest(rows: list[dict[str, Any]]) -> str:
-    """Digest (hex) of questions, answers and pixels (by prompt_hash); the encoding of the images has no part in it."""
+    """Return a digest (hex) of questions, answers and pixels (through prompt_hash), not of the images' encoding."""
     return hashlib.sha256(json.dumps([[row[column] for column in TEXT_COLUMNS] for row in rows]).encode()).hexdigest()
 
 
 @cache
 def frozen_digests() -> dict[str, list[str]]:
-    """Content digests of the frozen pages: `frozen_name` -> one digest per chunk; of dev pages of the first one."""
+    """Map each `frozen_name` to its content digests, one per chunk; dev pages have only the first chunk's."""
     return json.loads(FROZEN.read_text())
 
 
 def frozen_name(name: str, split: str) -> str:
-    """Name under which the digests of a task's split stand: the task's own for test pages."""
+    """Return the key of a split in `frozen_digests`: the task's name for test pages."""
     return name if split == "test" else f"{name}_{split}"
 
 
@@ -164,7 +166,7 @@ ABANDONED = 3600.0  # seconds after which an unfinished chunk of a killed proces
 
 @dataclass(frozen=True)
 class DataChunk:
-    """DataChunk `number` (from 0) below `parent`. Several processes may publish the same chunk side by side."""
+    """Chunk `number` (from 0) in the folder `parent`. Several processes may publish the same chunk at once."""
 
     parent: Path
     number: int
@@ -175,13 +177,13 @@ class DataChunk:
         return self.parent / f"{self.number:05d}"
 
     def exists(self) -> bool:
-        """Return True where it was published."""
+        """Tell whether the chunk was published."""
         return self.path.exists()
 
     def publish(self, table: pa.Table, manifest: dict[str, Any]) -> None:
-        """Write the table and a manifest with its checksum into a folder, then rename that: the first to rename wins.
+        """Write the table and a manifest with its checksum into a new folder, then rename it; the first process wins.
 
-        Equal tables give equal bytes. Raises DataError when nothing can be written.
+        Equal tables give equal bytes. Raises DataError if nothing can be written.
         """
         import pyarrow as pa
 
@@ -204,13 +206,13 @@ class DataChunk:
                 return
             raise DataError(
                 f"{self.parent} cannot be written ({error.strerror}); make room there, or set MMKV_BENCH_CACHE to a "
-                "folder that can be written"
+                "writable folder"
             ) from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
 
     def verified(self) -> Path:
-        """The table's path, after reading it against its checksum. Raises DataError when they do not agree."""
+        """Check the table against its checksum and return its path. Raises DataError if they do not agree."""
         remedy = f"delete {self.path} and run again"
         try:
             manifest = json.loads((self.path / MANIFEST).read_text())

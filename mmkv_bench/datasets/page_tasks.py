@@ -1,4 +1,4 @@
-"""Kinds of question that each pages task mixes, in order. Imports nothing heavy."""
+"""The pages tasks, with the kinds of question that each task mixes, in order. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ DEFAULT_COUNT = 500
 
 
 def lmms_eval_name(task: str, size: str) -> str:
-    """Name of the lmms-eval task (and of its YAML file) for a pages task at a size."""
+    """Return the name of the lmms-eval task (and of its YAML file) for a pages task at a size."""
     return f"{task}_{size}"
 
 
 def page_task(name: str) -> tuple[str, str]:
-    """The pages task and size behind an lmms-eval task name: `pages_walk_small` -> (`pages_walk`, `small`)."""
+    """Split an lmms-eval task name into pages task and size: `pages_walk_small` -> (`pages_walk`, `small`)."""
     task, _, size = name.rpartition("_")
     if task not in PAGE_TASKS or size not in SIZES:
         raise KeyError(name)
@@ -41,6 +41,6 @@ def page_task(name: str) -> tuple[str, str]:
 
 
 def place(task: str, position: int) -> tuple[str, int]:
-    """Kind and index within that kind of the sample at `position` (from 0) of a pages task."""
+    """Return the kind of the sample at `position` (from 0) of a pages task, and the sample's index within that kind."""
     kinds = PAGE_TASKS[task]
     return kinds[position % len(kinds)], position // len(kinds)

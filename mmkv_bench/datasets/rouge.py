@@ -1,14 +1,14 @@
-"""ROUGE-L as the PyPI package `rouge` 1.0.1 computes it, which MileBench, Elastic-Cache and PrefixKV score with.
+"""ROUGE-L as the PyPI package `rouge` 1.0.1 computes it. MileBench, Elastic-Cache and PrefixKV score with this package.
 
-It is not the ROUGE-L of Lin (2004) on token sequences. What it does instead, all of it kept here:
-- A text is cut into sentences at every period; words are what white space separates, compared as they are. White space
+The package differs from the ROUGE-L of Lin (2004) on token sequences, and this file keeps every difference:
+- A text is cut into sentences at every period. Words are separated by white space and compared unchanged. White space
   between two periods is a sentence of one empty word.
 - Words count once: lengths are numbers of different words, and an LCS counts its different words.
-- Several sentences: the LCS of each pair of a reference sentence and an answer's sentence are united as sets of words.
-- Of several longest common subsequences, the one is taken that is found going backwards and leaving out a word of the
-  answer where either text's word may be left out; it decides which words are counted where a word stands twice.
+- Several sentences: each reference sentence has an LCS with each answer sentence; the union of these as sets of words counts.
+- Several longest common subsequences: one is chosen by going backwards; if the word of either text may be left out, the
+  answer's word is. This choice decides which words count when a word occurs twice.
 
-tests/datasets/test_rouge.py holds it to numbers of the package and to a slower reference.
+tests/datasets/test_rouge.py compares this file with numbers of the package and with a slower reference.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ EPSILON = 1e-8  # the package adds it to precision + recall
 
 
 def rouge_l(answer: str, reference: str) -> float:
-    """F-measure, 0 to 1 (an exact copy gives 1 - 5e-9). 0 for nothing and for periods alone, which the package refuses."""
+    """Return the F-measure, 0 to 1 (an exact copy gives 1 - 5e-9).
+
+    An empty text or periods alone give 0; the package refuses them.
+    """
     answers, references = _sentences(answer), _sentences(reference)
     answer_words = {word for sentence in answers for word in sentence}
     reference_words = {word for sentence in references for word in sentence}
@@ -38,7 +41,7 @@ def _sentences(text: str) -> list[list[str]]:
 
 
 def _common_words(reference: Sequence[str], answer: Sequence[str]) -> set[str]:
-    """The different words of the longest common subsequence."""
+    """Return the different words of the longest common subsequence."""
     lengths = [[0] * (len(answer) + 1)]  # lengths[i][j]: LCS of the first i words and the first j words
     for word in reference:
         above, row = lengths[-1], [0]

@@ -1,4 +1,4 @@
-"""Sources of a task's data, checked without lmms-eval, so that a refusal costs no import of it: folders, the hub, its cache."""
+"""Locate and check a task's data in local folders, on the hub and in the hub's cache, without importing lmms-eval."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from mmkv_bench.datasets.specs import TaskSpec
 from mmkv_bench.datasets.task_yaml import plain_config, task_file
 from mmkv_bench.errors import MissingDataError
 
-LOCAL_BUILDERS = {"arrow", "csv", "imagefolder", "json", "parquet", "text", "videofolder"}  # of files named in the YAML
+LOCAL_BUILDERS = {"arrow", "csv", "imagefolder", "json", "parquet", "text", "videofolder"}  # for files in the YAML
 
 
 def reads_itself(config: Mapping[str, Any]) -> Any:
-    """The loader of a task of ours whose data `datasets` cannot load: `metadata.read` of its YAML; None for others."""
+    """Return `metadata.read` of a task's YAML, the loader of data that `datasets` cannot load; None if there is none."""
     metadata = config.get("metadata")
     return metadata.get("read") if isinstance(metadata, Mapping) else None
 
 
 def of_hub(dataset_path: str) -> bool:
-    """Return True where a YAML's `dataset_path` is a repository of the hub."""
+    """Tell whether a YAML's `dataset_path` is a repository of the hub."""
     return dataset_path not in LOCAL_BUILDERS and not Path(dataset_path).expanduser().exists()
 
 
 def preflight(spec: TaskSpec) -> None:
-    """Refuse data that cannot be had as they are, before lmms-eval or a model is imported.
+    """Check that a task's data are available, before lmms-eval or a model is imported.
 
     Raises:
-        MissingDataError: see `source` and `require_upstream`. ConfigError: a task that does not exist.
+        MissingDataError: see `source` and `require_upstream`. ConfigError: the task does not exist.
     """
     if not spec.is_pages:
         path = task_file(spec)
@@ -40,7 +40,7 @@ def preflight(spec: TaskSpec) -> None:
 
 
 def local_rows(spec: TaskSpec) -> int | None:
-    """Rows of a task's split where its data are local parquet files, from their footers; None for others.
+    """Count the rows of a task's split if its data are local parquet files, from the footers; return None for other data.
 
     Raises:
         MissingDataError: see `source`.
@@ -55,13 +55,14 @@ def local_rows(spec: TaskSpec) -> int | None:
 
 
 def source(spec: TaskSpec, path: Path) -> dict[str, Any]:
-    """The keys that make a task's YAML read the data that `spec` names; none where it reads its own.
+    """Return the YAML keys that make a task read `spec.dataset_path`; no keys if the task keeps its own source.
 
     Args:
-        path: the YAML file.
+        path: the task's YAML file.
 
     Raises:
-        MissingDataError: data that are not there, of another split, truncated, without a column, rows or without videos.
+        MissingDataError: the data or their videos are missing, have no rows or not this split, lack a column, or are
+            truncated.
     """
     if spec.is_pages or not spec.dataset_path:
         return {}
@@ -80,18 +81,20 @@ def source(spec: TaskSpec, path: Path) -> dict[str, Any]:
         local_data.require_columns(spec.dataset, spec.columns, local_data.columns(files.files))
         local_data.require_rows(files, local_data.count_rows(files.files))
     media = videos(spec.media_root, config.get("dataset_kwargs") or {})
-    if media is not None and not media.is_dir():  # one video that is missing is its sample's
+    if media is not None and not media.is_dir():  # a single missing video fails its sample only
         wanted = Path(str(spec.dataset_path)) / local_data.MEDIA / media.name
         raise MissingDataError(
-            f"the videos of {spec.dataset} are expected in {media}, which is not there; put them into {wanted}, or set "
-            "HF_HOME to the folder that holds them"
+            f"the folder {media} with the videos of {spec.dataset} is missing; put the videos into {wanted}, or set "
+            "HF_HOME to the folder that contains them"
         )
     return files.source()
 
 
 def data_files(spec: TaskSpec) -> list[Path]:
-    """The local files that a task's rows are read from, sorted, media that rows name by path not among them; none for
-    embedded pages and repositories of the hub. Raises what `source` raises."""
+    """Return the local files that a task's rows are read from, sorted, without media that rows name by path.
+
+    The list is empty for embedded pages and repositories of the hub. Raises what `source` raises.
+    """
     if spec.is_pages:
         return []
     path = task_file(spec)
@@ -113,7 +116,7 @@ def data_files(spec: TaskSpec) -> list[Path]:
 
 
 def _leaves(value: Any) -> Iterator[str]:
-    """The texts in nested lists and mappings."""
+    """Yield the strings in nested lists and mappings."""
     if isinstance(value, Mapping | list | tuple):
         for part in value.values() if isinstance(value, Mapping) else value:
             yield from _leaves(part)
@@ -122,16 +125,16 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def _matching(base: Path, name: str) -> list[Path]:
-    """Files that a name or pattern of a YAML means."""
+    """Return the files that a name or a glob pattern of a YAML matches."""
     pattern = str(base / Path(name).expanduser())
     return [Path(pattern)] if os.path.exists(pattern) else [Path(file) for file in glob.glob(pattern, recursive=True)]
 
 
 def require_upstream(spec: TaskSpec, path: Path) -> bool:
-    """Refuse a task without local data whose own cannot be had; return whether it takes them from the hub.
+    """Tell whether a task takes its data from the hub, after checking that they are available.
 
     Raises:
-        MissingDataError: a repository that the hub does not give and no cache has, or files that only people can get.
+        MissingDataError: the repository is neither in a cache nor on the hub, or the files must be fetched by hand.
     """
     config = plain_config(path)
     repository = str(config.get("dataset_path"))
@@ -139,43 +142,43 @@ def require_upstream(spec: TaskSpec, path: Path) -> bool:
         return False
     if reads_itself(config):
         obtain = str(config["metadata"].get("obtain") or "").strip()
-        if not obtain:  # it writes its own
+        if not obtain:  # the task makes its data
             return False
         raise MissingDataError(
-            f"task {spec.name} reads its data from local folders only: {obtain}, or "
+            f"task {spec.name} reads its data from local folders only: {obtain}, or give the folder with "
             f"datasets.{spec.dataset}.dataset_path=<folder>"
         )
     if not of_hub(repository):
         return False
     why = refusal(repository, spec.offline)
     if why is not None:
-        trial = ", or take data=fixture for a trial" if spec.dataset in fixtures.names() else ""
+        trial = ", or try with data=fixture" if spec.dataset in fixtures.names() else ""
         raise MissingDataError(
-            f"the data of {spec.dataset} cannot be had: {why}; or give them with data.root=<folder>{trial}"
+            f"the data of {spec.dataset} are not available: {why}; or give them with data.root=<folder>{trial}"
         )
     return True
 
 
 def videos(media_root: str | None, kwargs: Mapping[str, Any]) -> Path | None:
-    """The folder in which a task looks for its videos, by the `dataset_kwargs` of its YAML; None for tasks without."""
+    """Return the folder in which a task looks for its videos, by its YAML's `dataset_kwargs`; None if it has no videos."""
     if not kwargs.get("video") or not kwargs.get("cache_dir"):
         return None
     return home(media_root) / str(kwargs["cache_dir"]).strip()
 
 
 def home(media_root: str | None) -> Path:
-    """The value of HF_HOME while a task runs."""
+    """Return the value of HF_HOME while a task runs."""
     from huggingface_hub import constants
 
     return Path(media_root or os.environ.get("HF_HOME") or constants.HF_HOME).expanduser()
 
 
-DOWNLOAD = "`hf download --repo-type dataset {}` gets it into HF_HOME where there is a connection"
-TIMEOUT = 20.0  # seconds that the hub has for an answer
+DOWNLOAD = "with a connection, `hf download --repo-type dataset {}` downloads it into HF_HOME"
+TIMEOUT = 20.0  # seconds to wait for the hub
 
 
 def snapshot(repository: str) -> Path | None:
-    """The newest snapshot of a dataset repository in the hub cache, None where there is none."""
+    """Return the newest snapshot of a dataset repository in the hub cache, or None."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"datasets--{repository.replace('/', '--')}" / "snapshots"
@@ -184,7 +187,7 @@ def snapshot(repository: str) -> Path | None:
 
 
 def converted(repository: str) -> bool:
-    """Return True where `datasets` keeps files that it made of the repository."""
+    """Tell whether the cache of `datasets` has files converted from the repository."""
     from huggingface_hub import constants
 
     caches = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets"
@@ -192,9 +195,9 @@ def converted(repository: str) -> bool:
 
 
 def refusal(repository: str, offline: bool) -> str | None:
-    """The reason for which a repository's data cannot be had, as a clause; None when they are cached or the hub gives them.
+    """Return a clause that says why a repository's data are not available; None if they are cached or on the hub.
 
-    Costs one request where nothing is cached; without it, libraries would try for minutes before they say so.
+    If nothing is cached, one request is made. Without it, libraries would retry for minutes before they fail.
     """
     if snapshot(repository) is not None or converted(repository):
         return None
@@ -207,13 +210,13 @@ def refusal(repository: str, offline: bool) -> str | None:
 
 
 def ask(repository: str, files: bool = True) -> dict[str, Any]:
-    """Facts of a dataset repository, or why there are none.
+    """Ask the hub about a dataset repository.
 
     Args:
-        files: ask for the sizes of its files, too.
+        files: also ask for the sizes of the repository's files.
 
     Returns:
-        `commit`, `changed`, `licence`, `gated`, `files` and `bytes`; or `error`, one sentence.
+        The keys `commit`, `changed`, `licence`, `gated`, `files` and `bytes`; or the key `error` with one sentence.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.utils import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
@@ -229,7 +232,7 @@ def ask(repository: str, files: bool = True) -> dict[str, Any]:
     except HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "an error")
         return {"error": f"the hub answered {status} for {repository}; try again later"}
-    except Exception as error:  # noqa: BLE001 - httpx, sockets, TLS: all say that there is no way to the hub
+    except Exception as error:  # noqa: BLE001 - httpx, sockets, TLS: all mean that the hub cannot be reached
         return {"error": f"the hub cannot be reached ({type(error).__name__}); check the network"}
     listed = info.siblings or []
     return {

@@ -1,4 +1,4 @@
-"""YAML files of lmms-eval's tasks by name, without importing lmms-eval and without its index, which takes 5 s."""
+"""Find the YAML files of lmms-eval's tasks by name, without importing lmms-eval and without its index, which takes 5 s."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ GROUP_LINE = re.compile(r"^[\"']?(?:group|tag)[\"']?\s*:[ \t]*[\"']?([^\s\"'#,\[
 
 
 def task_file(spec: TaskSpec) -> Path:
-    """The YAML file that defines `spec.name`: in `spec.include_path`, of our own tasks, or of lmms-eval.
+    """Return the YAML file that defines the task `spec.name`.
 
-    Raises ConfigError with the nearest names when there is none, UnsupportedError for a group of tasks.
+    `spec.include_path` is searched first, then this project's tasks, then lmms-eval's.
+    Raises ConfigError with the nearest names for an unknown task, UnsupportedError for a group of tasks.
     """
     if spec.is_pages:
         return OWN_FOLDER / "pages" / f"{spec.name}.yaml"
@@ -40,32 +41,32 @@ def task_file(spec: TaskSpec) -> Path:
     if spec.name in tasks:
         return tasks[spec.name]
     if spec.name in groups:
-        raise UnsupportedError(f"{spec.name!r} is a group of lmms-eval tasks; name one or several of its tasks instead")
+        raise UnsupportedError(f"{spec.name!r} is a group of lmms-eval tasks; name tasks of the group instead")
     close = difflib.get_close_matches(spec.name, [*tasks_here, *tasks], n=5, cutoff=0.4)
     hint = f"did you mean {', '.join(map(repr, close))}?" if close else "list them with: lmms-eval tasks list"
     raise ConfigError(f"lmms-eval has no task {spec.name!r} (it has {len(tasks)}); {hint}")
 
 
 def includes(path: Path) -> list[Path]:
-    """The files that a task's YAML file includes."""
+    """Return the files that a task's YAML file includes."""
     named = [Path(path.parent, name) for name in INCLUDE_LINE.findall(_text(path))]
     return [file for file in named if file.is_file()]
 
 
 @cache
 def own_tasks() -> dict[str, Path]:
-    """Tasks of this project besides the pages, with their YAML files: what lmms-eval lacks, in its format."""
+    """Map each task of this project to its YAML file; the pages tasks are left out."""
     return {name: path for name, path in _index(OWN_FOLDER)[0].items() if path.parent.name != "pages"}
 
 
 @cache
 def lmms_eval_tasks() -> tuple[dict[str, Path], set[str]]:
-    """Tasks of the installed lmms-eval with their YAML files, and names of its groups and tags."""
+    """Return the tasks of the installed lmms-eval with their YAML files, and the names of its groups and tags."""
     return _index(lmms_eval_folder() / "tasks")
 
 
 def lmms_eval_folder() -> Path:
-    """The folder of the installed lmms-eval. Raises ConfigError when it is not installed."""
+    """Return the folder of the installed lmms-eval. Raises ConfigError when lmms-eval is not installed."""
     package = importlib.util.find_spec("lmms_eval")
     if package is None or not package.submodule_search_locations:
         raise ConfigError("lmms-eval is not installed; install this project with its dependencies (make bench does)")
@@ -73,14 +74,14 @@ def lmms_eval_folder() -> Path:
 
 
 def _index(folder: Path) -> tuple[dict[str, Path], set[str]]:
-    """Tasks below a folder with their files, and names of groups and tags, from the text of the YAML files."""
+    """Return the tasks below a folder with their files, and the names of groups and tags, read from the YAML text."""
     tasks: dict[str, Path] = {}
     groups: set[str] = set()
     for path in sorted(folder.rglob("*.yaml")):
         text = _text(path)
         groups.update(GROUP_LINE.findall(text))
         names = TASK_LINE.findall(text)
-        for included in [] if names else includes(path):  # the name may stand in what the file includes
+        for included in [] if names else includes(path):  # the included file may name the task
             names += TASK_LINE.findall(_text(included))
         for name in names:
             tasks.setdefault(name, path)
@@ -92,7 +93,10 @@ def _text(path: Path) -> str:
 
 
 def plain_config(path: Path) -> dict[str, Any]:
-    """A task's YAML with what it includes, as data; functions are text, so that none of its code is executed."""
+    """Return a task's YAML as plain data, merged with the files it includes.
+
+    `!function` values stay text, so no code of the task is executed.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -106,10 +110,10 @@ def plain_config(path: Path) -> dict[str, Any]:
         place = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(
             f"{path.name}{place} of the folder {path.parent.name} is not valid YAML: {getattr(error, 'problem', None) or error}; "
-            "mend the task's file"
+            "correct the file"
         ) from None
     if not isinstance(config, dict):
-        raise ConfigError(f"{path.name} of the folder {path.parent.name} holds no keys of a task; mend the task's file")
+        raise ConfigError(f"{path.name} of the folder {path.parent.name} is not a mapping of keys; correct the file")
     included = config.pop("include", None) or []
     base: dict[str, Any] = {}
     for name in reversed([included] if isinstance(included, str) else included):  # as lmms-eval: the first one wins

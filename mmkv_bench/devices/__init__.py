@@ -1,7 +1,7 @@
 """Devices: what is asked of the machine besides tensors: clocks, memory counters, pinned memory, who else is on it.
 
-One object per kind of device, `Device`; no other file asks `torch.cuda`. torch is imported where something is asked, so
-that what only counts devices or names one stays light.
+There is one class per kind of device, a `Device`; no other file uses `torch.cuda`. torch is imported inside the
+functions that need it, so that code that only counts or names devices stays light.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "Bytes", "Counters", "Cuda", "Device", "DeviceStream", "Mark", "at", "kind_of"]
 
 KINDS: dict[str, type[Device]] = {"cpu": Device, "cuda": Cuda}
-"""Kind of device -> who answers for it."""
+"""Kind of device -> its class."""
 
 
 def at(place: torch.device | str) -> Device:
-    """The device object of a torch device; `cpu`, `cuda`, `cuda:1`. Kinds that nobody answers for are asked as the host is."""
+    """Return the device object of a torch device (`cpu`, `cuda`, `cuda:1`). Unknown kinds are treated like the host."""
     import torch
 
     place = torch.device(place)
@@ -30,5 +30,5 @@ def at(place: torch.device | str) -> Device:
 
 
 def kind_of(setting: str) -> str:
-    """`cpu` or `cuda` of `auto`, `cpu` or `cuda`: cuda where there is one, unless it is not wanted."""
+    """Resolve `auto`, `cpu` or `cuda` to `cpu` or `cuda`: cuda if a CUDA device exists and the setting is not `cpu`."""
     return "cuda" if setting != "cpu" and KINDS["cuda"].count() else "cpu"

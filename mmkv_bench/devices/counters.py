@@ -1,4 +1,4 @@
-"""Bytes of a device's memory, and what counts them."""
+"""Byte counts of a device's memory, and the interface of counters."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ if TYPE_CHECKING:
 
 
 class Bytes(NamedTuple):
-    """`allocated` bytes of live storages; `reserved` ones that an allocator holds for them, None where it does not say."""
+    """`allocated` bytes of live storages, and `reserved` bytes that an allocator has claimed for them; None if it does not
+    report any."""
 
     allocated: int
     reserved: int | None = None
 
     def larger(self, other: Bytes) -> Bytes:
-        """The larger of both, number by number."""
+        """Return the larger of both counts, number by number."""
         sides = [one.reserved for one in (self, other) if one.reserved is not None]
         return Bytes(max(self.allocated, other.allocated), max(sides) if sides else None)
 
 
 class Counters(ABC):
-    """Memory that is held now, and the most that was held since `restart`."""
+    """Counters of the memory in use now, and of its peak since `restart`."""
 
     @abstractmethod
     def held(self) -> Bytes: ...
@@ -32,8 +33,8 @@ class Counters(ABC):
 
     @abstractmethod
     def alike(self, one: Tensor, other: Tensor) -> None:
-        """Count another tensor where one is counted: of a pass that stands for a larger one."""
+        """Count `other` as well if `one` is counted: `other` belongs to a pass that stands for a larger one."""
 
     @abstractmethod
     def restart(self) -> None:
-        """Begin the peak again with what is held now."""
+        """Reset the peak to the memory in use now."""

@@ -1,4 +1,5 @@
-"""A CUDA device: kernels run behind the host's back, so clocks wait or ride in the stream; its allocator counts bytes."""
+"""CUDA devices. Kernels run asynchronously, so clocks wait for them or record events in the stream; the allocator counts
+bytes."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 
 
 _DRIVERS = ("nvidia", "nvhost", "nvgpu", "nvmap", "kfd", "dxg")
-"""First letters of the files of `/dev` through which torch reaches a device that it calls cuda."""
+"""Prefixes of the files in `/dev` through which torch reaches a device that it calls cuda."""
 
 
-# Bits of `clocks_throttle_reasons.active` in NVIDIA's nvml.h. An idle device's low clock is no throttling, and one that a site
-# has set (application clocks) is the same in every pass.
+# Bits of `clocks_throttle_reasons.active` in NVIDIA's nvml.h. An idle device's low clock is no throttling, and a clock set by
+# the site (application clocks) is equal in every pass.
 _NO_THROTTLE = 0x1 | 0x2
 _THROTTLE_BITS = {
     0x4: "software power cap",
@@ -39,7 +40,7 @@ _THROTTLE_BITS = {
 
 
 def _cuda() -> Any:
-    """`torch.cuda`, imported where something is asked."""
+    """Return `torch.cuda`, imported at the first call."""
     import torch
 
     return torch.cuda
@@ -47,15 +48,15 @@ def _cuda() -> Any:
 
 @cache
 def _has_triton() -> bool:
-    """Triton is installed (torch's wheels for Linux bring it), and what it builds launchers with, a C compiler, looked for as
-    it does: without one row blocks run, as they did before there were kernels."""
+    """Tell whether Triton is installed (torch's wheels for Linux include it) together with the C compiler that builds its
+    launchers, searched for as Triton does. Without them the row blocks run, in place of the kernels."""
     return find_spec("triton") is not None and bool(
         os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     )
 
 
 class AllocatorCounters(Counters):
-    """torch's caching allocator of one device, which counts all that this process holds there."""
+    """Counters of torch's caching allocator, which counts all memory of this process on one device."""
 
     def __init__(self, place: torch.device):
         self.place = place
@@ -70,14 +71,14 @@ class AllocatorCounters(Counters):
         _cuda().reset_peak_memory_stats(self.place)
 
     def alike(self, one: Tensor, other: Tensor) -> None:
-        """An allocator counts what there is."""
+        """Do nothing: an allocator counts only real tensors."""
 
 
 class SideStream(DeviceStream):
-    """One further stream of a device, shared by all lanes.
+    """A second stream of a device, shared by all lanes.
 
-    A lane begins behind what the main stream was given before, so memory that lanes free is written again only after the
-    main stream has read it.
+    A lane starts after the work that the main stream was given before, so memory that lanes free is written again only
+    after the main stream has read it.
     """
 
     _streams: ClassVar[dict[torch.device, torch.cuda.Stream]] = {}
@@ -120,7 +121,7 @@ class Cuda(Device):
         import torch
 
         if not torch.cuda.is_available():
-            return True  # a device that is planned for
+            return True  # a plan for a device of another machine
         from_ampere_on = torch.cuda.get_device_capability(self.place) >= (8, 0)
         return from_ampere_on and torch.backends.cuda.is_flash_attention_available()
 
@@ -143,8 +144,8 @@ class Cuda(Device):
 
     @classmethod
     def ruled_out(cls) -> bool:
-        """It is certain, without asking torch, that none is here: Linux has no file of a driver (NVIDIA's, that of its
-        boards with shared memory, AMD's, Windows')."""
+        """Tell whether Linux has no device file of a driver (NVIDIA's, that of its boards with shared memory, AMD's,
+        Windows'), so that there is certainly no device. Does not import torch."""
         return sys.platform == "linux" and not any(name.startswith(_DRIVERS) for name in os.listdir("/dev"))
 
     def name(self) -> str:
@@ -167,7 +168,8 @@ class Cuda(Device):
 
     @contextmanager
     def counted(self, held: Iterable[Tensor] = (), limit: int | None = None) -> Iterator[Counters]:
-        """`held` is known to the allocator, and what it reserves counts against the limit."""
+        """Count in a block, as `Device.counted`. The allocator counts `held` anyway, and reserved memory counts against
+        the limit."""
         if limit is None:
             yield self.memory
             return
@@ -178,9 +180,9 @@ class Cuda(Device):
             self._allow(1.0)
 
     def _allow(self, share: float) -> None:
-        """This process may take so much of the memory."""
-        self.release()  # what is reserved and not used would count
-        numbered = self.here() if self.place.index is None else self.place  # this call takes no device without a number
+        """Limit this process to a share of the device's memory."""
+        self.release()  # reserved but unused memory would count
+        numbered = self.here() if self.place.index is None else self.place  # the call below needs a numbered device
         _cuda().set_per_process_memory_fraction(min(share, 1.0), numbered)
 
     def release(self) -> None:
@@ -214,7 +216,7 @@ class Cuda(Device):
         return reasons(nvidia_smi("gpu=clocks_throttle_reasons.active", self._identity()))
 
     def _identity(self) -> str:
-        """nvidia-smi's name of it, whatever CUDA_VISIBLE_DEVICES makes of the numbers."""
+        """Return nvidia-smi's name of the device, which does not depend on CUDA_VISIBLE_DEVICES."""
         return f"GPU-{_cuda().get_device_properties(self.place).uuid}"
 
     def waits_for_launches(self) -> bool:
@@ -222,7 +224,7 @@ class Cuda(Device):
 
 
 def nvidia_smi(query: str, identity: str) -> list[str] | None:
-    """Lines of `nvidia-smi --query-<query>` for one device; None if it cannot be asked."""
+    """Return the output lines of `nvidia-smi --query-<query>` for one device; None if the command fails."""
     command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits", f"--id={identity}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
@@ -232,10 +234,10 @@ def nvidia_smi(query: str, identity: str) -> list[str] | None:
 
 
 def foreign(lines: list[str] | None, process: int) -> tuple[int, ...] | None:
-    """Process ids of others among those that compute there.
+    """Return the ids of other processes among those that compute on a device; None if they are unknown.
 
-    A process that is not in the list although it has a context there (it asked through CUDA) reads it from inside a
-    container that hides or renumbers processes: then nothing is known.
+    This process has a context on the device, since it asked CUDA for the name. If it is not in the list, the list comes
+    from inside a container that hides or renumbers processes, so nothing is known.
     """
     try:
         computing = {int(line) for line in lines or []}
@@ -245,7 +247,8 @@ def foreign(lines: list[str] | None, process: int) -> tuple[int, ...] | None:
 
 
 def reasons(lines: list[str] | None) -> tuple[str, ...] | None:
-    """Names of the reasons in one line with a bit mask as nvidia-smi prints it, `0x0000000000000004`."""
+    """Return the names of throttle reasons in a bit mask as nvidia-smi prints it (`0x0000000000000004`); None if it cannot
+    be read."""
     try:
         mask = int(lines[0], 16) if lines else None
     except ValueError:  # [N/A]

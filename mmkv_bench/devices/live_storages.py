@@ -1,4 +1,4 @@
-"""Live storages counted as torch's operations make them, for devices whose allocator does not count."""
+"""Counters of live storages, counted as torch's operations make them; for devices whose allocator does not count."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from mmkv_bench.devices.counters import Bytes, Counters
 
 
 class LiveStorages(TorchDispatchMode, Counters):
-    """A block within which every storage that an operation makes counts until it is freed.
+    """A block in which every storage that an operation makes counts until it is freed.
 
-    A storage counts once, however many tensors look at it, with the bytes it has and not those that are looked at.
-    What a kernel takes and gives back inside one operation is not seen. `held` are tensors made before the block;
-    other tensors from before do not count.
+    A storage counts once with all of its bytes, however many tensors view it. Memory that a kernel takes and gives back
+    inside one operation is not seen. `held` are tensors made before the block; other earlier tensors do not count.
 
     Args:
         place: only storages on this kind of device count.
-        limit: bytes beyond which an operation fails as it does where memory ends; None: none.
+        limit: bytes beyond which an operation fails as it does when memory runs out; None: no limit.
 
     Raises:
-        torch.OutOfMemoryError: within the block, by the operation whose result goes beyond the limit.
+        torch.OutOfMemoryError: within the block, by the operation whose result exceeds the limit.
     """
 
     def __init__(self, place: torch.device, held: Iterable[Tensor] = (), limit: int | None = None):
@@ -47,15 +46,15 @@ class LiveStorages(TorchDispatchMode, Counters):
         made = function(*args, **(kwargs or {}))
         self.add(tree_leaves(made))
         if self.limit is not None and self._now > self.limit:
-            raise torch.OutOfMemoryError(f"{self._now} bytes are held, more than the {self.limit} that are allowed")
+            raise torch.OutOfMemoryError(f"{self._now} bytes are in use, more than the limit of {self.limit}")
         return made
 
     def storage(self, tensor: Tensor) -> torch.UntypedStorage | None:
-        """The storage of a tensor's values; None if it is no memory of the device."""
+        """Return the storage of a tensor's values; None if it is not memory of the device."""
         return tensor.untyped_storage() if tensor.device.type == self.place.type else None
 
     def add(self, values: Iterable[Any]) -> None:
-        """Count the storages of those of the values that are tensors, from now until they are freed."""
+        """Count the storages of the tensors among the values, from now until they are freed."""
         for value in values:
             storage = self.storage(value) if isinstance(value, Tensor) else None
             if storage is None or id(storage) in self._live:

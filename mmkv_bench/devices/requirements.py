@@ -1,4 +1,5 @@
-"""Requirements of a run on this machine: a GPU where one is meant, a C++ compiler, flash-attn. Only `check_meant` asks torch."""
+"""Requirements of a run on this machine: a GPU if one is meant, a C++ compiler, flash-attn. Only `check_meant` imports
+torch."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _FILE = re.compile(r"nvidia(\d+|ctl)")
 
 
 def sign_of_gpu(environment: Mapping[str, str], files: Sequence[str]) -> str | None:
-    """The sign that a process is meant to have a GPU, None without one.
+    """Return the sign that a process is meant to have a GPU, or None.
 
     A hidden device (CUDA_VISIBLE_DEVICES empty or -1) is no sign, unless Slurm granted one to the job.
 
@@ -42,28 +43,28 @@ def sign_of_gpu(environment: Mapping[str, str], files: Sequence[str]) -> str | N
 
 
 def sign_here() -> str | None:
-    """`sign_of_gpu` of this process, without torch."""
+    """Return `sign_of_gpu` for this process, without importing torch."""
     return sign_of_gpu(os.environ, os.listdir("/dev") if sys.platform == "linux" else ())
 
 
 def check_meant(setting: str) -> None:
-    """Refuse `model.device=auto` where a GPU is meant and torch sees none.
+    """Refuse `model.device=auto` if a GPU is meant but torch sees none.
 
     Raises:
-        ConfigError: what says that one is meant, why torch sees none, and what to do.
+        ConfigError: the message names the sign that a GPU is meant, why torch sees none, and what to do.
     """
     if setting != "auto" or devices.KINDS["cuda"].count():
         return
     if (sign := sign_here()) is not None:
         raise ConfigError(
-            f"model.device=auto, and {sign} says that this process is meant to have a GPU, but torch sees none ({_why()}); "
-            "install a torch that fits this node's driver or load the site's module, or write model.device=cpu to compute on "
-            "the CPU"
+            f"model.device=auto, but torch sees no GPU ({_why()}), although {sign} says that this process is "
+            "meant to have one; install a torch that fits this node's driver or load the site's module, or write "
+            "model.device=cpu to compute on the CPU"
         )
 
 
 def _why() -> str:
-    """The reason for which torch sees no CUDA device, in its own words."""
+    """Return why torch sees no CUDA device, in torch's own words."""
     import torch
 
     version = f"torch {torch.__version__}"
@@ -80,20 +81,21 @@ def check_compiler() -> None:
     """Refuse a run that would fail at its first compiled step.
 
     Raises:
-        ConfigError: no C++ compiler, which writes the kernels of a CPU and the launchers of a GPU's.
+        ConfigError: there is no C++ compiler, which builds a CPU's kernels and the launchers of a GPU's.
     """
     wanted = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(shlex.split(wanted)[0]) is None:
         raise ConfigError(
-            f"decode=compiled needs a C++ compiler, and there is no {wanted}; install one, name one in the variable CXX, or "
-            "use decode=eager"
+            f"decode=compiled needs a C++ compiler, but there is no {wanted}; install one, name one in the "
+            "variable CXX, or use decode=eager"
         )
 
 
 def check_flash_attn() -> None:
-    """Raises ConfigError where the package flash-attn is not installed."""
+    """Raise ConfigError if the package flash-attn is not installed."""
     if find_spec("flash_attn") is None:
         raise ConfigError(
-            f"model.attention={FLASH} needs the package flash-attn, which is not installed; allowed without it: sdpa, "
-            "eager; install it where there is an NVIDIA GPU (pip install 'mmkv-bench[gpu]'), or choose model.attention=sdpa"
+            f"model.attention={FLASH} needs the package flash-attn, which is not installed; allowed without this "
+            "package: sdpa, eager; install it on a machine with an NVIDIA GPU (pip install 'mmkv-bench[gpu]'), "
+            "or choose model.attention=sdpa"
         )

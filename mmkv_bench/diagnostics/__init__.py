@@ -1,1 +1,1 @@
-"""Diagnostics: stored answers made again and compared, and what the papers' analyses look at in a prompt."""
+"""Diagnostics: stored answers made again and compared, and the papers' analyses of a prompt."""

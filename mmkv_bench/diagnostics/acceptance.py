@@ -1,7 +1,7 @@
-"""Checks of somebody's bundle against the experiment that it was made for.
+"""Check somebody's bundle against the experiment that it was made for.
 
-The experiment is the acceptor's own configuration, never what the bundle says. A check refuses, passes, or says why it could
-not be made here: weights and data are taken where they are, and nothing is downloaded but the bundle.
+The experiment is the configuration on this machine, never the bundle's. A check passes, refuses, or says why it was not
+possible: only weights and data on this machine are used, and nothing but the bundle is downloaded.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from mmkv_bench.store.tally import tally
 
 OK, REFUSED, NOT_CHECKED = "ok", "refused", "not checked"
 ROUNDED = 4
-"""In half precision one in so many answers may differ when it is made again: other batches and devices round otherwise."""
+"""In half precision one in so many new answers may differ, because other batches and devices round differently."""
 _SHOWN = 80
-"""Characters of a line of a table in a message."""
+"""Characters of a table's line that a message shows."""
 _FACTS = ("model_fingerprint", "model_revision", "dtype", "torch", "transformers")
 _MODEL = ("path", "revision", "layers", "adapter", "tokenizer")
 _ALIKE = ("model", "dataset", "method", "protocol")
@@ -59,13 +59,13 @@ class Finding:
 
 @dataclass
 class Problems:
-    """What is wrong, and what could not be looked at, of all parts of one check."""
+    """The problems of one check, over all its parts: what is wrong, and what could not be checked."""
 
     wrong: list[str]
     unchecked: list[str]
 
     def outcome(self, ok: str) -> tuple[str, str]:
-        """Outcome and sentence of the check; ok: the sentence where nothing is wrong and all was looked at."""
+        """Return outcome and sentence of the check; ok: the sentence if nothing is wrong and everything was checked."""
         texts = list(dict.fromkeys(self.wrong or self.unchecked))
         more = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
         return REFUSED if self.wrong else NOT_CHECKED if texts else OK, "; ".join(texts[:3]) + more or ok
@@ -76,7 +76,9 @@ class Bundle:
     """A bundle that was fetched.
 
     Attributes:
-        store: its rows; rows: cell -> its row in `cells`; plans: of the experiment's runs, under the versions of the rows.
+        store: the bundle's rows.
+        rows: cell -> row of the table `cells`.
+        plans: plans of the experiment's runs, under the versions of the rows.
     """
 
     store: Store
@@ -84,11 +86,11 @@ class Bundle:
     plans: list[Plan]
 
     def of_model(self, plan: Plan) -> list[Row]:
-        """Rows of `cells` that name the plan's model, the newest last."""
+        """Return the rows of `cells` that name the plan's model, the newest last."""
         return _of_model(self.rows, plan.model.name)
 
     def parts(self) -> Iterator[tuple[Plan, DatasetShare, list[Cell]]]:
-        """Each dataset of each plan, with those of its cells that the bundle has."""
+        """Yield each dataset of each plan, with the dataset's cells that the bundle has."""
         for plan in self.plans:
             for part in plan.parts:
                 yield plan, part, [cell for cell in part.cells if cell.cell in self.rows]
@@ -100,11 +102,12 @@ def findings(
     """Fetch a bundle and check it, one finding after the other.
 
     Args:
-        configs: of the experiment's runs; folder: empty, where the bundle is put; samples, seed: answers that are made again,
-            and their draw.
+        configs: configurations of the experiment's runs.
+        folder: an empty folder for the bundle.
+        samples, seed: number of answers that are made again, and seed of their draw.
 
     Raises:
-        ConfigError: no place of a bundle, or an experiment that cannot be planned.
+        ConfigError: there is no bundle at `source`, or the experiment cannot be planned.
     """
     try:
         files, _ = fetch(source, folder)
@@ -143,13 +146,13 @@ def _of_model(rows: dict[str, Row], name: str) -> list[Row]:
 
 
 def _planned(config: RunConfig, rows: dict[str, Row]) -> Plan:
-    """The plan of a run with the weights and versions of the rows: whether these are the right ones is a check of its own."""
+    """Plan a run with the weights and versions of the rows; another check compares these with the experiment's."""
     newest = _of_model(rows, config.model.name)[-1:]
     return outline(config, {name: newest[0][name] for name in _FACTS} if newest else None)
 
 
 def _code(bundle: Bundle) -> tuple[str, str]:
-    """Compare the code that made the answers with the installed one."""
+    """Compare the code that made the answers with the installed code."""
     versions = {row["cell"]: json.loads(row["versions"]).get("mmkv_bench") for row in bundle.rows.values()}
     commits = {row["git_commit"] for row in bundle.rows.values()} - {None}
     get = (
@@ -162,20 +165,20 @@ def _code(bundle: Bundle) -> tuple[str, str]:
     if files is not None and differing:
         names = ", ".join(sorted(differing)[:3]) + ", ..." * (len(differing) > 3)
         problems.wrong.append(
-            f"{names}: {len(differing)} files of the package are not those installed here ({here}); {get}"
+            f"{names}: {len(differing)} files of the package differ from the installed ones ({here}); {get}"
         )
     elif others := {version for version in versions.values() if version not in (None, here)}:
         count = sum(version in others for version in versions.values())
         problems.wrong.append(
-            f"{count} of {len(versions)} cells were made by mmkv_bench {', '.join(sorted(others))}; here is {here}; {get}"
+            f"{count} of {len(versions)} cells were made by mmkv_bench {', '.join(sorted(others))}, not {here}; {get}"
         )
     elif None in versions.values():
-        problems.unchecked.append("rows of an older version do not say what code made them")
+        problems.unchecked.append("rows of an older version do not state the code that made them")
     return problems.outcome(f"mmkv_bench {here} made all {len(versions)} cells and is installed here")
 
 
 def _sources(file: Path) -> dict[str, str] | None:
-    """The package's files and their checksums as the bundle states them; None where it states none."""
+    """Return the package's files and checksums that the bundle states; None if it has no such file."""
     try:
         stated = json.loads(file.read_bytes())["source"]
     except FileNotFoundError:
@@ -186,7 +189,7 @@ def _sources(file: Path) -> dict[str, str] | None:
 
 
 def _models(bundle: Bundle) -> tuple[str, str]:
-    """Compare each model with the one that the experiment names."""
+    """Compare each model with the model that the experiment names."""
     problems, names = Problems([], []), []
     for plan in bundle.plans:
         name, rows, source = plan.model.name, bundle.of_model(plan), Source.of(plan.model)
@@ -211,13 +214,15 @@ def _models(bundle: Bundle) -> tuple[str, str]:
                 f"{key} of {name} is not the experiment's {getattr(plan.model, key)}" for key in differing
             ]
             commits = ", ".join(sorted({row["model_revision"] or "none" for row in rows}))
-            problems.unchecked.append(f"{name} is not here; the rows name {plan.model.path} at commit {commits}")
+            problems.unchecked.append(
+                f"{name} is not on this machine; the rows name {plan.model.path} at commit {commits}"
+            )
         names.append(f"{name} ({', '.join(fingerprints)})")
     return problems.outcome(f"{', '.join(names)}, as the experiment names")
 
 
 def _cells(bundle: Bundle) -> tuple[str, str]:
-    """Find each planned cell: its hash covers methods with their parameters and versions, budgets, protocol and data."""
+    """Compare the cells with the plan; a cell's hash covers method, parameters, versions, budget, protocol and data."""
     planned = {cell.cell for plan in bundle.plans for cell in plan.cells}
     missing = [(plan, cell) for plan in bundle.plans for cell in plan.cells if cell.cell not in bundle.rows]
     others = [row for row in bundle.rows.values() if row["cell"] not in planned]
@@ -227,7 +232,7 @@ def _cells(bundle: Bundle) -> tuple[str, str]:
         of_dataset = [one for one in plan.cells if one.dataset == cell.dataset]
         reasons = [reason_of_other(row, of_dataset) for row in alike] or ["not in the bundle"]
         problems.wrong.append(f"{cell.model} {cell.label} on {cell.dataset}: {reasons[0]}")
-    beside = f"; {len(others)} further cells are not part of it" if others else ""
+    beside = f"; {len(others)} further cells are not part of the experiment" if others else ""
     return problems.outcome(f"all {len(planned)} cells of the experiment{beside}")
 
 
@@ -239,7 +244,7 @@ def _samples(bundle: Bundle) -> tuple[str, str]:
         statuses = coverage.statuses(part)[[cell in cells for cell in part.cells]]
         lost = np.argwhere(statuses < 0)
         if part.counted == "unknown":
-            problems.unchecked.append(f"how many samples {part.dataset} has is known only from its data")
+            problems.unchecked.append(f"the number of samples of {part.dataset} is unknown without its data")
         if len(lost):
             cell, sample = lost[0]
             problems.wrong.append(
@@ -251,7 +256,7 @@ def _samples(bundle: Bundle) -> tuple[str, str]:
 
 
 def _prompts(bundle: Bundle) -> tuple[str, str]:
-    """Make the prompts again and compare their hashes."""
+    """Make the prompts again and compare the hashes."""
     problems, count = Problems([], []), 0
     for plan, part, cells in bundle.parts():
         names = [cell.cell for cell in cells]
@@ -263,19 +268,19 @@ def _prompts(bundle: Bundle) -> tuple[str, str]:
             problems.unchecked.append(str(error))
             continue
         if any(bundle.rows[name]["dataset_fingerprint"] != content for name in names):
-            problems.wrong.append(f"the data of {part.dataset} are others than those here ({content})")
+            problems.wrong.append(f"the data of {part.dataset} differ from the data on this machine ({content})")
         if changed.num_rows:
             problems.wrong.append(
                 f"{changed.num_rows} answers to {part.dataset} are to other prompts (first: {changed['sample_id'][0]})"
             )
         if unreadable.num_rows:
-            problems.unchecked.append(f"{unreadable.num_rows} prompts of {part.dataset} cannot be read here")
+            problems.unchecked.append(f"{unreadable.num_rows} prompts of {part.dataset} cannot be read on this machine")
         count += len(part.samples)
-    return problems.outcome(f"{count} prompts, equal to those made here")
+    return problems.outcome(f"{count} prompts, equal to the prompts made on this machine")
 
 
 def _budgets(bundle: Bundle) -> tuple[str, str]:
-    """Compare the budget of each answer with its cell's, and the entries that were counted with those asked for."""
+    """Compare each answer's budget with its cell's, and the counted entries with the requested entries."""
     problems, count = Problems([], []), 0
     columns = ("sample_id", "status", "context_tokens", "budget_entries", "entries_asked", "entries_resident")
     for _, part, cells in bundle.parts():
@@ -301,7 +306,7 @@ def _budgets(bundle: Bundle) -> tuple[str, str]:
 
 
 def _scores(bundle: Bundle) -> tuple[str, str]:
-    """Compare the answers that were scored with those that are stored, and score them again where the data are here."""
+    """Check that the scores belong to the stored answers, and score the answers again if the data are on this machine."""
     digests, problems = tally(bundle.store).digests, Problems([], [])
     scored = {row["cell"]: row["answers_digest"] for row in bundle.store.metrics().to_pylist()}
     again = 0
@@ -312,7 +317,7 @@ def _scores(bundle: Bundle) -> tuple[str, str]:
                 problems.wrong.append(f"{cell.label} on {part.dataset} has no scores")
             elif scored[cell.cell] not in (None, stored):
                 problems.wrong.append(
-                    f"the scores of {cell.label} on {part.dataset} are of other answers than its rows hold"
+                    f"the scores of {cell.label} on {part.dataset} belong to other answers than the stored ones"
                 )
         try:
             preflight(part.spec)
@@ -322,11 +327,14 @@ def _scores(bundle: Bundle) -> tuple[str, str]:
                 problems.wrong += [f"{cell.label} on {part.dataset}: {other}"] if other else []
         except MMKVError as error:
             problems.unchecked.append(str(error))
-    return problems.outcome(f"{len(scored)} cells, scored from the answers that are stored; {again} scores made again")
+    return problems.outcome(f"{len(scored)} cells, scored from the stored answers; {again} scores made again")
 
 
 def _rescored(store: Store, part: DatasetShare, cell: str) -> tuple[int, str]:
-    """Score a cell's stored answers again: how many scores were compared, and what differs first. No judge is asked."""
+    """Score a cell's stored answers again, without a judge.
+
+    Return the number of scores compared, and a description of the first difference.
+    """
     from mmkv_bench.evaluation.samples import Answer
     from mmkv_bench.evaluation.scoring import score
 
@@ -347,7 +355,7 @@ def _rescored(store: Store, part: DatasetShare, cell: str) -> tuple[int, str]:
 
 
 def _tables(bundle: Bundle) -> tuple[str, str]:
-    """Make the tables again and compare them as text."""
+    """Make the tables again and compare the texts."""
     file = bundle.store.root / TABLES
     if not file.exists():
         return NOT_CHECKED, f"no {TABLES} in it: `mmkv-bench pack --publish <folder> --receipt <file>` writes one"
@@ -360,22 +368,22 @@ def _tables(bundle: Bundle) -> tuple[str, str]:
             differing = next(at for at, (a, b) in enumerate(zip_longest(before, now)) if a != b)
             begin = max(0, differing - _SHOWN // 2)
             shown = slice(begin, begin + _SHOWN)
-            return REFUSED, f"line {number} of {TABLES} is '{before[shown]}', and '{now[shown]}' by the rows"
-    return REFUSED, f"{TABLES} has other spaces than the tables of the rows"
+            return REFUSED, f"line {number} of {TABLES} is '{before[shown]}', but the rows give '{now[shown]}'"
+    return REFUSED, f"{TABLES} has different spaces from the tables of the rows"
 
 
 def _receipt(bundle: Bundle) -> tuple[str, str]:
-    """Compare the receipt with the rows, and say what it says."""
+    """Check that the receipt belongs to the rows, and report its counts."""
     file = bundle.store.root / RECEIPT
     if not file.exists():
         return NOT_CHECKED, f"no {RECEIPT} in it"
     entries = receipts_of([file], [bundle.store.root])[bundle.store.root].values()
     again, equal = (sum(entry[name] for entry in entries) for name in ("made_again", "equal"))
-    return OK, f"is about these rows: {again} answers were made again there, {equal} of them equal"
+    return OK, f"is about these rows: {again} answers were made again, {equal} of them equal"
 
 
 def _answers(bundle: Bundle, samples: int, seed: int) -> tuple[str, str]:
-    """Make a draw of the answers again."""
+    """Draw answers and make them again."""
     if not samples:
         return NOT_CHECKED, "no answer was to be made again (--samples 0)"
     drawn = draw([bundle.store.root], samples, seed)

@@ -1,4 +1,4 @@
-"""Run of one analysis: a prefill for each sample of a dataset, numbers of every layer, rows of the table `diagnostics`."""
+"""Run one analysis: prefill each sample of a dataset, compute numbers of every layer, store rows of the table `diagnostics`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.files import canonical_json, checksum
 
 PROCESSOR = ("min_pixels", "max_pixels", "max_prompt_tokens", "frames", "video_max_pixels")
-"""Settings of a model that shape its prompts."""
+"""Settings of a model that affect its prompts."""
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from mmkv_bench.models.source import Source
 
 Row = tuple[str, int | None, "Value"]
-"""Sample, layer, and a number of it."""
+"""Sample id, layer, and one number of the layer."""
 
 
 @dataclass(frozen=True)
 class ComparedMethod:
     """A method at a budget, for analyses of kept entries.
 
-    label: both, as `snapkv@64`; base: of the method's file; parameters: JSON.
+    label: method and budget, for example `snapkv@64`; base: base of the method's file; parameters: JSON.
     """
 
     label: str
@@ -48,7 +48,7 @@ class ComparedMethod:
     parameters: str
 
     def settings(self) -> dict[str, Any]:
-        """Return its settings, as rows store them."""
+        """Return the settings of the method and budget, as rows store them."""
         entries = self.budget.kind == "entries"
         return {
             "base": self.base,
@@ -71,13 +71,15 @@ class AnalysisCounts:
 def methods_of(
     chosen: MethodConfig, budgets: Sequence[int | float | str], model: str, fingerprint: str
 ) -> list[ComparedMethod]:
-    """List every method that evicts at every budget, under the first seed; analyses have `full` in any case.
+    """Return every evicting method at every budget, under the first seed; `full` is always analysed and not listed.
 
     Args:
-        chosen: methods of a run; budgets: its budgets; model, fingerprint: of its model, whose calibrations are looked up.
+        chosen: methods of a run.
+        budgets: budgets of the run.
+        model, fingerprint: name and fingerprint of the run's model, to find its calibrations.
 
     Raises:
-        ConfigError: a method that cannot be built, or one of them that knows the answer beforehand.
+        ConfigError: a method cannot be built, or reads the answer beforehand.
     """
     from mmkv_bench.calibrate.artefact import Calibrations
     from mmkv_bench.compression.budget import Budget
@@ -88,7 +90,7 @@ def methods_of(
     for method in build_methods(method_entries(chosen), Calibrations(model, fingerprint)):
         if method.compressor.needs.answer:
             raise ConfigError(
-                f"{method.name} reads the answer beforehand: a prompt alone does not decide what it keeps"
+                f"{method.name} reads the answer beforehand, so a prompt alone does not determine what it keeps; leave it out"
             )
         for value in [] if method.compressor.unbudgeted else dict.fromkeys(budgets):
             budget = Budget.parse(value)
@@ -106,15 +108,16 @@ def diagnose(
     out: Path,
     methods: Callable[[str], Sequence[ComparedMethod]] | None = None,
 ) -> AnalysisCounts:
-    """Measure and store, sample by sample; numbers of the same model, prompts and methods in the store are not measured again.
+    """Measure and store, sample by sample; numbers that the store has for the same model, prompts and methods are kept.
 
     Args:
-        name: one of `quantities.QUANTITIES`; model: the `model` node of a run; tokens: of the full cache's own answer, at
-            most, where the analysis looks at answers.
-        methods: fingerprint of the model -> what an analysis of methods compares.
+        name: one of `quantities.QUANTITIES`.
+        model: the `model` node of a run.
+        tokens: limit of the full cache's answer, for analyses of answers.
+        methods: function of the model's fingerprint that returns the methods to compare.
 
     Raises:
-        MMKVError: a model or data that cannot be had, a prompt that the model does not read.
+        MMKVError: model or data are not available, or the model cannot read a prompt.
     """
     from mmkv_bench.models.source import Source
     from mmkv_bench.store.store import Store
@@ -147,16 +150,18 @@ def diagnose(
 
     questions.each(loaded, take, earlier)
     if not numbers and not earlier:
-        raise ConfigError(f"{name} says nothing of these samples: it needs text and images; choose others")
+        raise ConfigError(
+            f"{name} has no values for these samples, because it needs text and images; choose other samples"
+        )
     return AnalysisCounts(len(questions.ids) - len(earlier), len(earlier), numbers)
 
 
 def measurements(
     name: str, source: Source, questions: DatasetQuestions, tokens: int, kept: Sequence[ComparedMethod]
 ) -> dict[str, dict[str, str]]:
-    """Return by the label of a method ("" for numbers of no method) the columns of its rows, with their hash `measurement`.
+    """Map each method's label ("" for numbers without a method) to the columns of its rows, with their hash `measurement`.
 
-    A number belongs to a model, prompts and one method, so a further method or sample leaves the others as they are.
+    A number belongs to one model, its prompts and one method, so further methods or samples do not change other numbers.
     """
     from mmkv_bench.diagnostics.quantities import QUANTITIES
     from mmkv_bench.plan.identity import resolve_dtype
@@ -188,7 +193,7 @@ def measurements(
 def layers_of(
     loaded: LoadedModel, name: str, sample: DatasetQuestion, tokens: int, methods: Sequence[ComparedMethod] = ()
 ) -> list[Row]:
-    """Return the numbers of one sample, layer by layer. Raises what preparing or reading its prompt raises."""
+    """Return the numbers of one sample, layer by layer. Raises the errors of preparing or reading the prompt."""
     from mmkv_bench.calibrate.layers import read_layers, with_answer
     from mmkv_bench.diagnostics.quantities import QUANTITIES, PromptFacts
 
@@ -218,7 +223,7 @@ def attached(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod)
 
 
 def kept_entries(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod) -> list[torch.Tensor]:
-    """Return the prompt's entries that a method keeps, per layer int64 ``[Hkv, m]``, -1 where a head keeps fewer."""
+    """Return the prompt's entries that a method keeps, per layer int64 ``[Hkv, m]``, padded with -1 if a head keeps fewer."""
     import torch
 
     with attached(loaded, prompt, method) as session, torch.no_grad():
@@ -231,7 +236,7 @@ def decoded_outputs(
 ) -> list[torch.Tensor]:
     """Feed n tokens after the prompt, one by one through stock `generate`, and return every decoder layer's outputs ``[n, E]``.
 
-    method: compresses the cache; None: the full cache.
+    method: method that compresses the cache; None: the full cache.
     """
     from contextlib import nullcontext
 
@@ -264,7 +269,7 @@ def decoded_outputs(
 def fed_tokens(loaded: LoadedModel, prompt: EncodedPrompt, tokens: int, endless: bool = False) -> torch.Tensor:
     """Return the tokens to feed after the prompt, int64 ``[n]``, n >= 1: the full cache's greedy answer without its last token.
 
-    An answer of one token keeps it. endless: the answer has `tokens` tokens, since none ends it.
+    An answer of one token stays whole. endless: the answer has `tokens` tokens, because no token ends it.
     """
     import torch
 
@@ -277,12 +282,12 @@ def fed_tokens(loaded: LoadedModel, prompt: EncodedPrompt, tokens: int, endless:
 
 
 def _label(value: Value, columns_of: Mapping[str, Any]) -> str:
-    """Return the label of a number's method; "" for none."""
+    """Return the label of a number's method; "" for a number without a method."""
     return value.part if value.part in columns_of else ""
 
 
 def table(columns_of: Mapping[str, Mapping[str, str]], rows: Sequence[Row]) -> pa.Table:
-    """Build the rows of one sample, each with the columns of its measurement (`measurements`)."""
+    """Build the rows of one sample with the columns of their `measurements`."""
     import pyarrow as pa
 
     samples, layers, values = zip(*rows, strict=True)

@@ -1,4 +1,4 @@
-"""Bundles: a published store with its tables, a receipt of answers made again, and the versions, devices and code of its rows."""
+"""Bundles: a published store with its tables, a receipt of verified answers, and the versions, devices and code of its rows."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mmkv_bench.store.publish import ENVIRONMENT, RECEIPT, TABLES
 from mmkv_bench.store.store import Store
 
 MADE_WITH = ("model", "device", "driver", "cpu", "git_commit", "git_dirty", "versions")
-"""Columns of `cells` that a bundle repeats for people."""
+"""Columns of `cells` that a bundle repeats in a readable file."""
 
 
 def files_beside(store: Store, receipt: Path) -> dict[str, bytes]:
-    """The files that make a published store a bundle, by name.
+    """Return the files that turn a published store into a bundle: name -> content.
 
     Args:
-        receipt: of `mmkv-bench verify --receipt`, about this store.
+        receipt: file of `mmkv-bench verify --receipt` about this store.
 
     Raises:
-        ConfigError: no receipt, one of other rows, or rows without scores. StoreError: rows that contradict each other.
+        ConfigError: the file is not a receipt of these rows, or the rows have no scores. StoreError: rows contradict each other.
     """
     receipts_of([receipt], [store.root])
     return {
@@ -34,10 +34,10 @@ def files_beside(store: Store, receipt: Path) -> dict[str, bytes]:
 
 
 def tables_text(root: Path) -> str:
-    """The tables of all scores with their separated pairs, as markdown; a sentence for answers of random weights.
+    """Return the tables of all scores with their separated pairs as markdown; for random weights only a sentence.
 
     Raises:
-        ConfigError: no scores. StoreError: rows that contradict each other.
+        ConfigError: there are no scores. StoreError: rows contradict each other.
     """
     from mmkv_bench.tables.build import RANDOM, build
     from mmkv_bench.tables.formats import markdown
@@ -55,7 +55,7 @@ def tables_text(root: Path) -> str:
 
 
 def _environment(store: Store) -> dict[str, Any]:
-    """Distinct provenance of the cells, and the package that writes the bundle with its source files."""
+    """Return the distinct provenance of the cells, and the version and source files of the package that writes the bundle."""
     rows = store.cells(columns=MADE_WITH).to_pylist()
     distinct = {json.dumps(row, sort_keys=True): row | {"versions": json.loads(row["versions"])} for row in rows}
     return {"made_with": list(distinct.values()), "package": source_version(), "source": dict(source_files())}

@@ -1,4 +1,4 @@
-"""Samples of a dataset, with the prompts of a run, for calibrations and diagnostics."""
+"""Select samples of a dataset, with the prompts of a run, for calibrations and diagnostics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = ("dataset", "datasets", "data")
 
 
 class _EnoughError(Exception):
-    """End of a draw that has its number of samples."""
+    """The signal that a draw has its number of samples."""
 
 
 def of_dataset(
@@ -29,16 +29,17 @@ def of_dataset(
     instruction: str | None = None,
     calibrating: bool = True,
 ) -> DatasetQuestions:
-    """Return `count` samples of the one dataset that these settings of a run name: its first ones, or drawn.
+    """Select `count` samples of the dataset that the overrides name: the first samples, or random ones.
 
     Args:
-        overrides: `dataset=<name>`, `data=...`, `dataset.<key>=...`; draw: seed of samples by chance.
-        instruction: `LOW:HIGH`, tokens of a sample's own text: above LOW, at most HIGH; either may be empty.
-        calibrating: a method will know these samples: test pages are refused.
+        overrides: `dataset=<name>`, `data=...`, `dataset.<key>=...`.
+        draw: seed of a random draw; None takes the first samples.
+        instruction: `LOW:HIGH`: take samples whose text has more than LOW and at most HIGH tokens; either may be empty.
+        calibrating: the samples calibrate a method, so test pages are refused.
 
     Raises:
-        ConfigError: other settings, no dataset or several, test pages, fewer samples than asked for.
-        MissingDataError: data that are not there.
+        ConfigError: other settings, no dataset or several, or test pages. CalibrationError: too few samples.
+        MissingDataError: the data are missing.
     """
     from mmkv_bench.evaluation.documents import sample_refs
     from mmkv_bench.evaluation.fingerprints import fingerprint
@@ -48,11 +49,13 @@ def of_dataset(
     low, high = _bounds(instruction)
     if draw is not None and instruction:
         raise ConfigError(
-            "--draw and --instruction do not go together: samples of a length are taken in order; drop one"
+            "--draw and --instruction exclude each other, because samples of a length are taken in order; leave one out"
         )
     refs = sample_refs(spec, None)
     if len(refs) < count:
-        raise CalibrationError(f"{spec.dataset} has {len(refs)} samples and {count} are asked for; lower --samples")
+        raise CalibrationError(
+            f"{spec.dataset} has {len(refs)} samples, fewer than the {count} asked for; lower --samples"
+        )
     drawn = refs[:count] if draw is None else random.Random(draw).sample(refs, count)
     which = f"the first {count} samples" if draw is None else f"{count} samples drawn with seed {draw}"
     if instruction:
@@ -86,24 +89,24 @@ def _spec(overrides: Sequence[str], calibrating: bool) -> TaskSpec:
     for text in overrides:
         if text.partition("=")[0].partition(".")[0].lstrip("+") not in KEYS:
             raise ConfigError(
-                f"{text} is no setting of the samples; allowed: dataset=<name>, data=<source>, data.root=<folder> and "
-                "dataset.<key>=<value>; the model is given with flags"
+                f"{text} is not a setting of the samples; allowed: dataset=<name>, data=<source>, data.root=<folder> and "
+                "dataset.<key>=<value>; give the model with flags"
             )
     if not any(text.partition("=")[0] == "dataset" for text in overrides):
-        raise ConfigError("which dataset? say dataset=<name>")
+        raise ConfigError("no dataset is given; give one with dataset=<name>")
     config = compose(overrides)
     specs = tasks_of(config.datasets, config.data)
     if len(specs) != 1:
         raise ConfigError(
-            f"samples of one dataset are measured at a time, and {', '.join(specs)} are {len(specs)}; name one"
+            f"only one dataset can be measured at a time, but {', '.join(specs)} are {len(specs)}; name one"
         )
     stay_offline(config.model, specs)
     (spec,) = specs.values()
     preflight(spec)
     if calibrating and spec.is_pages and spec.split == "test":
         raise CalibrationError(
-            f"{spec.dataset} are test pages, which no method may know beforehand; say dataset.split=dev, or leave dataset= "
-            "out for pages like those of training"
+            f"{spec.dataset} has test pages, on which no method may be calibrated; set dataset.split=dev, or leave dataset= "
+            "out for pages like the training pages"
         )
     return dataclasses.replace(spec, measures=("ppl",))  # so that requests come with the reference answer
 
@@ -112,7 +115,7 @@ def _bounds(instruction: str | None) -> tuple[int, int | None]:
     low, colon, high = (instruction or ":").partition(":")
     if not colon or not all(text == "" or (text.isascii() and text.isdigit()) for text in (low, high)):
         raise ConfigError(
-            f"--instruction {instruction} is no range of tokens; write LOW:HIGH, such as 100:500, :100 or 500:"
+            f"--instruction {instruction} is not a range of tokens; write LOW:HIGH, such as 100:500, :100 or 500:"
         )
     return int(low or 0), int(high) if high else None
 
@@ -125,7 +128,7 @@ def _ask(
     fits: Callable[[str], bool],
     take: Callable[[DatasetQuestion], None],
 ) -> None:
-    """Hand `count` samples to `take`, of the first ones or of all: those that are wanted and whose text fits."""
+    """Pass to `take` `count` samples that are `wanted` and whose text fits, among the first `first` samples or among all."""
     from mmkv_bench.evaluation.generating import generate
 
     taken = 0
@@ -147,4 +150,6 @@ def _ask(
         generate(spec, answered, first, wanted)
     except _EnoughError:
         return
-    raise CalibrationError(f"{spec.dataset} has {taken} such samples and {count} are asked for; lower --samples")
+    raise CalibrationError(
+        f"{spec.dataset} has {taken} such samples, fewer than the {count} asked for; lower --samples"
+    )

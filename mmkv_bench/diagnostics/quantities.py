@@ -1,8 +1,7 @@
-"""Quantities of the papers' analyses: numbers of one layer of one prompt, each by its definition.
+"""Quantities of the papers' analyses: numbers of one layer of one prompt.
 
-Each function gives `Value`s of one layer, or what is made of all layers when they have been read (`Quantity.finish`).
-`facts.length` is the prompt's; what stands behind it in the observation are tokens of the full cache's own answer
-(`analysis.py`).
+A function yields the `Value`s of one layer, or data from which `Quantity.finish` computes values after all layers.
+`facts.length` is the prompt's length; later tokens in the observation are the full cache's answer (`analysis.py`).
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ if TYPE_CHECKING:
 
     from mmkv_bench.compression.observation import Observation
 
-POINTS = 100  # of a Lorenz curve
-SHARES = tuple(i / 20 for i in range(1, 21))  # of the keys, whose attention is added up
-BANDS = 128  # of a spectrum
-OUTLIERS = 0.001  # of a layer's query channels
+POINTS = 100  # points of a Lorenz curve
+SHARES = tuple(i / 20 for i in range(1, 21))  # fractions of the keys whose attention is summed
+BANDS = 128  # bands of a spectrum
+OUTLIERS = 0.001  # fraction of a layer's query channels
 PROXIES = 512
 BUDGETS = tuple(i / 10 for i in range(1, 10))
-DELTAS = (0.0125, 0.025, 0.05, 0.075, 0.1)  # of PrefixKV's Table 10, in layers
-SINK = 0.3  # attention on the first token above which a head is one that sinks
-VISUAL_SINK = 10.0  # times the median attention of visual tokens, from which a visual token is a sink
-EDGE, WIDTH = 10.0, 0.25  # of a histogram: -10 to 10
+DELTAS = (0.0125, 0.025, 0.05, 0.075, 0.1)  # tolerances of PrefixKV's Table 10, in layers
+SINK = 0.3  # a head with more attention on the first token is a sink head
+VISUAL_SINK = 10.0  # a visual token with this many times the median attention is a sink
+EDGE, WIDTH = 10.0, 0.25  # bins of a histogram, from -10 to 10
 
 
 class Value(NamedTuple):
-    """One number of a layer. part: what it is of; x: place on the curve that it is a point of."""
+    """One number of a layer. part: the tokens or method that it describes; x: its position on a curve."""
 
     quantity: str
     value: float
@@ -50,11 +49,11 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class PromptFacts:
-    """Facts of a prompt beside its layers. length: its tokens.
+    """Facts of a prompt that no layer has. length: number of the prompt's tokens.
 
-    kept: method and budget (`snapkv@64`) -> per layer int64 ``[Hkv, m]``, the entries that stay, -1 for none.
-    decoded: the same, and `full` -> per layer ``[n, E]``, what the layer gives while full's own answer is decoded.
-    Both are there for analyses that ask for them.
+    kept: method and budget (`snapkv@64`) -> per layer int64 ``[Hkv, m]``, the kept entries, -1 for none.
+    decoded: method and budget, or `full` -> per layer ``[n, E]``, the layer's outputs while full's answer is decoded.
+    Both are filled only for analyses that need them.
     """
 
     length: int
@@ -63,7 +62,7 @@ class PromptFacts:
 
 
 def of_each_layer(layers: Sequence[Sequence[Any]]) -> Iterator[tuple[int | None, Value]]:
-    """Yield the values of every layer with its number."""
+    """Yield the values of every layer with the layer's number."""
     for layer, values in enumerate(layers):
         yield from ((layer, value) for value in values)
 
@@ -73,11 +72,14 @@ class Quantity:
     """One analysis.
 
     Attributes:
-        needs: what must be gathered in the prefill; answer: of the prompt with the full cache's own answer behind it;
-            methods: `PromptFacts.kept` is needed, of the methods and budgets of a run; decoding: `PromptFacts.decoded`, of these
-            too; endless: the answer goes on to its full length, whatever ends it.
-        read: of one layer; figures: where the papers show it.
-        finish: what was read of all layers -> values with their layer, None for those of the whole model.
+        needs: statistics to gather in the prefill.
+        read: function of one layer.
+        figures: the papers' figures that show the quantity.
+        answer: the full cache's answer follows the prompt.
+        methods: `PromptFacts.kept` is needed, for the methods and budgets of a run.
+        decoding: `PromptFacts.decoded` is needed, for the same methods and budgets.
+        endless: the answer has its full length, even if an end token comes earlier.
+        finish: results of `read` for all layers -> values with their layer, or None for a value of the whole model.
     """
 
     needs: Needs
@@ -91,8 +93,10 @@ class Quantity:
 
 
 def hidden_states(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Mean and population standard deviation over all values of the query projection's inputs: of the prompt, of its text
-    and its visual tokens apart, and of the tokens that are fed while the answer is decoded."""
+    """Mean and population standard deviation of the query projection's inputs, over all values.
+
+    Parts: the prompt, its text tokens, its visual tokens, and the tokens that are fed while the answer is decoded.
+    """
     states, length = obs.states, facts.length
     types = torch.zeros(length) if obs.token_types is None else obs.token_types[:length].to(states.device)
     parts = {"prompt": states[:length], "text": states[:length][types == 0], "visual": states[:length][types > 0]}
@@ -105,9 +109,11 @@ def hidden_states(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def lorenz(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Lorenz curve of the attention that tokens gather (column sums over all queries and query heads): the share that the lowest
-    x of the tokens have, linear between tokens; and the Gini coefficient, ``2 sum_i i s_i / (n sum s) - (n + 1) / n`` of the
-    ascending sums s."""
+    """Lorenz curve of the attention that tokens gather (column sums over all queries and query heads), and its Gini coefficient.
+
+    The curve is the share of the x of the tokens with least attention, linear between tokens. The coefficient is
+    ``2 sum_i i s_i / (n sum s) - (n + 1) / n`` of the ascending sums s.
+    """
     sums = obs.column_sums.double().sum(0).cpu().sort().values
     n, total = len(sums), float(sums.sum())
     curve = torch.cat([torch.zeros(1, dtype=torch.float64), sums.cumsum(0)]) / total
@@ -120,14 +126,14 @@ def lorenz(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def entropy(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """MEDA's cross-modal entropy (eq. 4 to 6), in nats; nothing where the prompt has one modality."""
+    """MEDA's cross-modal entropy (eq. 4 to 6), in nats; no value for a prompt with one modality."""
     types = obs.token_types
     if types is not None and bool((types > 0).any()) and bool((types == 0).any()):
         yield Value("cross_modal_entropy", cross_modal_entropy(obs.queries, obs.key, obs.scaling, types))
 
 
 def cumulative_attention(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Attention that text queries pay to their largest x of the prompt's keys, per KV head: HybridKV's S* at 20 shares."""
+    """Attention of text queries on the x of the prompt's keys with most attention, per KV head: HybridKV's S* at 20 shares."""
     types = obs.token_types
     rows = [] if types is None else (types == 0).nonzero().flatten().tolist()
     for share in SHARES:
@@ -138,8 +144,11 @@ def cumulative_attention(obs: Observation, facts: PromptFacts) -> Iterator[Value
 
 
 def power_spectrum(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Shares of the energy of an orthonormal DCT along the tokens in 128 equal bands of frequency, all heads and channels of
-    keys (as stored, rotated) and of values; x is a band's middle, 1 the highest frequency."""
+    """Energy spectrum along the tokens: shares of an orthonormal DCT's energy in 128 equal bands of frequency.
+
+    The keys are as stored (rotated); all heads and channels of keys and of values are summed. x is a band's middle; 1 is the
+    highest frequency.
+    """
     length = facts.length
     band = torch.arange(length, device=obs.device) * BANDS // length
     for part, tensor in (("keys", obs.key), ("values", obs.value)):
@@ -152,9 +161,12 @@ def power_spectrum(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def outlier_hits(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """MM-ShiftKV's Table 14, whose definition is not printed; ours: of a layer's query channels before rotation (Hq * D) the
-    0.1 % that reach furthest from 0 while the answer is decoded; the share of them in which some of 512 proxies, drawn as the
-    method draws them with gamma 1 and 10, reaches as far."""
+    """MM-ShiftKV's Table 14. The paper does not print its definition; this one is ours.
+
+    Of a layer's query channels before rotation (Hq * D), take the 0.1 % that reach furthest from 0 while the answer is decoded.
+    The value is the share of these channels in which one of 512 proxies reaches as far. The proxies are drawn as the method draws
+    them, with gamma 1 and 10.
+    """
     prompt, answer = obs.states[: facts.length].float(), obs.states[facts.length :]
     reached = obs.project(answer).float().abs().amax(1).flatten()
     top = reached.topk(max(1, math.ceil(OUTLIERS * len(reached) - 1e-9))).indices
@@ -166,8 +178,11 @@ def outlier_hits(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def histogram(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Density of the values of the query projection's inputs, prompt and answer: in bins of .25 from -10 to 10, x a bin's
-    middle, the share of all values in it divided by its width; `outside` is the share of those beyond."""
+    """Density of the query projection's inputs, for prompt and answer.
+
+    Bins of .25 from -10 to 10; x is a bin's middle, the value is the share of all values in the bin divided by its width.
+    `outside` is the share of values beyond.
+    """
     for part, rows in (("prompt", obs.states[: facts.length]), ("answer", obs.states[facts.length :])):
         values = rows.double().flatten()
         inside = values[(values >= -EDGE) & (values < EDGE)]
@@ -178,9 +193,11 @@ def histogram(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def importance(obs: Observation, facts: PromptFacts) -> Iterator[Tensor]:
-    """PrefixKV's importance of a layer's tokens: attention column sums over all query heads. The search for the global prefix
-    (Algorithm 1) then gives the share that each layer keeps at budgets of 10 to 90 %, and how many halvings it takes at
-    50 % until all layers together are within delta (x, in layers)."""
+    """PrefixKV's importance of a layer's tokens: attention column sums over all query heads.
+
+    From these the search for the global prefix (Algorithm 1) gives the share that each layer keeps at budgets of 10 to 90 %, and
+    the number of halvings at 50 % until all layers together are within delta (x, in layers).
+    """
     yield obs.column_sums.double().sum(0).cpu()
 
 
@@ -195,8 +212,10 @@ def prefix_search(layers: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int | No
 
 
 def coverage(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Share of the attention of decoded tokens (mean over them and over query heads) that falls on the prompt's entries that a
-    method keeps, and on all of the prompt: part tells method and budget, `full` for all."""
+    """Share of the decoded tokens' attention on the prompt's entries that a method keeps, and on the whole prompt.
+
+    It is the mean over decoded tokens and query heads. part names method and budget; `full` is the whole prompt.
+    """
     start, heads = facts.length, obs.key.shape[0]
     mass = _attention(obs, start)[..., :start].double().reshape(heads, -1, start).mean(1)  # [Hkv,T]
     yield Value("attention_coverage", float(mass.sum(1).mean()), "full")
@@ -207,8 +226,10 @@ def coverage(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def feature_error(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Mean absolute difference of a decoder layer's output from the full cache's, over features and the decoded tokens of
-    full's own answer, which every method is fed (PrefixKV's output features); part tells method and budget."""
+    """Mean absolute difference of a decoder layer's output from the full cache's (PrefixKV's output features).
+
+    The mean is over features and decoded tokens; every method is fed full's answer. part names method and budget.
+    """
     full = facts.decoded["full"][obs.layer].double()
     for name, layers in facts.decoded.items():
         if name != "full":
@@ -216,9 +237,12 @@ def feature_error(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def focus(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Concentration of decoding on the same tokens: at each decoded token a query head focuses on its 5 % of the prompt's
-    keys with most attention; share of all focuses of a KV head's query heads that fall on the x of the tokens that are
-    focused most (HybridKV's cumulative focus counts, sorted). A head that never moves has 1 from x = .05 on."""
+    """Concentration of decoding on the same tokens (HybridKV's cumulative focus counts, sorted).
+
+    At each decoded token a query head focuses on the 5 % of the prompt's keys with most attention. The value is the share of all
+    focuses of a KV head's query heads that fall on the x of the tokens that are focused most. A head that never moves has 1 from
+    x = .05 on.
+    """
     start, heads = facts.length, obs.key.shape[0]
     query = obs.queries[:, start:].float().reshape(heads, -1, obs.key.shape[2])  # [Hkv, g * n, D]
     top = math.ceil(0.05 * start - 1e-9)
@@ -230,8 +254,11 @@ def focus(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def sinks(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Attention sinks (Xiao et al. 2023, arXiv 2309.17453): mean attention that the later half of the prompt's queries pays to
-    the first token, per query head; and the largest activation of the attention's input over its median, both absolute."""
+    """Attention sinks (Xiao et al. 2023, arXiv 2309.17453): attention on the first token, and the ratio of large activations.
+
+    Per query head: the mean attention that the later half of the prompt's queries pays to the first token. Per layer: the largest
+    absolute input of attention over the median absolute input.
+    """
     length, group = facts.length, obs.queries.shape[0] // obs.key.shape[0]
     first = length // 2
     positions = torch.arange(length, device=obs.device)
@@ -246,21 +273,21 @@ def sinks(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def sink_heads(layers: Sequence[Sequence[Value]]) -> Iterator[tuple[int | None, Value]]:
-    """Yield the values of every layer, and of the whole model the share of query heads whose mass is above .3."""
+    """Yield the values of every layer, and for the whole model the share of query heads whose mass is above .3."""
     yield from of_each_layer(layers)
     masses = [value.value for layer in layers for value in layer if value.quantity == "first_token_mass"]
     yield None, Value("sink_heads", sum(mass > SINK for mass in masses) / len(masses))
 
 
 def vision(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Attention to visual tokens and likeness of their keys, one part each; nothing of a prompt without visual tokens.
+    """Attention to visual tokens and similarity of their keys, one part each; no value for a prompt without visual tokens.
 
-    - `answer's attention`: share of the attention of decoded tokens that falls on visual tokens, mean over query heads.
-    - `on a tenth of them`: share of that which the tenth of the visual tokens with most of it gets, per query head, mean.
-    - `visual sinks`: share of visual tokens whose attention, a mean over all queries that see them and all heads, is 10 or more
-      times their median (Visual Attention Sink, arXiv 2503.03321, has sinks by activations; this is by attention).
-    - `neighbours`: mean cosine of the keys of visual tokens that stand side by side, before rotation, less that of all pairs;
-      `next picture`: that of the same place in the next picture of as many tokens, less that of all pairs.
+    - `answer's attention`: share of the decoded tokens' attention on visual tokens, mean over query heads.
+    - `on a tenth of them`: of that attention, the share on the tenth of the visual tokens that get most, mean over query heads.
+    - `visual sinks`: share of visual tokens whose attention is 10 or more times the median. A token's attention is the mean
+      over all heads and all queries that see the token (Visual Attention Sink, arXiv 2503.03321, defines sinks by activations).
+    - `neighbours`: mean cosine of adjacent visual tokens' keys before rotation, minus the mean cosine of all pairs.
+    - `next picture`: mean cosine of keys at the same position in the next picture with as many tokens, minus the same mean.
     """
     start, heads = facts.length, obs.key.shape[0]
     types = obs.token_types
@@ -273,7 +300,7 @@ def vision(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     yield Value("vision", float(mass.sum(1).mean()), "answer's attention")
     top = mass.topk(math.ceil(len(visual) / 10), dim=1).values.sum(1)
     yield Value("vision", float((top / mass.sum(1).clamp_min(1e-30)).mean()), "on a tenth of them")
-    seen_by = obs.key.shape[1] - visual  # queries of the token itself and behind it
+    seen_by = obs.key.shape[1] - visual  # queries of the token itself and of later tokens
     gathered = obs.column_sums.double().sum(0)[visual] / seen_by
     yield Value("vision", float((gathered >= VISUAL_SINK * gathered.median()).double().mean()), "visual sinks")
     cos, sin = obs.rotation

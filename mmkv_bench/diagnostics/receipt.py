@@ -1,7 +1,7 @@
-"""Receipts of `verify`: which stored answers were made again, what of each was compared, and how it came out.
+"""Receipts of `verify`: which stored answers were made again, which columns were compared, and the outcomes.
 
-A receipt is a JSON file. It names cells by their hash, and each cell's answers and scores by their digests, so that it fits no
-other rows.
+A receipt is a JSON file. It identifies cells by their hashes, and the answers and scores of a cell by their digests, so a
+receipt is valid for these rows only.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from mmkv_bench.store.tally import tally
 
 FORMAT = 2
 NAMES = {"kept": "entries kept per head", "kept_digest": "digest of the kept positions"}
-"""What a column says, where its name does not."""
+"""Descriptions of columns whose names do not describe them."""
 
 
 def lines(drawn: Sequence[StoredAnswer]) -> Iterator[str]:
-    """Report a line per store, each difference, each reason, and what was compared in how many answers."""
+    """Yield lines of the report: one per store, difference and reason, and one with the number of answers per compared column."""
     for root in dict.fromkeys(one.root for one in drawn):
         of = Counter(_kind(one) for one in drawn if one.root == root)
         yield f"{root}: {sum(of.values())} drawn, {', '.join(f'{count} {kind}' for kind, count in sorted(of.items()))}"
@@ -56,7 +56,8 @@ def receipt(drawn: Sequence[StoredAnswer], seed: int | None, words: Sequence[str
     """Return the receipt of answers that were made again, as JSON data.
 
     Args:
-        seed: of the draw; None where all answers of the cells were made again. words: that chose the cells.
+        seed: seed of the draw; None if all answers of the cells were made again.
+        words: command-line words that selected the cells.
     """
     from mmkv_bench.store.provenance import collect
 
@@ -85,7 +86,7 @@ def receipt(drawn: Sequence[StoredAnswer], seed: int | None, words: Sequence[str
 
 
 def score_digests(store: Store, cells: Collection[str]) -> dict[str, str]:
-    """Return by cell the digest of its samples' scores, 16 hex digits of a sha256; of a cell without scores that of none."""
+    """Map each cell to the digest of its samples' scores, 16 hex digits of a sha256 (of an empty list without scores)."""
     columns = ("cell", "sample_id", "metric", "value")
     rows = (
         store.samples(cells, columns).select(columns).sort_by([(name, "ascending") for name in columns[:3]]).to_pandas()
@@ -97,7 +98,7 @@ def score_digests(store: Store, cells: Collection[str]) -> dict[str, str]:
 
 
 def _scores(answers: Sequence[StoredAnswer]) -> dict[str, dict[str, float]]:
-    """Return by metric the mean of the answers that were scored again, as it is stored and as it came out."""
+    """Map each metric to the mean of the answers that were scored again: the stored mean and the new one."""
     means = {}
     for metric in sorted({name for one in answers for name in one.scores_again}):
         scored = [one for one in answers if metric in one.scores_again]
@@ -107,10 +108,12 @@ def _scores(answers: Sequence[StoredAnswer]) -> dict[str, dict[str, float]]:
 
 
 def _cell(cell: str, answers: Sequence[StoredAnswer], stored: int, digest: str, scores: str) -> dict[str, Any]:
-    """Return what was compared in the answers of one cell.
+    """Return a receipt's entry for one cell.
 
     Args:
-        stored: answers that the store has of the cell; digest: their digest; scores: that of its scores.
+        stored: number of the cell's answers in the store.
+        digest: digest of these answers.
+        scores: digest of the cell's scores.
     """
     row = answers[0].cell
     return {
@@ -143,10 +146,10 @@ EXIT_CODES = {EQUAL: 0, DIFFERENT: 1, "nothing made again": 2, INTERRUPTED: 130}
 
 
 def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict[str, Mapping[str, Any]]]:
-    """Return, by store and hash of a cell, the entry that a receipt has of it, with the receipt's date, `file` and `path`.
+    """Map each store and cell hash to the cell's entry in a receipt, with the receipt's date, `file` and `path`.
 
     Raises:
-        ConfigError: a file that is no receipt, or one of other rows.
+        ConfigError: a file is not a receipt, or is a receipt of other rows.
     """
     receipts: dict[Path, dict[str, Mapping[str, Any]]] = {root: {} for root in roots}
     stores = {root: Store(root) for root in (roots if paths else ())}
@@ -156,7 +159,7 @@ def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict
         about = [(root, cell) for root in digests for cell in entries if cell in digests[root]]
         if not about:
             raise ConfigError(
-                f"{path} is about no cell of {', '.join(map(str, roots))}; give the receipt of these rows, or leave it out"
+                f"{path} has no cell of {', '.join(map(str, roots))}; give the receipt of these rows, or leave it out"
             )
         cells_of: dict[Path, list[str]] = {}
         for root, cell in about:
@@ -168,29 +171,29 @@ def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict
             if not answers or of_scores[root][cell] != entry["scores_digest"]:
                 raise ConfigError(
                     f"{path} is about other {'scores' if answers else 'answers'} of cell {cell[:8]} ({entry['label']}) than "
-                    f"{root} holds; verify these rows anew"
+                    f"{root} has; verify these rows again"
                 )
             receipts[root][cell] = entry | {"made_at": made_at, "file": f"{number}-{path.name}", "path": path}
     return receipts
 
 
 def _read(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Return the date of a receipt, and its entries by cell."""
+    """Return the date of a receipt, and its entries by cell hash."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["receipt"] != FORMAT:
-            raise ValueError(f"format {data['receipt']}, read here is {FORMAT}: verify anew")
+            raise ValueError(f"format {data['receipt']}, but this version reads format {FORMAT}: verify again")
         return str(data["made_at"]), {
             entry["cell"]: _checked(entry) for part in data["stores"] for entry in part["cells"]
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path} is no receipt ({type(error).__name__}: {error}); give a file that `mmkv-bench verify --receipt` wrote"
+            f"{path} is not a receipt ({type(error).__name__}: {error}); give a file that `mmkv-bench verify --receipt` wrote"
         ) from None
 
 
 def _checked(entry: Any) -> dict[str, Any]:
-    """Return an entry whose numbers are numbers and whose texts are texts. Raises TypeError or KeyError."""
+    """Return an entry after checking the types of its values. Raises TypeError or KeyError."""
     for name, kind in _KINDS.items():
         if not isinstance(entry[name], kind):
             raise TypeError(f"{name}={entry[name]!r}")

@@ -1,4 +1,4 @@
-"""Cells of stored rows, planned again from the configuration that stands in the store."""
+"""Plan the cells of stored rows again, from the configuration in the store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class ReplannedCells:
     """Stored cells of one dataset, planned with this version.
 
     Attributes:
-        answering, spec: of the run that makes them; cells: hash -> cell, of those whose hash is still the stored one.
+        answering, spec: settings and dataset of the run that makes the cells again.
+        cells: hash -> cell, for cells whose hash is still the stored one.
         refused: hash -> why a cell cannot be made again.
     """
 
@@ -46,11 +47,11 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
     """Plan stored cells of one dataset that were made by one run.
 
     Args:
-        rows: of the `cells` table, with one `config`, `dataset`, `torch` and `transformers`. The versions are taken as
-            stored: whether the installed ones will do is for the caller to say.
+        rows: rows of the table `cells`, all with the same `config`, `dataset`, `torch` and `transformers`. The stored versions
+            are used; the caller decides whether the installed versions may differ.
 
     Raises:
-        MMKVError: a model or dataset that cannot be had; CodeOfRowsError: a dataset whose code the rows name.
+        MMKVError: the model or dataset is not available. CodeOfRowsError: the rows name code of a dataset.
     """
     from mmkv_bench.datasets.sources import preflight
     from mmkv_bench.plan import identity
@@ -85,10 +86,10 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
 
 
 def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[str]) -> RunConfig:
-    """Build a stored configuration for some of its datasets and methods; keys that came later have their defaults.
+    """Build the configuration of a run from a stored one, for some datasets and methods; newer keys get their defaults.
 
     Raises:
-        ConfigError: no run of this version can have it.
+        ConfigError: this version cannot read the stored configuration.
     """
     from omegaconf.errors import OmegaConfBaseException
 
@@ -98,7 +99,7 @@ def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[
         suffix = _FIXTURE if (stored.get("data") or {}).get("source") == "fixture" else ""
         names = {
             field.name for field in fields(RunConfig)
-        }  # facts of calibrations in a cell's configuration are no settings
+        }  # a cell's configuration also has facts of calibrations, which are not settings
         config = {key: stored[key] for key in stored if key in names} | {
             "datasets": {name.removesuffix(suffix): stored["datasets"][name] for name in sorted(datasets)},
             "methods": {name: node for name, node in stored["methods"].items() if name in named},
@@ -114,7 +115,7 @@ def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[
     except (KeyError, TypeError, ValueError, AttributeError, OmegaConfBaseException) as error:
         problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise ConfigError(
-            f"these rows were made with a configuration that this version cannot read ({problem}); use the version that made them"
+            f"this version cannot read the configuration of these rows ({problem}); use the version that made the rows"
         ) from error
 
 
@@ -131,13 +132,13 @@ def _expanded(grid: GridConfig, chosen: MethodConfig, method: str, facts: Identi
 def cells_again(
     grid: GridConfig, chosen: MethodConfig, facts: Identity, defaults: Mapping[str, Mapping[str, Any]]
 ) -> list[Cell]:
-    """Plan the cells of a `run_config`, given by its grid and its methods.
+    """Plan the cells of a `run_config`, given its grid and its methods.
 
-    A method's parts are those of its file now (`defaults`), with the stored values of its parameters: a stored configuration has
-    no interpolations left, and a reading changes parameters that parts refer to.
+    A method has the parts of its present file (`defaults`), with the stored values of its parameters. The stored parts cannot be
+    used: their interpolations are resolved, but a reading changes parameters that parts refer to.
 
     Raises:
-        ConfigError: a method with a parameter that it does not have now.
+        ConfigError: a method no longer has a stored parameter.
     """
     nodes: dict[str, Mapping[str, Any]] = {}
     for name, stored in chosen.methods.items():
@@ -151,7 +152,7 @@ def cells_again(
 
 
 def reason_of_other(row: Row, cells: Sequence[Cell]) -> str:
-    """Name what differs between a stored cell's identity and the one planned now."""
+    """Return why a stored cell's identity differs from the identity planned now."""
     named = [cell.row() for cell in cells if all(getattr(cell, name) == row[name] for name in _LABEL)]
     if not named:
         return "identity of an older version (its configuration plans no such cell now)"
@@ -162,4 +163,4 @@ def reason_of_other(row: Row, cells: Sequence[Cell]) -> str:
     for name, what in (("model_fingerprint", "model"), ("dataset_fingerprint", "dataset")):
         if name in differs:
             return f"another {what} now ({name} {named[0][name]}, stored {row[name]})"
-    return f"identity of an older version ({', '.join(differs) or 'in what no column says'})"
+    return f"identity of an older version ({', '.join(differs) or 'no column says in what'})"

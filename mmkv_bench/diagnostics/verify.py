@@ -1,6 +1,6 @@
-"""Stored answers made again and compared: a draw of them, all of some cells, or one sample with the tokens that its cells keep.
+"""Make stored answers again and compare them: a random draw, all answers of some cells, or one sample with its kept tokens.
 
-Rows may hold counts and a digest of the kept indices alone; a remade answer keeps the same ones where the digests agree.
+Rows may store only counts and a digest of the kept indices. If the digests agree, the new answer keeps the same indices.
 """
 
 from __future__ import annotations
@@ -38,21 +38,22 @@ COMPARED = ("status", "prompt_hash", "answer", "token_ids", "kept", "kept_digest
 _COLUMNS = ("cell", "dataset", "sample_id", "doc_id", *COMPARED)
 
 SCORES = "scores"
-"""The name of the comparison of an answer's scores, which stand in the `samples` table."""
+"""Name of the comparison of an answer's scores, which are in the table `samples`."""
 
 EQUAL, DIFFERENT, OTHER_VERSIONS, INTERRUPTED = "equal", "different", "other versions", "interrupted"
-AT_ONCE = 50  # answers made again between two looks at what was compared
-FIRST = 4  # before the first look, so that the time left is known soon
+AT_ONCE = 50  # answers made again between two comparisons
+FIRST = 4  # answers before the first comparison, so that the remaining time is known soon
 
 
 @dataclass
 class SampleTokens:
-    """A prompt as its cells read it.
+    """The tokens of a prompt.
 
     Attributes:
-        tokens: of the whole prompt; visual: int64 [V], positions of the visual ones.
-        places: float64 [V, 5], of every visual token its image's number, and top, bottom, left and right as parts of the image's
-            sides; -1 where it shows no place. None where no rule tells them (a video, an unknown family).
+        tokens: number of tokens of the whole prompt.
+        visual: int64 [V], positions of the visual tokens.
+        places: float64 [V, 5], for each visual token the number of its image, and top, bottom, left and right as fractions of
+            the image's sides; -1 for a token that shows no region. None if the regions are unknown (a video, an unknown family).
     """
 
     tokens: int
@@ -62,14 +63,16 @@ class SampleTokens:
 
 @dataclass
 class StoredAnswer:
-    """An answer that is made again: its store, its `responses` row and the row of its cell; then the outcome.
+    """A stored answer that is made again: its store, its `responses` row, the row of its cell, and the outcome.
 
     Attributes:
-        scores: stored values by metric, without those that are null. scores_again: those of the new answer.
+        scores: metric -> stored value, without null values.
+        scores_again: metric -> value of the new answer.
         outcome: `equal`, `different`, or why the answer was not made again.
-        compared, differing: columns that were compared, and those that are not equal; `scores` among them.
-        kept: per layer int32 [KV heads, m], kept positions of the prompt, ascending behind padding of -1; None unless `remake`
-            made it. prompt: the one that it was made of.
+        compared, differing: columns that were compared, and columns that differ; either may include `scores`.
+        kept: per layer int32 [KV heads, m], kept positions of the prompt, ascending after padding of -1; None unless `remake`
+            made the answer.
+        prompt: tokens of the prompt, set by `remake`.
     """
 
     root: Path
@@ -85,24 +88,24 @@ class StoredAnswer:
 
     @property
     def same(self) -> bool:
-        """True where everything that the stored row says of the answer holds again."""
+        """True if all compared columns of the new answer equal the stored row."""
         return self.outcome == EQUAL
 
     @property
     def proven(self) -> bool:
-        """True where the stored row has a digest of the kept positions, and `kept` has the same."""
+        """True if the answer is the same and the stored row has a digest of the kept positions, so that `kept` is proven."""
         return self.same and self.row["kept_digest"] is not None
 
     @property
     def cell_label(self) -> str:
-        """Method at its budget, protocol and reading."""
+        """Return the method with its budget, protocol and reading."""
         budget = self.cell["budget_entries"] or self.cell["budget_fraction"]
         words = (f"{self.cell['method']}@{budget}".removesuffix("@None"), self.cell["protocol"], self.cell["reading"])
         return " ".join(filter(None, words))
 
     @property
     def label(self) -> str:
-        """Store, cell, dataset and sample."""
+        """Return store, cell, dataset and sample."""
         return f"{self.root} {self.cell_label} {self.row['dataset']} {self.row['sample_id']}"
 
 
@@ -112,12 +115,12 @@ def make_again(
     watch: RequestTimeout | None = None,
     run_code: bool = False,
 ) -> None:
-    """Make these answers again and write the outcome into each.
+    """Make these answers again and store the outcome in each object.
 
     Args:
-        other_versions: also where torch and transformers are installed in other versions than made the rows.
-        watch: called with the model, and with its answers as `run.generate.Watch` says.
-        run_code: run the method files that the rows name, where their content is the rows'; else nothing that rows name runs.
+        other_versions: do so even if the installed torch or transformers is not the version that made the rows.
+        watch: called with the model and the arguments of `run.generate.Watch`.
+        run_code: run method files that the rows name, if their content is unchanged; otherwise code that rows name never runs.
     """
     quiet_libraries()
     wanted = []
@@ -143,7 +146,7 @@ def make_again(
 
 
 def _method_files(group: Iterable[StoredAnswer]) -> set[str]:
-    """List the checksums of the method files that made the answers, where their cells store one."""
+    """Return the checksums of the method files that made the answers, if their cells store a checksum."""
     parameters = (json.loads(one.cell["parameters"] or "{}") for one in group)
     return {str(one["sha256"]) for one in parameters if "sha256" in one}
 
@@ -151,20 +154,26 @@ def _method_files(group: Iterable[StoredAnswer]) -> set[str]:
 def draw(
     roots: Sequence[Path], count: int | None, seed: int, cells: Collection[str] | None = None, sample: str | None = None
 ) -> list[StoredAnswer]:
-    """Draw `ok` answers, evenly from each store and uniformly within it; all of a store that has fewer.
+    """Draw `ok` answers, as many from each store as from the others and uniformly within a store.
+
+    A store with too few answers gives all its answers.
 
     Args:
-        count: answers to draw; None: all. seed: of the draw.
-        cells: hashes of the cells whose answers are drawn; None: all. sample: the id of the only sample; None: all.
+        count: number of answers to draw; None: all.
+        seed: seed of the draw.
+        cells: hashes of the cells whose answers are drawn; None: all.
+        sample: id of the only sample; None: all samples.
 
     Raises:
-        ConfigError: no store, or one without such answers.
+        ConfigError: no store, or a store without such answers.
     """
     import numpy as np
     import pyarrow.compute as pc
 
     if not roots:
-        raise ConfigError("no folder of rows is given; name some, or run it where results/tiny lies")
+        raise ConfigError(
+            "no folder of rows is given; give one or more, or run the command in the folder with results/tiny"
+        )
     generator = np.random.default_rng(seed)
     drawn = []
     for position, root in enumerate(sorted(roots)):
@@ -176,7 +185,7 @@ def draw(
         places = np.flatnonzero(eligible.to_numpy())
         if not len(places):
             if cells is None:
-                raise ConfigError(f"{root} holds no answers; give folders of rows, as runs print them")
+                raise ConfigError(f"{root} has no answers; give folders that runs printed as their rows")
             raise ConfigError(
                 f"none of these cells of {root} has answered {sample or 'a sample'} with status ok; choose others"
             )
@@ -189,7 +198,7 @@ def draw(
 
 
 def stored_answers(store: Store, keys: Iterable[tuple[str, str]]) -> list[StoredAnswer]:
-    """Load the answers with these keys (cell, sample id), and their scores."""
+    """Load the answers with these keys (cell, sample id) and their scores."""
     wanted = set(keys)
     cells = {row["cell"]: row for row in store.cells({cell for cell, _ in wanted}).to_pylist()}
     answers = _at(store.responses(cells, _COLUMNS), wanted)
@@ -211,7 +220,7 @@ def _at(rows: pa.Table, keys: Collection[tuple[str, str]]) -> list[Row]:
 
 
 def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: RequestTimeout | None) -> None:
-    """Make the answers of one run's dataset again; `model` holds the one loaded last."""
+    """Make the answers of one dataset of one run again; `model` caches the last loaded model."""
     try:
         planned = plan_again([one.cell for one in group])
         for one in group:
@@ -226,7 +235,7 @@ def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch:
         return
     except MMKVError as error:
         for one in group:
-            one.outcome = one.outcome or f"its run being refused now: {error}"
+            one.outcome = one.outcome or f"its run cannot be planned now: {error}"
         return
     scores = _scores(planned, planned_answers, rows)
     for one in planned_answers:
@@ -244,7 +253,7 @@ def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch:
 def _scores(
     planned: ReplannedCells, answers: Sequence[StoredAnswer], rows: Mapping[tuple[str, str], Row]
 ) -> dict[tuple[str, str], dict[str, float]]:
-    """Score the new answers of which a score is stored: (cell, sample id) -> metric -> value. No judge is asked."""
+    """Score the new answers that have a stored score: (cell, sample id) -> metric -> value. No judge is asked."""
     from mmkv_bench.evaluation.samples import Answer
     from mmkv_bench.evaluation.scoring import score
 
@@ -264,7 +273,7 @@ def _scores(
 def _answers(
     planned: ReplannedCells, asked: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: RequestTimeout | None
 ) -> Mapping[tuple[str, str], Row]:
-    """Answer again: (cell, sample) -> the new row."""
+    """Answer again and return (cell, sample) -> the new row."""
     from mmkv_bench.evaluation.documents import sample_refs
     from mmkv_bench.evaluation.generating import generate
     from mmkv_bench.evaluation.question_groups import asks_groups
@@ -299,7 +308,7 @@ def _answers(
 
 
 def _run_of(one: StoredAnswer) -> tuple[str, ...]:
-    """The key of rows that are made again together."""
+    """Return the key of rows that are made again together."""
     return one.cell["config"], one.row["dataset"], *(one.cell[name] for name in VERSIONS)
 
 
@@ -309,8 +318,7 @@ def remake(
     """Answer one sample again with these cells of a store, and return each answer by its cell's hash.
 
     Args:
-        other_versions: also where other versions of torch or transformers are installed than made the rows.
-        run_code: see `make_again`.
+        other_versions, run_code: see `make_again`.
 
     Raises:
         ConfigError: none of the cells has answered that sample.

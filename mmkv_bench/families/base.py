@@ -1,6 +1,7 @@
 """Facts of a family that no config.json has, and rules for its visual tokens. Nothing heavy is imported.
 
-A family is an instance of `Family`, or of a subclass with rules of its own, in the list `FAMILIES` of a file in this folder.
+A family is an instance of `Family`, or of a subclass with further rules, in the list `FAMILIES` of a file in this
+folder.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ OWN_FILES = "image sizes, pixel limits and tiles of the checkpoint's own process
 
 @dataclass(frozen=True)
 class PixelLimits:
-    """Pixel limits of a run (model.min_pixels, model.max_pixels, model.video_max_pixels); None: the checkpoint's."""
+    """Pixel limits of a run (model.min_pixels, model.max_pixels, model.video_max_pixels); None: the checkpoint's limit."""
 
     min_pixels: int | None = None
     max_pixels: int | None = None
@@ -37,7 +38,8 @@ NO_LIMITS = PixelLimits()
 
 
 class Box(NamedTuple):
-    """A part of one image: its number from 0, and exact fractions of its height and width from the upper left corner."""
+    """A part of one image: the image's number from 0, and exact fractions of its height and width from the upper left
+    corner."""
 
     image: int
     top: Fraction
@@ -47,7 +49,8 @@ class Box(NamedTuple):
 
 
 class ImagePrompt(NamedTuple):
-    """A prompt with images and no video: config of the whole model, the processor that made `inputs`, sizes of its images."""
+    """A prompt with images and no video: config of the whole model, the processor that made `inputs`, and the images'
+    sizes."""
 
     config: Any
     processor: Any
@@ -55,18 +58,19 @@ class ImagePrompt(NamedTuple):
     sizes: Sequence[Size]
 
     def tower_edge(self) -> int:
-        """Side in pixels of the square that the tower takes, the same as that of what the processor makes.
+        """Return the side in pixels of the square that the vision tower takes, which must equal the side that the
+        processor makes.
 
         Raises:
-            UnsupportedError: they differ, or images are not scaled.
+            UnsupportedError: the sides differ, or images are not scaled.
         """
         part, edge = self.processor.image_processor, self.config.vision_config.image_size
         edge = edge if isinstance(edge, int) else edge[0]
         made = {value for size in (part.size, getattr(part, "crop_size", None)) for value in dict(size or {}).values()}
         if made != {edge} or not part.do_resize:
             raise UnsupportedError(
-                f"the image processor scales to {dict(part.size)} (do_resize={part.do_resize}) and the vision tower takes {edge} "
-                f"pixels, so the places of visual tokens are unknown; allowed: {OWN_FILES}"
+                f"the image processor makes {dict(part.size)} (do_resize={part.do_resize}), but the vision tower "
+                f"takes {edge} pixels, so visual tokens cannot be located; restore the {OWN_FILES}"
             )
         return edge
 
@@ -77,12 +81,13 @@ FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention
 
 @dataclass(frozen=True)
 class States:
-    """Layers of a text model that are not compressed, and the numbers that each holds of one sequence.
+    """Layers of a text model that are not compressed, and how many numbers each of them stores per sequence.
 
     Attributes:
-        windows: sliding layers; window: entries per KV head that each of them keeps, the newest.
-        linear: recurrent layers; conv, recurrent: numbers of the two states of each, in the model's dtype and in float32.
-        weights: parameters of a recurrent layer's mixer, where the family states them.
+        windows: number of sliding layers; window: entries per KV head that each of them keeps, the newest.
+        linear: number of recurrent layers; conv, recurrent: numbers of the two states of each, in the model's dtype and
+            in float32.
+        weights: parameters of a recurrent layer's mixer, if the family states them.
     """
 
     windows: int = 0
@@ -97,7 +102,7 @@ class States:
         return self.windows + self.linear
 
     def nbytes(self, tokens: int, entry: int, itemsize: int) -> int:
-        """Bytes after a prompt of `tokens`. entry: numbers of one layer's keys and values of one token."""
+        """Return the bytes after a prompt of `tokens`. entry: numbers of one layer's keys and values of one token."""
         windows = self.windows * min(tokens, self.window) * entry * itemsize
         return windows + self.linear * (self.conv * itemsize + self.recurrent * 4)
 
@@ -107,11 +112,11 @@ NO_STATES = States()
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in the place of each layer's MLP.
+    """A mixture of experts in place of each layer's MLP.
 
     Attributes:
-        count, active: experts of a layer, and those that one token takes.
-        matrices, biases: parameters of one expert; router: of what chooses among them.
+        count, active: experts of a layer, and experts that one token uses.
+        matrices, biases: parameters of one expert; router: parameters of the router.
     """
 
     count: int
@@ -123,15 +128,17 @@ class Experts:
 
 @dataclass(frozen=True)
 class TextModel:
-    """A text backbone: facts that its config.json may leave to the defaults of a class.
+    """A text backbone: facts that its config.json may leave to a class's defaults.
 
     Attributes:
-        model_type: of the text config.
+        model_type: `model_type` of the text config.
         qkv_bias: queries, keys and values always have biases; qk_norm: queries and keys are normalised per head.
         head_dim_follows: without `head_dim` in config.json it is hidden_size / num_attention_heads.
         window_switch: key of config.json that turns the sliding window off; None: there is no window.
-        beside: kinds of layers, beside full attention, that stay as they are; norms: of a layer's residual stream; gated: each
-            query has a gate of its width; sinks: each query head has a learned sink, for which only eager attention has a place.
+        beside: kinds of layers, besides full attention, that are kept unchanged; norms: norms of a layer's residual
+            stream.
+        gated: each query has a gate of its width; sinks: each query head has a learned sink, which only eager attention
+            supports.
     """
 
     model_type: str
@@ -148,17 +155,18 @@ class TextModel:
         """Refuse a text config whose settings change what scores mean. Raises UnsupportedError."""
 
     def states(self, text: Any, kinds: Sequence[str]) -> States:
-        """The layers that are not compressed. text: a text config; kinds: of all its layers."""
+        """Return the layers that are not compressed. text: a text config; kinds: the kinds of all its layers."""
         if SLIDING not in kinds:
             return NO_STATES
         return States(windows=kinds.count(SLIDING), window=text.sliding_window - 1)
 
     def experts(self, text: Any) -> Experts | None:
-        """The mixture of experts of each layer; None for an MLP."""
+        """Return the mixture of experts of each layer; None for an MLP."""
         return None
 
     def attention_vectors(self, text: Any) -> int:
-        """Parameters of one layer's attention besides matrices, norms and the biases of queries, keys and values."""
+        """Count the parameters of one layer's attention besides matrices, norms and the biases of queries, keys and
+        values."""
         return 0
 
 
@@ -167,20 +175,21 @@ class Family:
     """Facts and rules of one family.
 
     Attributes:
-        model_type: as config.json has it; name: for people; text_models: the backbones that are known to work.
-        model_class, processor, image_processor, video_processor: classes of transformers. The processor of a text model is its
-            tokenizer; a family without a video processor takes no videos.
-        image_id_key, video_id_key, closing_id_key: keys of config.json that hold the ids of visual tokens and of the token that
-            closes them; closing_marker: the closing token's text, where only the tokenizer knows its id.
+        model_type: as in config.json; name: for people; text_models: the backbones that are known to work.
+        model_class, processor, image_processor, video_processor: classes of transformers. The processor of a text model
+            is its tokenizer; a family without a video processor takes no videos.
+        image_id_key, video_id_key, closing_id_key: keys of config.json for the ids of visual tokens and of the token
+            that closes them; closing_marker: the closing token's text, if only the tokenizer knows its id.
         pixel_limits: images are scaled to an area between two limits, which a run can change.
-        whole_video_limit: a video's limit is one of all its frames together.
+        whole_video_limit: a video's limit is for all its frames together.
         equal_videos: the videos of one prompt need equally many frames.
         repeats_last_frame: a video has at least `temporal_patch_size` frames, the last one repeated.
-        streams: its tower takes any whole number of temporal patches of a video, or of pictures, by themselves, and
-            `get_rope_index` gives the positions of all of them, or a token's position is its place.
-        smaller_by: what makes fewer tokens of a picture: `SIDES` (smaller ones), `TILES` (fewer allowed), None (nothing).
-        classes_version: version of classes that transformers does not have, part of the fingerprint of random weights; None:
-            transformers has all of them.
+        streams: the vision tower takes any whole number of temporal patches of a video, or of pictures, by themselves,
+            and `get_rope_index` gives the positions of all of them, or a token's position is its place.
+        smaller_by: how a picture gets fewer tokens: `SIDES` (smaller sides), `TILES` (fewer tiles), None (not
+            possible).
+        classes_version: version of classes that transformers does not have, part of the fingerprint of random weights;
+            None: transformers has all of them.
     """
 
     model_type: str
@@ -205,45 +214,50 @@ class Family:
     def __post_init__(self) -> None:
         for kind in self.media:
             if getattr(type(self), f"{kind}_tokens") is getattr(Family, f"{kind}_tokens"):
-                raise TypeError(f"{type(self).__name__} has a processor of {kind}s and states no {kind}_tokens")
+                raise TypeError(
+                    f"{type(self).__name__} has a processor of {kind}s but no {kind}_tokens; define that method"
+                )
 
     @property
     def media(self) -> tuple[str, ...]:
-        """Media that a prompt can hold: of `image` and `video`."""
+        """Media that a prompt can contain: of `image` and `video`."""
         kinds = (("image", self.image_processor), ("video", self.video_processor))
         return tuple(kind for kind, processor in kinds if processor)
 
     def text_model(self, model_type: str) -> TextModel | None:
-        """The backbone of this type, None where it is not supported."""
+        """Return the backbone of this type, or None if it is not supported."""
         return next((text for text in self.text_models if text.model_type == model_type), None)
 
     # ------------------------------------------------------------------ visual tokens
     def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
-        """Visual tokens of one image in a prompt of `images` images; none of a model without images.
+        """Count the visual tokens of one image in a prompt of `images` images; 0 for a model without images.
 
         Raises:
-            UnsupportedError: a side more than 200 times the other, where the family refuses it.
+            UnsupportedError: a side more than 200 times the other, if the family refuses this.
         """
         return 0
 
     def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
-        """Visual tokens of a video of `frames` >= 1 sampled frames; none and UnsupportedError as of `image_tokens`."""
+        """Count the visual tokens of a video of `frames` >= 1 sampled frames; 0 and UnsupportedError as in `image_tokens`."""
         return 0
 
     def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
-        """The part of an image that each visual token shows, in prompt order; None for a token that shows no place.
+        """Return the part of an image that each visual token shows, in prompt order; None for a token that shows no part.
 
         Raises:
-            UnsupportedError: a processor that cuts images otherwise than the family's does.
+            UnsupportedError: the processor cuts images differently from the family's processor.
         """
-        raise UnsupportedError(f"a {self.model_type} model has no rule for the places of visual tokens")
+        raise UnsupportedError(
+            f"{self.model_type} models have no rule for the places of visual tokens; choose a model of another family"
+        )
 
     def smaller_images(
         self, images: Sequence[Image], processor: Any, share: float
     ) -> tuple[list[Image], dict[str, Any]]:
-        """Images and keyword arguments of the image processor, with sides or tiles of at most this share, 0 < share <= 1.
+        """Return images and keyword arguments of the image processor, with sides or tiles of at most this share, 0 < share
+        <= 1.
 
-        Sides are rounded to whole pixels, one at least, and scaled by Pillow's bicubic filter.
+        Sides are rounded to whole pixels, at least one, and scaled by Pillow's bicubic filter.
         """
         if self.smaller_by == TILES:
             part = processor.image_processor
@@ -260,7 +274,7 @@ class Family:
 
     # ------------------------------------------------------------------ architecture
     def shrink_vision(self, values: dict[str, Any], layers: int) -> None:
-        """Cut the vision tower of a config.json, in place, to at most `layers` layers; widths stay true."""
+        """Cut the vision tower of a config.json, in place, to at most `layers` layers; widths do not change."""
         vision = values["vision_config"]
         key = "depth" if "depth" in vision else "num_hidden_layers"
         depth = vision[key] = min(layers, vision[key])
@@ -269,10 +283,10 @@ class Family:
             values["vision_feature_layer"] = min(features, depth) if features >= 0 else max(features, -(depth + 1))
 
     def register_classes(self) -> None:
-        """Make classes that transformers does not have known to its Auto classes. May be called again."""
+        """Register classes that transformers does not have with its Auto classes. May be called again."""
 
     def processor_class(self) -> Any:
-        """The class of its processor."""
+        """Return the class of the family's processor."""
         import transformers
 
         assert self.processor is not None

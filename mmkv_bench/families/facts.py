@@ -1,4 +1,4 @@
-"""Facts of one model, read from its config by the rules of its family; nothing is loaded here."""
+"""Facts of one model, read from its config by the rules of its family; no model is loaded."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ if TYPE_CHECKING:
 
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 TEXT, IMAGE, VIDEO = 0, 1, 2
-"""Token types of `token_types`; the same numbers as the `mm_token_type_ids` of Hugging Face processors."""
+"""Token types of `token_types`; equal to the `mm_token_type_ids` of Hugging Face processors."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """One model's facts. Token ids are empty tuples where the model has none.
+    """The facts of one model. Token ids are empty tuples if the model has none.
 
     Attributes:
-        name: of its family, for people; model_type, text_model_type: of config.json and of its text config.
-        image_token_ids, video_token_ids: of visual tokens; closing_token_ids: of the token that ends them.
-        closing_marker: text of a closing token whose id only the tokenizer knows; its id is in `closing_token_ids` when
+        name: the family's name, for people; model_type, text_model_type: `model_type` of config.json and of its text
+            config.
+        image_token_ids, video_token_ids: ids of visual tokens; closing_token_ids: ids of the token that ends them.
+        closing_marker: text of a closing token whose id only the tokenizer knows; the id is in `closing_token_ids` if
             `model_facts` was given a tokenizer.
-        num_layers: layers of the text model that are compressed, all but those of `states`; num_query_heads, num_kv_heads,
-            head_dim: of each; states: layers that keep a window or a recurrent state.
-        max_context: tokens that the text model was made for, None where its config does not say.
+        num_layers: layers of the text model that are compressed, all but those of `states`; num_query_heads,
+            num_kv_heads, head_dim: of each of these layers; states: layers that keep a window or a recurrent state.
+        max_context: longest context of the text model, None if its config does not say.
         sinks: see `base.TextModel`.
     """
 
@@ -56,12 +57,12 @@ class ModelFacts:
 
     @property
     def all_layers(self) -> int:
-        """Layers of the text model."""
+        """Number of layers of the text model."""
         return self.num_layers + self.states.layers
 
     @property
     def multimodal(self) -> bool:
-        """Some of its tokens are visual."""
+        """True if some of the model's tokens are visual."""
         return bool(self.image_token_ids or self.video_token_ids)
 
     @property
@@ -71,12 +72,12 @@ class ModelFacts:
 
     @property
     def rules(self) -> Family:
-        """Its family."""
+        """The model's family."""
         return family(self.model_type)
 
 
 def text_config(config: Any) -> Any:
-    """The config of the text model: `config.text_config` of a multimodal model, `config` itself of a text model."""
+    """Return the config of the text model: `config.text_config` of a multimodal model, `config` itself of a text model."""
     return config.get_text_config(decoder=True)
 
 
@@ -84,11 +85,11 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
     """Read a model's facts.
 
     Args:
-        config: a `PreTrainedConfig` of the whole model, or what a config.json states (`StatedConfig`).
+        config: a `PreTrainedConfig` of the whole model, or the keys of a config.json (`StatedConfig`).
         tokenizer: resolves closing markers that no config names (InternVL's `</img>`).
 
     Raises:
-        UnsupportedError: unknown `model_type` or text backbone, or kinds of layers that the backbone is not known for.
+        UnsupportedError: unknown `model_type` or text backbone, or kinds of layers that the backbone does not support.
     """
     known, text = family(config.model_type), text_config(config)
     backbone = known.text_model(text.model_type)
@@ -120,14 +121,14 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
 
 
 def text_model(model: PreTrainedModel) -> PreTrainedModel:
-    """The text model (decoder) of a loaded model: has `.layers`, `.rotary_emb` and `.embed_tokens`."""
+    """Return the text model (decoder) of a loaded model: it has `.layers`, `.rotary_emb` and `.embed_tokens`."""
     return model.get_decoder()
 
 
 def token_types(input_ids: Tensor, facts: ModelFacts) -> Tensor:
-    """int64 tensor of the shape of `input_ids`: 0 text, 1 image, 2 video.
+    """Return the type of each token, int64 of the shape of `input_ids`: 0 text, 1 image, 2 video.
 
-    Markers around visual tokens (start, end) count as text, as they do in Hugging Face's `mm_token_type_ids`.
+    Markers around visual tokens (start, end) count as text, as in Hugging Face's `mm_token_type_ids`.
     """
     import torch
 
@@ -139,10 +140,11 @@ def token_types(input_ids: Tensor, facts: ModelFacts) -> Tensor:
 
 
 def context_length(input_ids: Tensor, facts: ModelFacts, tokenizer: Any = None) -> int:
-    """Tokens of the prompt's context, where a protocol cuts it.
+    """Count the tokens of the prompt's context, after which a protocol cuts the prompt.
 
-    That is the prompt up to and including the last visual token and, where one follows directly, its closing token.
-    InternVL's is known only with a tokenizer (here or in `model_facts`); without one its context ends at the last visual token.
+    The context ends with the last visual token, or with its closing token if that follows directly. InternVL's closing
+    token is known only with a tokenizer (here or in `model_facts`); without one its context ends with the last visual
+    token.
 
     Args:
         input_ids: [T] or [1, T], one prompt without padding on the right.
@@ -158,8 +160,8 @@ def context_length(input_ids: Tensor, facts: ModelFacts, tokenizer: Any = None) 
     if not len(visual):
         cutting = " and ".join(name for name in CUTTING if name in SINGLE)
         raise UnsupportedError(
-            f"protocol={cutting} cut a prompt behind its visual tokens, and this one is text only; "
-            f"use {' or '.join(f'protocol={name}' for name in WHOLE)} for it, or name the field of its document with "
+            f"protocol={cutting} cut a prompt behind its visual tokens, but this prompt is text only; use "
+            f"{' or '.join(f'protocol={name}' for name in WHOLE)}, or name the field of its document with "
             "datasets.<name>.context_key"
         )
     end = int(visual[-1]) + 1
@@ -168,26 +170,27 @@ def context_length(input_ids: Tensor, facts: ModelFacts, tokenizer: Any = None) 
 
 
 def kv_bytes_per_token(model: Any, dtype: torch.dtype | str) -> int:
-    """Bytes of one token's keys and values in all compressed layers and KV heads. model: its facts or its config."""
+    """Return the bytes of one token's keys and values in all compressed layers and KV heads. model: the model's facts or
+    config."""
     facts = model if isinstance(model, ModelFacts) else model_facts(model)
     size = _BYTES[dtype] if isinstance(dtype, str) else dtype.itemsize
     return 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * size
 
 
 def state_bytes(facts: ModelFacts, tokens: int, dtype: str) -> int:
-    """Bytes of windows and recurrent states after a prompt of `tokens`; 0 where every layer is compressed."""
+    """Return the bytes of windows and recurrent states after a prompt of `tokens`; 0 if every layer is compressed."""
     return facts.states.nbytes(tokens, 2 * facts.num_kv_heads * facts.head_dim, _BYTES[dtype])
 
 
 def share_of_all_state(facts: ModelFacts, tokens: int, kept: int, dtype: str) -> float:
-    """Share of the bytes of all state after a prompt of `tokens` that stays with `kept` entries per KV head, windows and
-    recurrent states counted."""
+    """Return the share of the bytes of all state after a prompt of `tokens` that stays with `kept` entries per KV head.
+    Windows and recurrent states count as well."""
     entry, beside = kv_bytes_per_token(facts, dtype), state_bytes(facts, tokens, dtype)
     return (kept * entry + beside) / (tokens * entry + beside)
 
 
 def full_state_bytes(facts: ModelFacts, dtype: str) -> int:
-    """Bytes of windows and recurrent states, of a prompt that fills the windows."""
+    """Return the bytes of windows and recurrent states after a prompt that fills the windows."""
     return state_bytes(facts, facts.states.window, dtype)
 
 
@@ -200,12 +203,12 @@ def _marker_ids(marker: str | None, tokenizer: Any) -> tuple[int, ...]:
     if marker is None or tokenizer is None:
         return ()
     token = tokenizer.convert_tokens_to_ids(marker)
-    # A tokenizer without the marker answers None or its unknown token: neither closes anything.
+    # A tokenizer without the marker returns None or its unknown token: neither closes anything.
     return () if token is None or token == getattr(tokenizer, "unk_token_id", None) else (int(token),)
 
 
 def _layer_kinds(text: Any) -> list[str]:
-    """The kind of every layer, of what a config.json states or of a transformers config."""
+    """Return the kind of every layer, from the keys of a config.json or from a transformers config."""
     if isinstance(text, StatedConfig):
         return list(getattr(text, "layer_types", None) or [FULL] * text.num_hidden_layers)
     from transformers.cache_utils import get_layer_types_and_kwargs
@@ -214,19 +217,20 @@ def _layer_kinds(text: Any) -> list[str]:
 
 
 def _refuse_other_layers(known: Family, backbone: TextModel, text: Any, kinds: list[str]) -> None:
-    """Entries outside a sliding window are gone for the model itself, so a budget over all tokens means nothing there."""
+    """Refuse layers with an unsupported kind. Entries outside a sliding window are lost to the model itself, so a budget
+    over all tokens has no meaning for such layers."""
     partial = [i for i, kind in enumerate(kinds) if kind != FULL and kind not in backbone.beside]
     if partial:
-        beside = f", and {' and '.join(backbone.beside)} beside it" if backbone.beside else " in every layer"
+        beside = f", or {' or '.join(backbone.beside)}" if backbone.beside else " in every layer"
         raise UnsupportedError(
             f"{known.name}: layers {partial[0]} to {partial[-1]} ({len(partial)} of {len(kinds)}) use "
-            f"{kinds[partial[0]]} (sliding_window={getattr(text, 'sliding_window', None)}); only full attention"
-            f"{beside} is supported, because such layers drop tokens by themselves. Choose a checkpoint without it."
+            f"{kinds[partial[0]]} (sliding_window={getattr(text, 'sliding_window', None)}), which drops tokens "
+            f"itself; allowed: full attention{beside}; choose a checkpoint without such layers"
         )
     if FULL not in kinds:
         raise UnsupportedError(
-            f"{known.name}: none of its {len(kinds)} layers has full attention, and only such layers are compressed; choose "
-            "more layers (model.layers) or another model"
+            f"{known.name}: none of the {len(kinds)} layers has full attention, but only such layers are "
+            "compressed; choose more layers (model.layers) or another model"
         )
 
 
@@ -248,13 +252,13 @@ class StatedConfig:
         raise AttributeError(name)
 
     def get_text_config(self, decoder: bool = True) -> StatedConfig:
-        """The text model's config; itself where the whole is a text model."""
+        """Return the text model's config; the config itself for a text model."""
         inner = self._values.get("text_config")
         return self if inner is None else StatedConfig(inner)
 
 
 def read(folder: str | Path) -> StatedConfig | None:
-    """The config.json of a folder; None where it cannot be read or does not state enough."""
+    """Return the config.json of a folder; None if it cannot be read or does not state enough."""
     try:
         values = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -263,12 +267,14 @@ def read(folder: str | Path) -> StatedConfig | None:
 
 
 def stated(values: Mapping[str, Any]) -> StatedConfig | None:
-    """The config of these keys of config.json; None where they do not state all, or not what is supported."""
+    """Return the config of these keys of config.json; None if a key is missing, or the model is not supported."""
     known = families().get(str(values.get("model_type")))
     text = values.get("text_config", values)
     if known is None or not isinstance(text, Mapping) or bool(known.media) != ("text_config" in values):
         return None
-    if any(name != known.model_class for name in values.get("architectures") or ()):  # perhaps for code of its own
+    if any(
+        name != known.model_class for name in values.get("architectures") or ()
+    ):  # perhaps the model brings its own code
         return None
     config, backbone = StatedConfig(values), known.text_model(str(text.get("model_type")))
     ids = (known.image_id_key, known.video_id_key, known.closing_id_key)
@@ -283,7 +289,7 @@ def stated(values: Mapping[str, Any]) -> StatedConfig | None:
 
 
 def _states_its_layers(backbone: TextModel, text: Mapping[str, Any]) -> bool:
-    """Every layer is stated to be of a kind that the backbone is known for."""
+    """Tell whether the config states a supported kind for every layer."""
     if text.get("layer_types") is not None:
         return FULL in text["layer_types"] and set(text["layer_types"]) <= {FULL, *backbone.beside}
     switch = backbone.window_switch

@@ -1,7 +1,8 @@
-"""Gemma 3, arXiv 2503.19786: text models with five layers of a sliding window to each one of full attention.
+"""Gemma 3, arXiv 2503.19786: text models with five layers of a sliding window for each layer of full attention.
 
-Each kind of layer has its own rotary embedding. Queries and keys are normalised per head, and every block is normalised before
-and after. With pictures its full layers see a picture's block in both directions, so that the family with pictures is refused.
+Each kind of layer has its own rotary embedding. Queries and keys are normalised per head, and every block is normalised
+before and after. With pictures, full layers see a picture's block in both directions, so the family with pictures is
+refused.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ class Gemma3Text(TextModel):
         ]
         if changed:
             raise UnsupportedError(
-                f"Gemma 3 (text) with {changed[0]}={getattr(text, changed[0])} is not supported, because scores are those of "
-                "plain causal attention; allowed: null or false; choose a checkpoint without it"
+                f"Gemma 3 (text) with {changed[0]}={getattr(text, changed[0])} is not supported, because scores "
+                "are computed from plain causal attention; allowed: null or false; choose a checkpoint without "
+                "this setting"
             )
 
 

@@ -1,8 +1,8 @@
 """InternVL, arXiv 2404.16821 section 3.2: an image is squashed into a grid of tiles of 448x448, tile after tile.
 
-The grid is that of the nearest aspect ratio. With more than one tile the whole image follows as another. 2x2 patches make a
-token, 256 a tile; a frame is one tile. The classes of transformers take a video as one <img>...</img> block per frame, so there
-is no video token; the closing token is known by its text only.
+The grid is the one with the nearest aspect ratio. If there is more than one tile, the whole image follows as a further
+tile. 2x2 patches make a token, 256 a tile; a frame is one tile. The classes of transformers take a video as one
+<img>...</img> block per frame, so there is no video token; only the text of the closing token is known.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class InternVL(Family):
 
 
 def tile_grid(size: Size, tile: int, least: int, most: int) -> tuple[int, int]:
-    """(columns, rows) of the grid whose aspect ratio is nearest; of equally near ones a larger, while the image fills half of
-    it. tile: pixels of one; least, most: tiles."""
+    """Return (columns, rows) of the grid with the nearest aspect ratio; of equally near grids a larger one, as long as the
+    image fills half of it. tile: pixels of a tile; least, most: numbers of tiles."""
     width, height = size
     grids = [(c, r) for c in range(1, most + 1) for r in range(1, most + 1) if least <= c * r <= most]
     best, nearest = (1, 1), math.inf

@@ -1,7 +1,7 @@
 """LLaVA with a CLIP tower: LLaVA-1.5, LLaVA-NeXT and LLaVA-NeXT-Video.
 
 LLaVA-1.5          arXiv 2310.03744: 336x336 in patches of 14 = 576; the shorter edge is scaled to the tower's and the
-                   middle cut out, so no token shows what lies outside of it
+                   middle cut out, so no token shows the parts outside of it
 LLaVA-NeXT         blog of 2024-01-30 (AnyRes): the whole squashed into 336x336; then the image in tiles of the
                    best-fitting resolution, scaled with its aspect and padded on both sides, in rows across all tiles
                    without the rows or columns that are padding, with a newline token per row
@@ -26,7 +26,8 @@ class Llava(Family):
         if not part.do_center_crop or getattr(part, "do_pad", False) or "shortest_edge" not in dict(part.size):
             raise UnsupportedError(
                 f"the image processor has size={dict(part.size)}, do_center_crop={part.do_center_crop}, do_pad="
-                f"{getattr(part, 'do_pad', False)}; allowed for a llava model: the shorter edge scaled, the middle cut out"
+                f"{getattr(part, 'do_pad', False)}; allowed for a llava model: the shorter edge scaled, the "
+                "middle cut out; restore the checkpoint's own processor files"
             )
         squares, boxes = patches(edge, prompt.config.vision_config.patch_size), []
         for image, size in enumerate(prompt.sizes):

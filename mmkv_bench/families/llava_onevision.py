@@ -1,7 +1,7 @@
 """LLaVA-OneVision and LLaVA-Video: a SigLIP tower of 384x384 pixels.
 
 LLaVA-OneVision   arXiv 2408.03326 section 3.3: a single image as LLaVA-NeXT, 729 tokens a tile, beyond 9 tiles' worth of
-                  tokens blended bilinearly (384 is no multiple of the patch of 14: the last 6 pixels of a tile lie in no
+                  tokens blended bilinearly (384 is not a multiple of the patch of 14: the last 6 pixels of a tile are in no
                   patch); several images each padded to a square, 729 and a newline; frames pooled to 196, one newline
 LLaVA-Video       the released code: images as LLaVA-OneVision; frames pooled to 14x14, or averaged to 13x13 as
                   arXiv 2410.02713 says, with a newline token per row (mm_newline_position=grid)
@@ -56,7 +56,7 @@ class LlavaOneVision(Family):
 
 
 class LlavaVideo(LlavaOneVision):
-    """Rules of LLaVA-Video where they differ; its classes are in `classes/llava_video.py`."""
+    """Rules of LLaVA-Video that differ; its classes are in `classes/llava_video.py`."""
 
     def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
         part = settings["processor"]
@@ -74,7 +74,7 @@ class LlavaVideo(LlavaOneVision):
 
 
 def _most_tiles(aspect: str) -> int:
-    """9 of `anyres_max_9`."""
+    """Return the number of tiles in a setting such as `anyres_max_9`: 9."""
     return int(aspect.removeprefix("anyres_max_"))
 
 

@@ -1,7 +1,8 @@
-"""Qwen3.5, dense, with pictures and without: three layers of linear attention (gated delta rule) to each of full attention.
+"""Qwen3.5, dense, with and without pictures: three layers of linear attention (gated delta rule) for each layer of full
+attention.
 
-Pictures and videos are those of Qwen3-VL. The projection of queries in a full layer is twice as wide: behind each head's
-query stands its gate. A quarter of a head's dimensions is rotated.
+Pictures and videos work as in Qwen3-VL. The query projection of a full layer is twice as wide: each head's query is
+followed by its gate. A quarter of a head's dimensions is rotated.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Qwen2-VL, Qwen2.5-VL   arXiv 2409.12191 section 2.1: sides rounded to multiples of 28, area scaled into [min_pixels,
                        max_pixels], one token per 28x28; frames in pairs, each pair as many tokens as one image
-Qwen3-VL               the same with 32x32; a video's limits are of all its frames together
+Qwen3-VL               likewise with 32x32; a video's limits are for all its frames together
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmkv_bench.families.tiles import even, grid
 
 
 class QwenVL(Family):
-    """Rules that Qwen2-VL and Qwen2.5-VL share."""
+    """Rules shared by Qwen2-VL and Qwen2.5-VL."""
 
     def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
         part = settings["image"]
@@ -35,7 +35,7 @@ class QwenVL(Family):
         return math.ceil(frames / pair) * _squares(size, side, low, high)
 
     def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
-        """An even grid over each image."""
+        """Return an even grid over each image."""
         merge = prompt.config.vision_config.spatial_merge_size
         grids = [(int(h) // merge, int(w) // merge) for _, h, w in prompt.inputs["image_grid_thw"].tolist()]
         return [box for image, (h, w) in enumerate(grids) for box in grid(image, even(h), even(w))]
@@ -50,7 +50,7 @@ class QwenVL(Family):
 
 
 class Qwen3VL(QwenVL):
-    """Rules of Qwen3-VL where they differ."""
+    """Rules of Qwen3-VL that differ."""
 
     def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
         part = settings["video"]
@@ -78,24 +78,28 @@ class Qwen3VL(QwenVL):
 
 
 def area(part: Mapping[str, Any]) -> tuple[int, int]:
-    """The least and the most pixels, under either of the names that checkpoints give them."""
+    """Return the least and the most pixels, under either of the names that checkpoints use."""
     size = part.get("size") or {}
     return part.get("min_pixels") or size["shortest_edge"], part.get("max_pixels") or size["longest_edge"]
 
 
 def _side(part: Mapping[str, Any]) -> int:
-    """Pixels of a side of the square that becomes a token."""
+    """Return the side in pixels of the square that becomes a token."""
     return part["patch_size"] * part["merge_size"]
 
 
 def _squares(size: Size, side: int, low: int, high: int, frames: int = 1, whole_pairs: int = 1) -> int:
-    """Squares after scaling: sides rounded to whole squares, then the area brought within the limits.
+    """Count the squares after scaling: sides rounded to whole squares, then the area brought within the limits.
 
-    The area is that of `frames` frames; what is compared with the limits counts `whole_pairs` frames of rounded sides.
+    The area is that of `frames` frames; the area compared with the limits is that of `whole_pairs` frames with rounded
+    sides.
     """
     width, height = size
     if max(size) > 200 * min(size):
-        raise UnsupportedError(f"{width}x{height}: Qwen-VL takes no side more than 200 times the other")
+        raise UnsupportedError(
+            f"the image has {width}x{height} pixels; allowed for Qwen-VL: no side more than 200 times the other; crop "
+            "or pad the image"
+        )
     squares = [round(length / side) for length in size]
     pixels = whole_pairs * math.prod(squares) * side**2
     if pixels > high:

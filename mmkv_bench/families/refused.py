@@ -1,4 +1,4 @@
-"""Models that transformers has and that are refused by name, each with the reason."""
+"""Models of transformers that are refused by name, each with the reason."""
 
 from __future__ import annotations
 
@@ -45,4 +45,4 @@ REFUSED = {
     "qwen3_5_moe_text": _EXPERTS,
     "qwen3_next": _EXPERTS,
 }
-"""`model_type` -> why."""
+"""`model_type` -> the reason."""

@@ -1,8 +1,9 @@
-"""The supported families, collected from the files of this folder, and what is asked of one by its `model_type`.
+"""The supported families, collected from the files of this folder, and functions that look a family up by its
+`model_type`.
 
-Tokens that are counted are replaced by features, the same as `EncodedPrompt.visual_tokens`; markers around them and the
-timestamps of Qwen3-VL are text. No processor, model or picture is needed, so prompt sizes and cache bytes are known before
-anything is downloaded.
+Visual tokens are counted as in `EncodedPrompt.visual_tokens`: tokens that are replaced by features. Markers around them
+and the timestamps of Qwen3-VL are text. No processor, model or picture is needed, so prompt sizes and cache bytes are
+known before anything is downloaded.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ FAMILIES = (
 
 @cache
 def families() -> dict[str, Family]:
-    """`model_type` -> family, of all files here that have a list `FAMILIES`."""
+    """Map `model_type` to family, for all files of this folder that have a list `FAMILIES`."""
     modules = (
         import_module(f"{mmkv_bench.families.__name__}.{module.name}")
         for module in pkgutil.iter_modules(mmkv_bench.families.__path__)
@@ -58,23 +59,23 @@ def families() -> dict[str, Family]:
 
 
 def family(model_type: str) -> Family:
-    """The family of a `model_type`.
+    """Return the family of a `model_type`.
 
     Raises:
-        UnsupportedError: there is none.
+        UnsupportedError: no family has this `model_type`.
     """
     if model_type not in families():
         names = ", ".join(one.name for one in families().values())
         why = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
         raise UnsupportedError(
-            f"model_type {model_type!r} is not supported{why}; supported families: {names}. Choose a model folder of one of "
-            "these."
+            f"model_type {model_type!r} is not supported{why}; supported families: {names}; choose a model of one "
+            "of these"
         )
     return families()[model_type]
 
 
 def family_of_processor(processor: Any) -> Family | None:
-    """The family whose processor this is; None for tokenizers and processors of other classes."""
+    """Return the family of a processor; None for tokenizers and processors of other classes."""
     by_class = {one.processor: one for one in families().values()}
     names = (base.__name__ for base in type(processor).__mro__)
     return next((by_class[name] for name in names if name in by_class), None)
@@ -83,10 +84,10 @@ def family_of_processor(processor: Any) -> Family | None:
 def image_tokens(
     model_type: str, settings: Settings, width: int, height: int, images: int = 1, limits: PixelLimits = NO_LIMITS
 ) -> int:
-    """Visual tokens of one image of width x height pixels in a prompt of `images` images.
+    """Count the visual tokens of one image of width x height pixels in a prompt of `images` images.
 
     Raises:
-        UnsupportedError: a model without images, or a side more than 200 times the other where a family refuses it.
+        UnsupportedError: a model without images, or a side more than 200 times the other if a family refuses this.
     """
     _check_takes(model_type, "image")
     return family(model_type).image_tokens(settings, (width, height), images, limits)
@@ -95,10 +96,10 @@ def image_tokens(
 def video_tokens(
     model_type: str, settings: Settings, frames: int, width: int, height: int, limits: PixelLimits = NO_LIMITS
 ) -> int:
-    """Visual tokens of a video of `frames` >= 1 frames, those that are left after sampling, of width x height pixels.
+    """Count the visual tokens of a video of `frames` >= 1 frames (after sampling) of width x height pixels.
 
     Raises:
-        UnsupportedError: a model without videos, or a side more than 200 times the other where a family refuses it.
+        UnsupportedError: a model without videos, or a side more than 200 times the other if a family refuses this.
     """
     _check_takes(model_type, "video")
     return family(model_type).video_tokens(settings, frames, (width, height), limits)
@@ -107,23 +108,25 @@ def video_tokens(
 def token_boxes(
     config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size], visual: int
 ) -> list[Box | None]:
-    """The box of every visual token of a prompt with images and no video, in prompt order.
+    """Return the box of every visual token of a prompt with images and no video, in prompt order.
 
     Args:
-        config: of the whole model; processor: the one that made `inputs`, those of one prompt; sizes: of its images, in order.
-        visual: visual tokens of the prompt.
+        config: of the whole model; processor: made `inputs`, the tensors of one prompt; sizes: sizes of its images, in
+            order.
+        visual: number of visual tokens of the prompt.
 
     Returns:
-        `visual` boxes; None for a token that shows no place: a newline, or nothing but padding.
+        `visual` boxes; None for a token that shows no part of an image: a newline, or nothing but padding.
 
     Raises:
-        UnsupportedError: a family without such a rule, or a processor whose settings cut images otherwise.
+        UnsupportedError: a family without such a rule, or a processor whose settings cut images differently.
     """
     boxes = family(config.model_type).boxes(ImagePrompt(config, processor, inputs, sizes))
     if len(boxes) != visual:
         raise UnsupportedError(
-            f"images of {', '.join(f'{w}x{h}' for w, h in sizes)} have {len(boxes)} tokens by the rule of {config.model_type} "
-            f"models and {visual} in the prompt, so their places are unknown; allowed: {OWN_FILES}"
+            f"images of {', '.join(f'{w}x{h}' for w, h in sizes)} have {len(boxes)} tokens by the rule of "
+            f"{config.model_type} models but {visual} in the prompt, so visual tokens cannot be located; restore "
+            f"the {OWN_FILES}"
         )
     return boxes
 
@@ -133,27 +136,27 @@ def check_chunks(known: Family) -> None:
     if not known.streams:
         names = ", ".join(one.name for one in families().values() if one.streams)
         raise UnsupportedError(
-            f"protocol=stream feeds a video in chunks, which is built for {names}, and this is {known.name}; choose one of "
-            "these, or use protocol=query_agnostic"
+            f"protocol=stream feeds a video in chunks, which {known.name} does not support; allowed: {names}; "
+            "choose one of these, or use protocol=query_agnostic"
         )
 
 
 def check_no_states(known: Family, states: bool) -> None:
-    """Raise UnsupportedError for a family that cannot be read under a cap (`protocol=stream`): it has `states`."""
+    """Raise UnsupportedError for a family with `states`, which cannot be read under a cap (`protocol=stream`)."""
     if states:
         raise UnsupportedError(
-            f"protocol=stream evicts while it prefills, and {known.name} has layers that keep a window or a recurrent state of "
-            "all that was read; choose a model whose layers all attend to the whole prompt"
+            f"protocol=stream evicts while it prefills, but {known.name} has layers that keep a window or a "
+            "recurrent state of all that was read; choose a model whose layers all attend to the whole prompt"
         )
 
 
 def check_smaller(one: Family) -> None:
-    """Refuse families whose pictures have as many tokens at every size. Raises UnsupportedError."""
+    """Refuse families whose pictures have equally many tokens at every size. Raises UnsupportedError."""
     if one.smaller_by is None:
         supported_families = ", ".join(sorted(kind for kind, other in families().items() if other.smaller_by))
         raise UnsupportedError(
-            f"method pixels shows smaller pictures, and of {one.name} no way is known to make fewer tokens of a picture (its "
-            f"`smaller_by`); allowed: {supported_families}; leave pixels out"
+            f"method pixels shows smaller pictures, but pictures of {one.name} cannot get fewer tokens (its "
+            f"`smaller_by` is None); allowed: {supported_families}; leave pixels out"
         )
 
 
@@ -164,11 +167,11 @@ def apply_limits(
     video_max_pixels: int | None = None,
     frames: int | None = None,
 ) -> None:
-    """Change a processor's pixel limits where a run asks for it.
+    """Change a processor's pixel limits to those of a run.
 
     Args:
-        min_pixels, max_pixels: area that an image is scaled up or down to, before it is cut into patches.
-        video_max_pixels: the same of one frame; frames: of a video, for processors that limit a video as a whole.
+        min_pixels, max_pixels: limits of the area that an image is scaled to, before it is cut into patches.
+        video_max_pixels: largest area of one frame; frames: of a video, for processors that limit a video as a whole.
 
     Raises:
         ConfigError: a processor without such limits, or limits that exclude each other.

@@ -1,9 +1,10 @@
 """SmolVLM, arXiv 2504.05299, and Idefics3, arXiv 2408.12637, section 3.1: an image in tiles of the tower's square.
 
-An image is scaled to a longest edge, small ones up, and both sides are stretched to whole tiles. Where there are several, the
-whole image squashed into one more tile follows them. A pixel shuffle makes one token of scale_factor x scale_factor patches: 64 a
-tile of 512x512 (patches of 16, 4x4 a token), 81 of 384x384 (patches of 14, 3x3; the last 6 pixels of a tile lie in no patch). A
-frame of a video is one tile with image tokens, so there is no video token; the closing token is known by its text only.
+An image is scaled to a longest edge, small images up, and both sides are stretched to whole tiles. If there are several
+tiles, the whole image follows, squashed into one more tile. A pixel shuffle makes one token of scale_factor x
+scale_factor patches: 64 per tile of 512x512 (patches of 16, 4x4 a token), 81 per tile of 384x384 (patches of 14, 3x3;
+the last 6 pixels of a tile are in no patch). A frame of a video is one tile with image tokens, so there is no video
+token; only the text of the closing token is known.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ class SmolVLM(Family):
         tile, token = _edge(part.max_image_size), vision.patch_size * prompt.config.scale_factor
         if tile != vision.image_size or not (part.do_resize and part.do_image_splitting):
             raise UnsupportedError(
-                f"the image processor makes tiles of {tile} pixels (do_resize={part.do_resize}, do_image_splitting="
-                f"{part.do_image_splitting}) and the vision tower takes {vision.image_size}, so the places of visual tokens "
-                f"are unknown; allowed: {OWN_FILES}"
+                f"the image processor makes tiles of {tile} pixels (do_resize={part.do_resize}, "
+                f"do_image_splitting={part.do_image_splitting}), but the vision tower takes {vision.image_size}, "
+                f"so visual tokens cannot be located; restore the {OWN_FILES}"
             )
         boxes: list[Box | None] = []
         for image, size in enumerate(prompt.sizes):
@@ -62,14 +63,15 @@ class SmolVLM(Family):
     def smaller_images(
         self, images: Sequence[Image], processor: Any, share: float
     ) -> tuple[list[Image], dict[str, Any]]:
-        """The same images, scaled to a longest edge of fewer whole tiles, one at least."""
+        """Return the same images, and a longest edge of fewer whole tiles, at least one."""
         part = processor.image_processor
         tile = _edge(part.max_image_size)
         return list(images), {"size": {"longest_edge": tile * max(1, round(share * _edge(part.size) / tile))}}
 
 
 def tile_grid(size: Size, longest: int, tile: int) -> tuple[int, int]:
-    """(columns, rows) of tiles of an image scaled to this longest edge, in the processor's floating-point arithmetic."""
+    """Return (columns, rows) of tiles of an image scaled to this longest edge, in the processor's floating-point
+    arithmetic."""
     width, height = (max(side + side % 2, 2) for side in _scaled(size, longest))
     whole = math.ceil(max(width, height) / tile) * tile
     columns, rows = (math.ceil(side / tile) for side in _scaled((width, height), whole))
@@ -77,7 +79,7 @@ def tile_grid(size: Size, longest: int, tile: int) -> tuple[int, int]:
 
 
 def _scaled(size: Size, longest: int) -> Size:
-    """Sides of an image whose longer one is made `longest` pixels, the other rounded down."""
+    """Return the sides of an image whose longer side becomes `longest` pixels, the other rounded down."""
     aspect = size[0] / size[1]
     return (longest, int(longest / aspect)) if aspect >= 1 else (int(longest * aspect), longest)
 

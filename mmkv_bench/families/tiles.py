@@ -1,8 +1,9 @@
-"""Arithmetic of images that are cut into tiles and patches: which pixels each token shows, so how many tokens there are.
+"""Arithmetic of images that are cut into tiles and patches: which pixels each token shows, and so how many tokens there
+are.
 
-A patch of the vision tower covers a square of pixels of what the image processor made of an image; followed back through
-cropping, tiling, padding and scaling that is a box of the image itself. What a tower mixes by attention, and what scaling
-bleeds across the border of two patches, is no part of a box.
+A patch of the vision tower covers a square of pixels in the image processor's output. Followed back through cropping,
+tiling, padding and scaling, this is a box of the image itself. What a tower mixes by attention, and what scaling blends
+across the border of two patches, is not part of a box.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import Any, NamedTuple
 from mmkv_bench.families.base import Box, Settings, Size
 
 Span = tuple[Any, Any]
-"""Beginning and end on one axis: pixels of what the processor made, or parts of an image's height or width."""
+"""Start and end on one axis: pixels of the processor's output, or parts of an image's height or width."""
 POOLINGS = ("average", "bilinear")
-"""Ways to make one feature of 2x2 of a LLaVA-Video frame."""
+"""Ways to pool 2x2 features of a LLaVA-Video frame into one."""
 
 
 def grid(
     image: int, rows: Sequence[Span | None], columns: Sequence[Span | None], newline: bool = False
 ) -> list[Box | None]:
-    """Boxes row by row. rows, columns: parts of the image's height and width, None where nothing of it is; newline: each row
-    ends with a token that shows no place."""
+    """Return boxes row by row. rows, columns: parts of the image's height and width, None outside of the image; newline:
+    each row ends with a token that shows no part."""
     boxes: list[Box | None] = []
     for row in rows:
         boxes += [Box(image, *row, *column) if row and column else None for column in columns]
@@ -35,8 +36,8 @@ def grid(
 def tile_after_tile(
     image: int, rows: int, columns: int, spans: Callable[[int], Sequence[Span | None]]
 ) -> list[Box | None]:
-    """Boxes of an image in tiles, row by row of tiles; the whole in one more where there are several. spans: parts of the image
-    that the tokens of so many tiles side by side show."""
+    """Return the boxes of an image in tiles, row by row of tiles, and the whole image as one more tile if there are
+    several. spans: maps a number of tiles side by side to the parts of the image that their tokens show."""
     down, across, whole = spans(rows), spans(columns), spans(1)
     side, boxes = len(whole), list[Box | None]()
     for row in range(rows):
@@ -47,17 +48,18 @@ def tile_after_tile(
 
 
 def even(count: int) -> list[Span]:
-    """`count` equal parts of the whole."""
+    """Return `count` equal parts of the whole."""
     return [(Fraction(i, count), Fraction(i + 1, count)) for i in range(count)]
 
 
 def patches(edge: int, patch: int, tiles: int = 1) -> list[Span]:
-    """Pixels of the whole patches of each of `tiles` tiles side by side."""
+    """Return the pixels of the whole patches of each of `tiles` tiles side by side."""
     return [(t * edge + i * patch, t * edge + (i + 1) * patch) for t in range(tiles) for i in range(edge // patch)]
 
 
 def parts(pixels: Sequence[Span], start: Any, length: Any) -> list[Span | None]:
-    """Pixels as parts of an image that begins at pixel `start` and is `length` pixels long; None beside the image."""
+    """Return pixels as parts of an image that begins at pixel `start` and is `length` pixels long; None for pixels outside
+    of it."""
     zero, one = Fraction(0), Fraction(1)
     spans = [
         (max(Fraction(first - start) / length, zero), min(Fraction(last - start) / length, one))
@@ -70,8 +72,9 @@ class Tiling(NamedTuple):
     """An image in AnyRes tiles.
 
     Attributes:
-        padded: width and height that the image is scaled and padded to; cut: rows and columns of patches that are padding, at
-            each end; shape: rows and columns of tokens that are left, a newline token behind each row not counted.
+        padded: width and height that the image is scaled and padded to; cut: rows and columns of patches that are
+            padding, at each end; shape: rows and columns of the tokens that are left, without the newline token after
+            each row.
     """
 
     padded: Size
@@ -80,7 +83,7 @@ class Tiling(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """All tokens, newlines included."""
+        """Number of tokens, newlines included."""
         return self.shape[0] * (self.shape[1] + 1)
 
 
@@ -90,13 +93,14 @@ def anyres(
     """Cut an image into AnyRes tiles.
 
     Args:
-        resolutions: allowed (height, width); edge: pixels of a tile's side; per_tile: patches of it; size: of the image.
+        resolutions: allowed (height, width); edge: side of a tile in pixels; per_tile: patches per side of a tile;
+            size: of the image.
         most_tiles: tiles' worth of tokens beyond which rows and columns are blended; None: any number.
     """
     width, height = size
     tiled_height, tiled_width = _best_resolution(resolutions, size)
     rows, columns = per_tile * (tiled_height // edge), per_tile * (tiled_width // edge)
-    # The model cuts padding off by the aspect of patches, the processor put it there by that of pixels: not quite the same.
+    # The model removes padding by the aspect of patches, the processor added it by the aspect of pixels: not quite equal.
     if width / height > columns / rows:
         cut = (rows - int(round(height * (columns / width), 7))) // 2, 0
     else:
@@ -110,7 +114,7 @@ def anyres(
 
 
 def anyres_boxes(image: int, size: Size, tiling: Tiling, edge: int, patch: int) -> list[Box | None]:
-    """The whole image squashed into a square, then its tiles with a newline token behind each row."""
+    """Return the boxes of the whole image squashed into a square, then of its tiles, with a newline token after each row."""
     squashed = parts(patches(edge, patch), 0, edge)
     scale = min(padded / side for padded, side in zip(tiling.padded, size, strict=True))
     spans = []
@@ -125,31 +129,32 @@ def anyres_boxes(image: int, size: Size, tiling: Tiling, edge: int, patch: int) 
 
 
 def pooled_side(side: int, pooling: str) -> int:
-    """Rows (and columns) of a frame's features after pooling: averaging drops an odd last row."""
+    """Return the rows (and columns) of a frame's features after pooling: averaging drops an odd last row."""
     return side // 2 if pooling == "average" else math.ceil(side / 2)
 
 
 def video_token_count(frames: int, side: int, pooling: str) -> int:
-    """Visual tokens of a LLaVA-Video video whose frames have side x side features: a newline ends each row of each frame."""
+    """Count the visual tokens of a LLaVA-Video video whose frames have side x side features: a newline ends each row of
+    each frame."""
     rows = pooled_side(side, pooling)
     return frames * rows * (rows + 1)
 
 
 def edge_of(part: Mapping[str, Any]) -> int:
-    """Side of the square that a tower takes, from the settings of an image or video processor."""
+    """Return the side of the square that a tower takes, from the settings of an image or video processor."""
     size = part.get("crop_size") or part["size"]
     return size["height"] if "height" in size else size["shortest_edge"]
 
 
 def clip_tokens(settings: Settings) -> int:
-    """Tokens of one square in a CLIP tower: patches, and the class token unless the features come without it."""
+    """Count the tokens of one square in a CLIP tower: patches, and the class token unless the features come without it."""
     part = settings["processor"]
     class_token = part["num_additional_image_tokens"] - (part["vision_feature_select_strategy"] == "default")
     return (edge_of(settings["image"]) // part["patch_size"]) ** 2 + class_token
 
 
 def _best_resolution(resolutions: Sequence[Sequence[int]], size: Size) -> tuple[int, int]:
-    """(height, width) that keeps most of the image's pixels, of these the one with the least padding."""
+    """Return the (height, width) that keeps most of the image's pixels; of equal ones, that with the least padding."""
     width, height = size
 
     def rank(resolution: Sequence[int]) -> tuple[int, int]:
@@ -162,7 +167,8 @@ def _best_resolution(resolutions: Sequence[Sequence[int]], size: Size) -> tuple[
 
 
 def _blended(spans: Sequence[Span], count: int) -> list[Span]:
-    """Spans of `count` tokens that are interpolated linearly between the two nearest of the given ones (half-pixel centres)."""
+    """Return the spans of `count` tokens, each interpolated linearly between the two nearest given spans (half-pixel
+    centres)."""
     blended = []
     for i in range(count):
         place = max(Fraction((2 * i + 1) * len(spans), 2 * count) - Fraction(1, 2), Fraction(0))

@@ -1,7 +1,8 @@
 """Build a batch: its sequences are prefilled and compressed one by one and then joined, or all together.
 
-One by one, as a server admits requests, at most one full cache is held beside the compressed ones. Together, activations and
-a layer's full entries (all layers', where a method compares layers) are held for all sequences at once.
+One by one, as a server admits requests, at most one full cache is in memory beside the compressed ones. Together,
+activations and a layer's full entries (all layers' entries, if a method compares layers) are in memory for all
+sequences at once.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ COMMON = {"use_cache": True, "logits_to_keep": 1, "return_dict": True}
 
 
 class PassDevice(Protocol):
-    """Interface of the device of a pass: where tensors go, and marks in its stream of work."""
+    """The device of a pass: where tensors go, and marks in its stream of work."""
 
     @property
     def place(self) -> torch.device: ...
@@ -44,7 +45,7 @@ class PrefillTimer:
 
     Attributes:
         start: before the forward pass. prefilled: the text model and all compression have ended.
-        end: the first tokens are on the host too, where they come from the prefill.
+        end: the first tokens, if they come from the prefill, are on the host too.
     """
 
     start: Mark
@@ -57,10 +58,11 @@ class FilledBatch:
     """A batch of prefilled and compressed prompts.
 
     Attributes:
-        caches: one per sequence, or one of all. last: position ids of the prompts' last tokens, `[..., B, 1]`.
-        first: int64 `[B, 1]`, the first tokens; None where they are decoded from what stays (`strict`).
-        useful: bytes of keys and values, without padding, that the first decode step reads. fallback: the method's fallbacks.
-        broken: bool scalars on the device, True where logits that a token was taken from held NaN.
+        caches: one per sequence, or one for all. last: position ids of the prompts' last tokens, `[..., B, 1]`.
+        first: int64 `[B, 1]`, the first tokens; None if they are decoded from the reduced cache (`strict`).
+        useful: bytes of keys and values, without padding, that the first decode step reads. fallback: the method's
+            fallbacks.
+        broken: bool scalars on the device, True if logits from which a token was chosen contained NaN.
     """
 
     caches: list[CompressedCache] = field(default_factory=list)
@@ -72,13 +74,13 @@ class FilledBatch:
     broken: list[Tensor] = field(default_factory=list)
 
     def add(self, cache: CompressedCache, made: PrefillListener) -> None:
-        """Add the cache that the listener has just compressed, of one prompt or of all."""
+        """Add a cache, of one prompt or of all, that the listener has just compressed."""
         self.caches.append(cache)
         self.useful += sum(row.useful for layer in made.accounts.values() for row in layer)
         self.fallback += [name for names in (*made.fallbacks, *made.observed) for name in names]
 
     def joined(self, reserve: int, phases: Phases) -> CompressedCache:
-        """Return all sequences in one cache; joining is the phase `join`. reserve: slots that will be appended."""
+        """Return one cache with all sequences; joining is the phase `join`. reserve: slots that will be appended."""
         if len(self.caches) == 1:
             return self.caches[0]
         with phases("join"):
@@ -87,20 +89,21 @@ class FilledBatch:
 
 @dataclass(frozen=True)
 class PromptPlaceholders:
-    """Stand-ins for prompts of a pass whose memory alone is counted.
+    """Stand-ins for prompts in a pass that only counts memory.
 
-    Only `distinct` prompts (at least two) and the last one are prefilled; copies of their caches, in storages of their own,
-    stand for the others. Such a pass holds what the true one holds, except padding where heads keep different lengths.
+    Only `distinct` prompts (at least two) and the last one are prefilled. For the others, copies of their caches in
+    separate storages are used. Such a pass holds as many bytes as the real one, except padding if heads keep different
+    lengths.
 
     Attributes:
-        alike: counts a second tensor where a first one is counted (`Counters.alike`).
+        alike: counts a second tensor if a first one is counted (`Counters.alike`).
     """
 
     distinct: int
     alike: Callable[[Tensor, Tensor], None] = lambda one, other: None
 
     def lay(self, prompt: EncodedPrompt, same: EncodedPrompt) -> None:
-        """Count a prompt where a prompt of the same shape is counted."""
+        """Count a prompt if a prompt of equal shape is counted."""
         for name, tensor in {**same.inputs, "types": same.types}.items():
             self.alike(tensor, {**prompt.inputs, "types": prompt.types}[name])
 
@@ -120,8 +123,8 @@ def fill(
     """Prefill and compress prompts of one length, each as if it were alone.
 
     Args:
-        session: made by `attach`, with slots for the answer where nothing is joined.
-        prompts: each is moved to the device for its prefill only. together: all in one forward pass.
+        session: made by `attach`, with slots for the answer if nothing is joined.
+        prompts: each is moved to the device for its prefill only. together: prefill all prompts in one forward pass.
         candidates: tokens that are not fed again (`Lengths`).
         first: the first tokens are taken from the prefill's logits, and brought to the host at once.
         copies: stand-ins for prompts that are not prefilled.
@@ -141,7 +144,7 @@ def fill(
         for number, group in enumerate([prompts] if together else [[prompt] for prompt in prompts]):
             if copies is not None and copies.distinct <= number < len(prompts) - 1:
                 same = number % copies.distinct
-                copies.lay(group[0], prompts[1])  # the first one's inputs are counted whether they are read or not
+                copies.lay(group[0], prompts[1])  # the first prompt's inputs are counted even if they are not read
                 last.append(last[same])
                 tokens += tokens[same : same + 1]
                 filled.add(copy.deepcopy(filled.caches[same]), made)
@@ -167,7 +170,8 @@ def fill(
 
 
 def likeliest(output: Any, broken: list[Tensor]) -> Tensor:
-    """Return the likeliest next tokens, int64 `[B, 1]`, once they are on the host as well; `broken` is told of NaN."""
+    """Return the likeliest next tokens, int64 `[B, 1]`, once they are on the host as well. NaN checks are appended to
+    `broken`."""
     broken.append(output.logits.isnan().any())
     chosen: Tensor = output.logits[:, -1].argmax(-1)[:, None]
     chosen.tolist()
@@ -185,6 +189,6 @@ def _beside(prompts: Sequence[EncodedPrompt]) -> tuple[dict[str, Tensor], Tensor
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise UnsupportedError(
-            f"batch_prefill=together needs prompts of one shape, and those of {prompts[0].identity} differ: {error}; use "
-            "batch_prefill=one_by_one"
+            f"batch_prefill=together needs prompts of one shape, but those of {prompts[0].identity} differ: "
+            f"{error}; use batch_prefill=one_by_one"
         ) from error

@@ -1,6 +1,6 @@
 """Decode several forks of one prompt at once, each as stock `generate()` would decode it alone.
 
-Decoding is greedy. Only `full`'s reference answers for ROUGE-L (PrefixKV) are sampled, see `Sampler`.
+Decoding is greedy. Only the reference answers of `full` for ROUGE-L (PrefixKV) are sampled, see `Sampler`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mmkv_bench.generation.rules import DecodeRules
 
 @dataclass
 class Decoded:
-    """Tokens of one fork. entries: number its layers held when the last token was chosen, where that was counted."""
+    """Tokens of one fork. entries: number of its layers' entries when the last token was chosen, if that was counted."""
 
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
@@ -39,7 +39,7 @@ class Decoded:
 
 
 class _Chooser:
-    """Chooser of each row's next token, which also knows which rows have ended."""
+    """Chooses each row's next token, and records which rows have ended."""
 
     def __init__(self, rules: DecodeRules, prompt_ids: Tensor, rows: int, pick: Callable[[Tensor], Tensor]):
         self.pick = pick
@@ -50,7 +50,7 @@ class _Chooser:
         self.ids = prompt_ids.expand(rows, -1) if reads_ids else None
 
     def choose(self, logits: Tensor) -> Tensor:
-        """Append the next token of every unfinished row. logits: float32 `[R, V]`; returns int64 `[R, 1]`."""
+        """Append the next token of every unfinished row. logits: float32 `[R, V]`. Returns int64 `[R, 1]`."""
         broken = logits.isnan().any(-1).tolist()
         if self.ids is not None:
             logits = self.processors(self.ids, logits)
@@ -96,27 +96,27 @@ def decode(
     pick: Callable[[Tensor], Tensor] = greedy,
     step: Callable[..., Any] | None = None,
 ) -> list[Decoded]:
-    """Decode `rows` forks whose reduced entries stand in `cache`.
+    """Decode `rows` forks whose reduced entries are in `cache`.
 
     Args:
-        group: the shared prefill: positions, the prompt that processors and stop strings read, its tokens that are fed
-            again, and the first token's logits where none is fed.
+        group: the shared prefill: positions, the prompt that processors and stop strings read, the tokens that are fed
+            again, and the first token's logits if none is fed.
         deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
         acting: the rows have decode policies; the entries of each row are counted when its answer ends.
-        pick: processed logits `[R, V]` -> the next tokens, int64 `[R]`; greedy unless the full cache is sampled from.
+        pick: processed logits `[R, V]` -> the next tokens, int64 `[R]`; greedy unless answers are sampled.
         step: feeds one token per row in place of the model (`CompiledStep`), into storage that has room for the whole
             answer. Not for rows with policies.
 
     Returns:
-        One `Decoded` per row; NaN logits end their own row only.
+        One `Decoded` per row; NaN logits end only the affected row.
     """
     model, prefilled = group.model, group.prefilled
     chooser = _Chooser(group.rules, group.prompt.input_ids, rows, pick)
     lead, offset = group.lead(protocol)
     feed = lead.expand(rows, -1) if lead.shape[1] else chooser.choose(prefilled.logits.expand(rows, -1))
-    # Rows that have ended leave the batch: with policies, which cost time of their own, at once, else when they are half of
-    # it and worth a copy of the others. In low precision every shape stays what it was, because a change of shape alone can
-    # flip a token; so it does for a graph.
+    # Rows that have ended leave the batch: at once with policies, which cost time, otherwise when they are half of
+    # it and worth a copy of the others. In low precision all shapes stay constant, because a change of shape alone can
+    # flip a token; likewise for a graph.
     alive, shrinks = list(range(rows)), model.dtype == torch.float32 and step is None
     if step is not None:
         cache = fixed_view(cache, pool_of(model))
@@ -139,7 +139,7 @@ def decode(
             return_dict=True,
         )
         offset += feed.shape[1]
-        logits = output.logits[:, -1].to(torch.float32, copy=step is not None)  # a graph writes its next ones over them
+        logits = output.logits[:, -1].to(torch.float32, copy=step is not None)  # a graph overwrites them
         if len(alive) < rows:
             logits = logits.new_zeros(rows, logits.shape[1]).index_copy_(
                 0, torch.tensor(alive, device=logits.device), logits
@@ -148,7 +148,7 @@ def decode(
 
 
 def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache, least: int) -> list[int]:
-    """Take ended rows out of the cache where there are at least `least`; return the numbers of the rows that stay."""
+    """Take ended rows out of the cache if there are at least `least`; return the numbers of the rows that stay."""
     stay = [place for place, row in enumerate(alive) if not rows[row].done]
     if len(alive) - len(stay) < least:
         return alive
@@ -157,7 +157,7 @@ def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache, least:
 
 
 def _count(rows: list[Decoded], alive: list[int], cache: CompressedCache) -> None:
-    """Count the entries of rows that have just ended; the policies of rows that stay in the batch go on acting."""
+    """Count the entries of rows that have just ended; the policies of rows that stay in the batch continue to act."""
     ended = [(place, row) for place, row in enumerate(alive) if rows[row].done and rows[row].entries is None]
     if ended:
         entries = torch.stack([layer.entries().sum(-1) for layer in cache.compressed]).sum(0)
@@ -170,7 +170,7 @@ RECOMPILES = 64  # programs of one model: by rows (one or several), ragged or no
 
 
 def config_of(device: torch.device, backend: str | Callable[..., Any] = "inductor") -> CompileConfig:
-    """Return the configuration with which stock `generate()` compiles its decode step as `CompiledStep` does."""
+    """Return the configuration with which stock `generate()` compiles its decode step in the same way as `CompiledStep`."""
     config = CompileConfig(fullgraph=True, backend=backend, mode=_mode(device, backend))
     config._compile_all_devices = True
     return config
@@ -181,10 +181,10 @@ def _mode(device: torch.device, backend: str | Callable[..., Any]) -> str | None
 
 
 class CompiledStep:
-    """Forward pass of one token per row, compiled at its first call; called like the model (`decode=compiled`).
+    """The forward pass of one token per row, compiled at its first call; called like the model (`decode=compiled`).
 
-    On CUDA it is replayed as a CUDA graph. One program is compiled for one row and one for several, for ragged heads and for
-    equal ones. Capacities and rows are symbols in it, so the next prompt uses it again.
+    On CUDA the pass is replayed as a CUDA graph. One program is compiled for one row and one for several, for ragged
+    heads and for equal ones. Capacities and rows are symbolic, so the next prompt reuses the program.
 
     Args:
         model: has a session attached, with a cache of fixed capacity (`compression/fixed_layer.py`).
@@ -192,7 +192,7 @@ class CompiledStep:
     """
 
     def __init__(self, model: nn.Module, backend: str | Callable[..., Any] = "inductor"):
-        options: dict[str, Any] = {  # a graph break and a program too many are errors, never a silent eager step
+        options: dict[str, Any] = {  # a graph break or too many programs are errors, never a silent eager step
             "fullgraph": True,
             "backend": backend,
             "mode": _mode(next(model.parameters()).device, backend),
@@ -211,13 +211,13 @@ SEEDS = (0, 1)
 
 
 class Sampler:
-    """Sampler of tokens from softmax(logits / T), by inversion of the distribution function in float64 on the host.
+    """Samples tokens from softmax(logits / T), by inversion of the distribution function in float64 on the host.
 
-    The stream of uniform numbers depends on the seed and the sample's identity only, not on the batch, the order of samples,
-    other cells or the device. Neither top-k nor top-p is applied.
+    The stream of uniform numbers depends only on the seed and the sample's identity, not on the batch, the order of
+    samples, other cells or the device. Neither top-k nor top-p is applied.
 
     Args:
-        seed: one of `SEEDS`. identity: data set and sample id.
+        seed: one of `SEEDS`. identity: dataset and sample id.
     """
 
     def __init__(self, seed: int, identity: str, temperature: float = TEMPERATURE):

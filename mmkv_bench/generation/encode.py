@@ -1,4 +1,4 @@
-"""Encode chat messages as the tensors that a model reads, with its own processor and chat template."""
+"""Encode chat messages as the tensors that a model reads, with the model's processor and chat template."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ class EncodedPrompt:
     """An encoded prompt.
 
     Attributes:
-        identity: data set and sample id; seeds every random stream of the sample.
+        identity: dataset and sample id; seeds every random stream of the sample.
         inputs: the processor's tensors, batch dimension 1, without an all-ones attention mask.
         types: int `[1, T]`, 0 text, 1 image, 2 video.
-        question_text_before_cut: tokens of the message's own text that stand before its last image or video.
+        question_text_before_cut: tokens of the message's text before its last image or video.
         controls: control tokens spelled in the messages' text, which the tokenizer reads as control tokens.
         rendered: text of the chat template; None for a prompt made from tokens.
         context_tokens: tokens before the cut of a text prompt; None: it is cut behind its visual tokens.
-        template_tokens: last tokens, which the chat template writes behind the last message's text; 0 where that is unknown.
-        words: around a context that is fed again.
-        document: all questions of the prompt's document, where protocols share or score by them; None: its own alone.
+        template_tokens: number of last tokens that the chat template puts after the last message's text; 0 if unknown.
+        words: token ids around a context that is fed again.
+        document: all questions of the prompt's document, if protocols share or score by them; None: only the prompt's
+            own.
     """
 
     identity: str
@@ -69,7 +70,7 @@ class EncodedPrompt:
         return replace(self, inputs=inputs, types=self.types.to(device))
 
     def context(self, length: int) -> EncodedPrompt:
-        """Return the first `length` tokens with all visual inputs, which must lie within them."""
+        """Return the first `length` tokens with all visual inputs, which must be within them."""
         cut = {
             name: tensor[:, :length] if tensor.ndim == 2 and tensor.shape == self.input_ids.shape else tensor
             for name, tensor in self.inputs.items()
@@ -82,13 +83,13 @@ class DocumentPrompts:
     """Prompts of all questions about one document; their context tensors are equal.
 
     Attributes:
-        identity: dataset and document; seeds the random streams of a compression that no question belongs to.
-        number: of the prompt's own question, from 0.
-        questions: one prompt per question. first: number of the one that `query_first` compresses for.
-        generic: the document with a fixed instruction, None where its dataset has none. paraphrases: each question in other
-            words, empty where its dataset has none.
-        turns: where they are turns of a conversation, what the chat template writes between an answer and the next, int64
-            `[1, n]`, for each question of `order` but the first.
+        identity: dataset and document; seeds the random streams of a compression that belongs to no question.
+        number: number of the prompt's own question, from 0.
+        questions: one prompt per question. first: number of the question for which `query_first` compresses.
+        generic: the document with a fixed instruction, None if its dataset has none. paraphrases: each question
+            paraphrased, empty if its dataset has none.
+        turns: for each question of `order` but the first, the tokens of the chat template between an answer and the
+            next one, int64 `[1, n]`; empty unless the questions are turns of a conversation.
     """
 
     identity: str
@@ -123,7 +124,7 @@ class DocumentPrompts:
         return (replace(self.questions[0].context(context), identity=self.identity),)
 
     def known(self, rule: Protocol) -> str:
-        """Return what scores know, as rows say it: numbers of questions, or `none`, `generic`, `paraphrase`."""
+        """Return what the scores know, in the form of rows: numbers of questions, or `none`, `generic`, `paraphrase`."""
         match rule.knows:
             case "first":
                 return str(self.first)
@@ -140,7 +141,7 @@ def from_tensors(identity: str, inputs: dict[str, Tensor], family: ModelFacts, e
     """
     inputs = dict(inputs)
     mask = inputs.pop("attention_mask", None)
-    inputs.pop("labels", None)  # some processors make them also where nothing is trained
+    inputs.pop("labels", None)  # some processors also make labels when nothing is trained
     if inputs["input_ids"].shape[0] != 1 or (mask is not None and not bool(mask.all())):
         raise UnsupportedError("prompts are encoded one at a time and without padding; give one sample")
     types = token_types(inputs["input_ids"], family)
@@ -166,18 +167,19 @@ def encode(
     """Encode messages and their media with the processor and its chat template.
 
     Args:
-        messages: Hugging Face chat format; media are placeholders of type image or video, in the order of `images`
-            and `videos`.
+        messages: Hugging Face chat format; media are placeholders of type image or video, in the order of `images` and
+            `videos`.
         videos: see `video_inputs.frames_of`; frames are sampled here, and the processor uses all of them.
         max_prompt_tokens: longest prompt that is allowed.
-        frames: most frames of a video, None = 32. video_max_pixels: most pixels of one frame, for processors whose own limit
-            is for the whole video. share: factor of the images' sides or tiles and of the frames, see `Family.smaller_images`.
+        frames: most frames of a video, None = 32. video_max_pixels: most pixels of one frame, for processors whose own
+            limit is for the whole video. share: factor of the images' sides or tiles and of the frames, see
+            `Family.smaller_images`.
         context: text behind which protocols that cut split a prompt without media; "" for none.
-        shared: of this processor, with what it made of the same media for an earlier prompt.
+        shared: reuses the processed media of an earlier prompt with the same media, made with this processor.
 
     Raises:
-        UnsupportedError: a prompt longer than `max_prompt_tokens` or the model's context, media that the family does not
-            take, or a text that contains a media marker.
+        UnsupportedError: a prompt longer than `max_prompt_tokens` or the model's context, media that the family does
+            not take, or a text that contains a media marker.
         DataError: media and placeholders differ in number, or a video cannot be read.
     """
     start = time.perf_counter()
@@ -219,15 +221,16 @@ def encode(
     if family.max_context is not None and prompt.length > family.max_context:
         raise UnsupportedError(
             f"the prompt of {identity} has {prompt.length} tokens, more than the model's context of "
-            f"{family.max_context}{_shorter(processor, images, videos) or '; it cannot take this sample'}"
+            f"{family.max_context}; leave this sample out{_shorter(processor, images, videos)}"
         )
     return prompt
 
 
 def _context_tokens(processor, text: str, context: str, input_ids: Tensor) -> int | None:
-    """Count the prompt's first tokens that the text behind the context does not change; None without the context.
+    """Count the prompt's first tokens that do not depend on the text after the context; None if the context does not
+    occur.
 
-    A token that spans the end of the context belongs to the question.
+    A token across the end of the context belongs to the question.
     """
     start = text.find(context)
     if start < 0:
@@ -270,14 +273,15 @@ def _check_counts(processor, family: ModelFacts, messages: Sequence[dict], image
         places = sum(part["type"] == kind for part in parts)
         if places != len(given):
             raise DataError(
-                f"the messages have {places} placeholders for {kind}s, and {len(given)} {kind}s were given; give as many"
+                f"the messages have {places} placeholders for {kind}s, but {len(given)} {kind}s were given; give "
+                f"as many {kind}s as placeholders"
             )
         if given and getattr(processor, f"{kind}_processor", None) is None:
             raise UnsupportedError(f"{family.name} takes no {kind}s; choose a model of a family that does")
 
 
 def _shorter(processor, images: Sequence, videos: Sequence) -> str:
-    """Return the advice on a prompt that is too long: fewer frames, fewer pixels where the family scales, or a cut."""
+    """Return the advice on a prompt that is too long: fewer frames, fewer pixels if the family scales images, or a cut."""
     known = family_of_processor(processor)
     by_area = known is not None and known.pixel_limits
     ways = ["model.max_pixels"] * (by_area and len(images) > 0) + ["model.frames"] * (len(videos) > 0)
@@ -288,28 +292,28 @@ def _shorter(processor, images: Sequence, videos: Sequence) -> str:
 
 
 def _check_markers(processor, text: str, images: int, videos: int) -> None:
-    """Refuse a question that spells a media marker itself (`<image>`): it would get another place's features."""
+    """Refuse a question that spells a media marker itself (`<image>`): it would get the features of another place."""
     for kind, wanted in (("image", images), ("video", videos)):
         marker = getattr(processor, f"{kind}_token", None)
         count = text.count(marker) if marker else wanted
         if count != wanted:
             why = (
-                "the question spells it: change the text, or say what the word means there with "
+                "the question contains this marker; change the text, or set "
                 "datasets.<name>.placeholders=interleave or remove"
                 if count > wanted
-                else "the chat template has no place for it"
+                else "the chat template leaves markers out; correct the template"
             )
             raise UnsupportedError(
-                f"the prompt has {wanted} {kind}s and {count} times {marker}, the marker of {type(processor).__name__} for "
-                f"{kind}s; {why}"
+                f"the prompt has {wanted} {kind}s but {count} times {marker}, the marker of "
+                f"{type(processor).__name__} for {kind}s; {why}"
             )
 
 
 def _images(processor, images: Sequence) -> list:
-    """Return images as the processor takes them.
+    """Return images in the form that the processor takes.
 
-    One that counts images per prompt (LLaVA-OneVision) gets a list per prompt: it cuts a single image into tiles and takes
-    each of several whole, as the model was trained.
+    A processor that counts images per prompt (LLaVA-OneVision) gets a list per prompt: it cuts a single image into
+    tiles but takes each of several images whole, as the model was trained.
     """
     per_prompt = "batch_num_images" in getattr(processor.image_processor, "model_input_names", ())
     return [list(images)] if per_prompt else list(images)
@@ -324,7 +328,7 @@ def _text_before_media(messages: Sequence[dict], tokenizer) -> int:
 
 
 def _template_tokens(text: str, messages: Sequence[dict], tokenizer, input_ids: Tensor) -> int:
-    """Count the prompt's last tokens that stand for what the chat template writes behind the last text of the messages."""
+    """Count the prompt's last tokens that the chat template puts after the last text of the messages."""
     written = [part["text"].strip() for part in _parts(messages) if part["type"] == "text" and part["text"].strip()]
     if not written or written[-1] not in text:
         return 0
@@ -344,7 +348,7 @@ def _words(processor, text: str, messages: Sequence[dict], prompt: EncodedPrompt
     kinds = [part["text"].strip() if part["type"] == "text" else _marker(processor, part["type"]) for part in parts]
     starts = [place for word in kinds if word and (place := text.find(word)) >= 0]
     head = tokenizer(text[: min(starts, default=0)], add_special_tokens=False)["input_ids"]
-    begin = 0 if ids[:1] == head[:1] or not head else 1  # a tokenizer that puts a token before every text
+    begin = 0 if ids[:1] == head[:1] or not head else 1  # the tokenizer puts a token before every text
     same = [one == other for one, other in zip(head, ids[begin:], strict=False)]
     prefix = begin + (same.index(False) if False in same else len(same)) if head else 0
     whole, part = _instructions(tokenizer)
@@ -374,17 +378,17 @@ def _cut(prompt: EncodedPrompt, family: ModelFacts) -> int:
 
 
 def same_context(prompts: Sequence[EncodedPrompt], family: ModelFacts) -> None:
-    """Check that prompts differ behind their context alone.
+    """Check that prompts differ only behind their context.
 
     Raises:
-        DataError: the tokens before the cut differ, so that no compression of them serves all questions.
+        DataError: the tokens before the cut differ, so that no single compression of them serves all questions.
     """
     cuts = [_cut(prompt, family) for prompt in prompts]
     contexts = [prompt.input_ids[0, :cut].tolist() for prompt, cut in zip(prompts, cuts, strict=True)]
     if any(context != contexts[0] for context in contexts):
         raise DataError(
-            f"the questions about the document of {prompts[0].identity} change the tokens of its context ({cuts} tokens); "
-            "every question has to stand behind the whole context"
+            f"the questions about the document of {prompts[0].identity} change the tokens of its context ({cuts} "
+            "tokens); every question has to come after the whole context"
         )
 
 
@@ -392,8 +396,8 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) ->
     """Return the prompt's lengths under a protocol.
 
     Raises:
-        UnsupportedError: the protocol cuts the prompt, which has no visual tokens or nothing after them; or visual tokens
-            would be fed again, whose embeddings only the vision tower computes.
+        UnsupportedError: the protocol cuts the prompt, but it has no visual tokens or nothing after them; or visual
+            tokens would be fed again, whose embeddings only the vision tower computes.
     """
     cut = _cut(prompt, family) if protocol.cuts else None
     if cut is not None and cut >= prompt.length:
@@ -410,13 +414,13 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) ->
 
 
 def turn_tokens(processor, messages: Sequence[dict], question: str) -> Tensor:
-    """Return token ids, int64 `[1, n]`, that the chat template writes between an answer to a prompt and the next answer.
+    """Return the token ids that the chat template puts between an answer to a prompt and the next answer, int64 `[1, n]`.
 
     Args:
         messages: the prompt, in Hugging Face's chat format. question: the user's next turn.
 
     Raises:
-        DataError: the template does not write an answer unchanged right after the prompt.
+        DataError: the template does not put an unchanged answer right after the prompt.
     """
     answer, prompt = "A", rendered(processor, messages)
     said = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
@@ -425,8 +429,9 @@ def turn_tokens(processor, messages: Sequence[dict], question: str) -> Tensor:
     lead = len(rest) - len(rest.lstrip())
     if rest == whole or not rest.startswith(answer, lead):
         raise DataError(
-            "the chat template writes an earlier answer otherwise than right after its prompt, so that the tokens of a further "
-            f"turn are not known; it gives {whole[-200:]!r} where the prompt ends in {prompt[-100:]!r}; use another protocol"
+            "the chat template does not put an earlier answer right after its prompt, so the tokens of a further "
+            f"turn are unknown; it gives {whole[-200:]!r} where the prompt ends in {prompt[-100:]!r}; use another "
+            "protocol"
         )
     tokenizer = getattr(processor, "tokenizer", processor)
     return torch.tensor(
@@ -437,15 +442,15 @@ def turn_tokens(processor, messages: Sequence[dict], question: str) -> Tensor:
 def reference_tokens(
     processor, messages: Sequence[dict], reference: str, continuation: bool = False
 ) -> tuple[int, ...]:
-    """Return token ids of a data set's reference answer, as the model would have to write them after the prompt.
+    """Return the token ids of a dataset's reference answer, as the model would have to write them after the prompt.
 
-    The chat template renders prompt and answer together, so a space or newline between the two is part of the answer, as
-    when the model writes it. What the template adds behind the answer (end of turn, end of text) is left out. Media
-    placeholders stay single tokens here, which changes nothing after them.
+    The chat template renders prompt and answer together, so a space or newline between the two is part of the answer,
+    as when the model writes it. What the template adds after the answer (end of turn, end of text) is left out. Media
+    placeholders stay single tokens, which changes nothing after them.
 
     Args:
-        messages: the prompt, in Hugging Face's chat format. continuation: the reference stands right behind the rendered prompt,
-            as a document goes on; no turn is rendered.
+        messages: the prompt, in Hugging Face's chat format. continuation: the reference directly continues the rendered
+            prompt, as a document continues; no turn is rendered.
 
     Raises:
         DataError: the reference is empty, or the template does not render it unchanged right after the prompt.
@@ -460,8 +465,8 @@ def reference_tokens(
     lead = len(rest) - len(rest.lstrip())
     if rest == conversation or not rest.startswith(answer, lead):
         raise DataError(
-            "the chat template does not render the reference answer right after the prompt, so that its tokens are not "
-            f"known; it gives {conversation[-200:]!r} where the prompt ends in {prompt[-100:]!r}"
+            "the chat template does not render the reference answer right after the prompt, so the answer's "
+            f"tokens are unknown; it gives {conversation[-200:]!r} where the prompt ends in {prompt[-100:]!r}"
         )
     tokenizer = getattr(processor, "tokenizer", processor)
     prompt_ids, all_ids = (
@@ -469,7 +474,7 @@ def reference_tokens(
     )
     if all_ids[: len(prompt_ids)] != prompt_ids or len(all_ids) == len(prompt_ids):
         raise DataError(
-            "the tokenizer joins the end of the prompt with the beginning of the reference answer, so that the answer has no "
-            "tokens of its own"
+            "the tokenizer joins the end of the prompt with the beginning of the reference answer, so the answer "
+            "has no tokens of its own; take ppl out of the dataset's measures"
         )
     return tuple(all_ids[len(prompt_ids) :])

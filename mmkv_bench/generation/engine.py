@@ -2,7 +2,7 @@
 
 The prefilled cache is read-only. `full` (and every cell whose prompt fits its budget) decodes from the cache itself and
 appends to its slack; the entries of other cells are gathered into batches that decode together. A fork that fails, runs
-out of memory or time, or meets NaN ends alone: its batch is halved until the culprit is by itself.
+out of memory or time, or meets NaN ends alone: its batch is halved until the failing fork is by itself.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Engine that answers prompts with all cells of a run; a context manager with one open session on the model.
+    """Answers prompts with all cells of a run; a context manager with one open session on the model.
 
     Args:
-        model: a supported model in eval mode. family: its facts. rules: of decoding. tokenizer: decodes answers.
+        model: a supported model in eval mode. family: its facts. rules: decoding rules. tokenizer: decodes answers.
         fork_batch: most forks decoded together; fork_memory: most bytes of gathered entries at a time (None: no cap).
         timeout_s: limit for scoring or decoding one fork, and for each of its measures (None: no limit).
         attention: `sdpa`, `eager` or `flash_attention_2` (which cannot be compiled); None: the model's own.
-        step: decodes cells without a decode policy (`CompiledStep`); rows of others say that they stayed eager. None: the model.
+        step: decodes cells without a decode policy (`CompiledStep`); rows of other cells record that they stayed eager.
+            None: the model decodes.
     """
 
     def __init__(
@@ -83,7 +84,8 @@ class Engine:
         check_flash(self.session.base, weight.device, weight.dtype, step is not None)
         if step is not None and self.session.has_states:
             raise UnsupportedError(
-                f"{type(model).__name__} has layers that keep a state, which no compiled step reads; allowed: decode=eager"
+                f"{type(model).__name__} has layers that keep a state, which a compiled step cannot read; use "
+                "decode=eager"
             )
 
     def __enter__(self) -> Self:
@@ -99,7 +101,7 @@ class Engine:
     def answer(
         self, prompt: EncodedPrompt, cells: Sequence[CellSpec], extras: ExtraMeasures = NOTHING
     ) -> list[ForkResult]:
-        """Return one result per cell, in the order of `cells`; a fault of a cell is its status and never raised.
+        """Return one result per cell, in the order of `cells`; a fault of a cell becomes its status and is never raised.
 
         extras: measures besides the answers, which do not depend on them.
         """
@@ -141,7 +143,8 @@ class Engine:
         return [results[cell.cell] for cell in every]
 
     def _prefill_of(self, lengths: Lengths) -> tuple[int, int]:
-        """Return what protocols that share a prefill agree in; states are those of one place in the prompt."""
+        """Return the key of a shared prefill: protocols with equal keys share it. Layers with states store them at one
+        place of the prompt."""
         return lengths.prefilled, lengths.candidates if self.session.has_states else 0
 
     # ------------------------------------------------------------------ one document
@@ -191,7 +194,7 @@ class Engine:
         made: list[Prefilled] = []
         for source in sources:
             own = dataclasses.replace(lengths, prefilled=source.length)
-            meter.seconds.clear()  # of each prefill apart; they are added up below
+            meter.seconds.clear()  # count each prefill separately; the seconds are added up below
             one = prefill(self.session, source, cells, {name: own}, meter, reserve, replays=not made)
             made.append(one)
             if len(made) > 1:
@@ -258,7 +261,7 @@ class Engine:
     def _planned(
         self, group: PrefillGroup, cells: Sequence[CellSpec], results: dict[str, ForkResult]
     ) -> tuple[list[Fork], list[Fork]]:
-        """Return the forks of cells that keep a part, and of those that keep everything."""
+        """Return the forks of cells that keep a part of the entries, and the forks of cells that keep everything."""
         forks: list[Fork] = []
         full_forks: list[Fork] = []
         prefilled = group.prefilled
@@ -285,7 +288,7 @@ class Engine:
         return forks, full_forks
 
     def _prefill_again(self, group: PrefillGroup, fork: Fork) -> None:
-        """Replace the fork's entries, where any are evicted, by those of a prefill that sees only them."""
+        """Replace the fork's entries, if any are evicted, by those of a prefill that sees only them."""
         fork.cell.compressor.check_only_evicts(fork.cell.protocol)
         if fork.index is not None:
             start, kept = group.meter.now(), [index[None] for index in fork.index]
@@ -295,7 +298,7 @@ class Engine:
 
     # ------------------------------------------------------------------ decoding
     def _decode(self, group: PrefillGroup, forks: list[Fork], measuring: ForkMeasures) -> None:
-        """Decode a batch; on any fault halve it until the fork that fails is alone."""
+        """Decode a batch; on any fault halve it until the failing fork is alone."""
         meter = group.meter
         start, aside, failure = meter.now(), meter.aside_s, None
         decoded: list[Decoded] = []
@@ -325,10 +328,10 @@ class Engine:
         def gathered() -> CompressedCache:
             return gather(group.prefilled, forks, group.room(name) if acting else group.reserve(name))
 
-        if acting:  # its policies change what they are given: measured on entries of its own
+        if acting:  # policies change their entries, so measures get a separate copy
             measuring.forks(forks, None, gathered)
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
-        # cells that keep everything are one and the same fork
+        # all cells that keep everything are one fork
         borrowed_cache = borrow(group.prefilled, name) if whole else contextlib.nullcontext(gathered())
         with borrowed_cache as cache:
             if deadline is not None and time.monotonic() > deadline:

@@ -1,6 +1,6 @@
-"""Values of fake tensors: true ones where they can be computed, random ones where selection reads uncomputed values.
+"""Values of fake tensors: real values if they can be computed, random values if selection reads uncomputed ones.
 
-A dispatch mode above torch's fake tensors. `dry_run.py` explains why a count of memory needs values at all.
+A dispatch mode above torch's fake tensors. `dry_run.py` explains why counting memory needs values at all.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 _aten = torch.ops.aten
 CARRIED = 2**26
-"""Elements of the largest tensor that carries numbers."""
+"""Elements of the largest tensor that carries values."""
 INVENTED = 2**22
-"""Elements of the largest tensor whose numbers are made up."""
+"""Elements of the largest tensor whose values are made up."""
 _SHAPED = {
     _aten.new_empty.default,
     _aten.new_zeros.default,
@@ -30,7 +30,7 @@ _SHAPED = {
     _aten.empty_like.default,
     _aten.new_empty_strided.default,
 }
-"""Operations that read the shape of their input and none of its numbers."""
+"""Operations that read the shape of their input but no values."""
 _EMPTY = {
     _aten.empty.memory_format,
     _aten.empty_strided.default,
@@ -38,16 +38,16 @@ _EMPTY = {
     _aten.new_empty_strided.default,
     _aten.empty_like.default,
 }
-"""Operations whose numbers are whatever was there; zeros here."""
+"""Operations that return uninitialised values; zeros in this mode."""
 
 
 class FakeValuesMode(TorchDispatchMode):
-    """Values of small fake tensors; must be entered inside of the fake mode and of a counter.
+    """A mode that gives small fake tensors values; must be entered inside of the fake mode and of a counter.
 
     Attributes:
-        invents: whether small results of tensors without numbers get made-up ones now; where it is False only true
-            numbers are carried.
-        carries: whether results get numbers at all; not while a model is built, whose weights have none.
+        invents: if True, small results of tensors without values get made-up values; if False, only real values are
+            carried.
+        carries: if True, results get values; False while a model is built, whose weights have none.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class FakeValuesMode(TorchDispatchMode):
         return values if values is not None else tensor.constant
 
     def _read(self, tensor: Tensor) -> Tensor:
-        """Return a tensor's values, random ones where it has none."""
+        """Return a tensor's values, or random ones if it has none."""
         numbers = self._numbers(tensor)
         if numbers is None:
             numbers = self._invented(tensor)
@@ -82,7 +82,7 @@ class FakeValuesMode(TorchDispatchMode):
         return numbers
 
     def _invented(self, like: Tensor) -> Tensor:
-        """Return random values: between 0 and 1 for real dtypes, 0 for whole ones (a valid index, and no member of a mask)."""
+        """Return random values: between 0 and 1 for real dtypes, 0 for integers (a valid index, and no member of a mask)."""
         shape = tuple(like.shape)
         if not (like.dtype.is_floating_point or like.dtype.is_complex):
             return torch.zeros(shape, dtype=like.dtype)
@@ -171,7 +171,7 @@ class FakeValuesMode(TorchDispatchMode):
 
 
 def _shape_follows(function: Any, args: tuple) -> bool:
-    """Return True where the shape of the result depends on values."""
+    """Tell whether the shape of the result depends on values."""
     if function is _aten.index.Tensor:
         return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
     return torch.Tag.dynamic_output_shape in function.tags

@@ -2,13 +2,13 @@
 
 Fidelity: all forks of a protocol are teacher-forced on the full cache's greedy answer, and KL(full || fork) in nats and
 top-1 agreement are taken at each of its tokens. Under `paper` the first token comes from the full prefill for every
-cell, so its KL is 0 by construction. `full` itself, and cells that keep everything, are compared with a copy of the full
-cache that takes the forks' path, in half precision token by token: that is the noise floor. The negative log-likelihood
-of the dataset's reference answer is what PPL is computed from. Where the dataset measures `continuation`, fidelity is taken
+cell, so its KL is 0 by construction. `full` itself, and cells that keep everything, are compared with a copy of the
+full cache that takes the forks' path, in half precision token by token: this is the noise floor. PPL is computed from
+the negative log-likelihood of the dataset's reference answer. If the dataset measures `continuation`, fidelity is taken
 at the tokens of that reference instead, and one pass gives both.
 
-A measure that fails (memory included) stays null and is logged; the answers stay. `timeout_s` holds for each measure of a
-batch by itself, apart from its answers, and is checked between forward passes.
+A measure that fails (out of memory included) stays null and is logged; the answers stay. `timeout_s` applies to each
+measure of a batch separately, apart from its answers, and is checked between forward passes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mmkv_bench.generation.prefill import PrefillGroup
 from mmkv_bench.generation.result import ForkResult, GenerationTimeout, describe
 
 BLOCK_BYTES = 1 << 28  # of float32 logits in one forward pass
-BLOCK_LOGITS = 1 << 22  # compared at a time: 32 MiB as float64, of which `divergence` holds at most six at once
+BLOCK_LOGITS = 1 << 22  # compared at a time: 32 MiB as float64; `divergence` needs at most six such blocks at once
 
 
 @torch.no_grad()
@@ -47,12 +47,14 @@ def forced(
 ) -> Iterator[Tensor]:
     """Feed `tokens` to every row of `cache` (teacher forcing) and yield the logits that predict them, block by block.
 
-    Forks whose entries do not change take many tokens in one forward pass under the causal mask, which gives what stepping
-    gives. Forks with a decode policy are stepped token by token, because each token changes what the next one sees.
+    Forks whose entries do not change take many tokens in one forward pass under the causal mask, which gives the same
+    logits as stepping. Forks with a decode policy are stepped token by token, because each token changes what the next
+    one sees.
 
     Args:
         cache: the forks' reduced entries, in `rows` rows; fed tokens stay in it (see `returned`).
-        group: the shared prefill: positions, prompt tokens that are fed first, and the first token's logits where none is.
+        group: the shared prefill: positions, prompt tokens that are fed first, and the first token's logits if none is
+            fed.
         stepwise: one token per forward pass. block: tokens per forward pass; None: as many as `BLOCK_BYTES` allow.
         deadline: `time.monotonic()` after which no further pass begins.
 
@@ -69,7 +71,7 @@ def forced(
         yield prefilled.logits.expand(rows, 1, -1)
     if block is None:
         block = 1 if stepwise else max(1, BLOCK_BYTES // (4 * rows * prefilled.logits.shape[-1]))
-    start, unread = 0, max(lead.shape[1] - 1, 0)  # the logits of a question but its last token's predict nothing asked
+    start, unread = 0, max(lead.shape[1] - 1, 0)  # a question's logits are not needed, except its last token's
     while start < fed.shape[1]:
         if deadline is not None and time.monotonic() > deadline:
             raise GenerationTimeout("measuring ran past timeout_s")
@@ -88,7 +90,7 @@ def forced(
 
 @contextmanager
 def returned(cache: CompressedCache) -> Iterator[CompressedCache]:
-    """Lend the cache of forks without decode policies; afterwards the tokens that were fed are forgotten."""
+    """Lend the cache of forks without decode policies; afterwards the tokens that were fed are dropped again."""
     seen_before, states = [layer.seen for layer in cache.compressed], cache.copied_states()
     try:
         yield cache
@@ -102,7 +104,8 @@ def divergence(full: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Compare the rows' next-token distributions with the full cache's, in float64.
 
     Args:
-        full: `[b, V]`; logits: `[R, b, V]`; as the model gave them, before any processor of the generation settings.
+        full: `[b, V]`; logits: `[R, b, V]`; as the model returned them, before any processor of the generation
+            settings.
 
     Returns:
         KL(full || row) in nats, float64 `[R, b]`, and whether both rank the same token first, bool `[R, b]`.
@@ -144,9 +147,9 @@ class ExtraMeasures:
     """Measures of one sample besides its answers.
 
     Attributes:
-        fidelity: compare every fork with `full`. reference: token ids of the dataset's reference answer, whose likelihood is
-            measured; empty: none. samples: draw two answers of `full` at temperature 0.2. continuation: fidelity is taken
-            at the tokens of the reference, not at those of full's answer.
+        fidelity: compare every fork with `full`. reference: token ids of the dataset's reference answer, whose
+            likelihood is measured; empty: no reference. samples: draw two answers of `full` at temperature 0.2.
+            continuation: fidelity is taken at the tokens of the reference, not at those of full's answer.
     """
 
     fidelity: bool = False
@@ -171,8 +174,8 @@ class ForkMeasures:
         """Record the full cache's distributions, and measure the cells that keep everything.
 
         Args:
-            whole: decoded forks of this protocol that keep everything; where there are none, the full answer is decoded here.
-            wanted: some fork of this protocol will be compared with it.
+            whole: decoded forks of this protocol that keep everything; without any, the full answer is decoded here.
+            wanted: some fork of this protocol will be compared with the full cache.
         """
         ok = [fork for fork in whole if fork.result.status == "ok"]
         if self.extras.fidelity and (ok or (wanted and not whole)):
@@ -200,11 +203,11 @@ class ForkMeasures:
         """Measure a batch of forks before it decodes.
 
         Args:
-            cache: their reduced entries, one row each; None where decode policies act on them.
+            cache: their reduced entries, one row each; None if decode policies act on them.
             gather: makes another such cache, which policies may change.
         """
         protocol, results = forks[0].cell.protocol, [fork.result for fork in forks]
-        # A batch that failed while decoding comes again in halves: what was measured then stays.
+        # A batch that failed while decoding comes again in halves: earlier measurements stay.
         if protocol in self.answers and any(result.forced_kl is None for result in results):
             with self._aside(f"fidelity of {_names(forks)}"):
                 self._fed(self._fill_fidelity, results, cache, gather, protocol)
@@ -213,7 +216,7 @@ class ForkMeasures:
                 self._fed(self._fill_reference, results, cache, gather, protocol)
 
     # ------------------------------------------------------------------ inside
-    # What is gathered or copied to be measured lives in these frames only: it is gone when its peak is set aside.
+    # Copies made for a measurement live in these frames only: they are gone when the peak is set aside.
 
     def _fed(
         self,
@@ -223,7 +226,7 @@ class ForkMeasures:
         gather: Callable[[], CompressedCache],
         protocol: str,
     ) -> None:
-        """Fill `results` from the batch's cache, which is restored afterwards, or from one that is thrown away."""
+        """Fill `results` from the batch's cache, which is restored afterwards, or from a copy that is thrown away."""
         if cache is None:
             fill(results, gather(), len(results), protocol, stepwise=True)
             return
@@ -280,7 +283,7 @@ class ForkMeasures:
                 result.reference_nll = nll[row]
 
     def _answer(self, protocol: str, pick: Callable[[Tensor], Tensor] = greedy) -> Decoded:
-        """Decode the full cache's answer, greedy where no cell of this run has it."""
+        """Decode the full cache's answer; greedy unless `pick` samples."""
         with borrow(self.prefilled, protocol) as cache:
             (answer,) = decode(self.group, cache, 1, protocol, self.deadline, pick=pick)
         if answer.error is not None:
@@ -299,7 +302,7 @@ class ForkMeasures:
 
     @contextmanager
     def _aside(self, what: str) -> Iterator[None]:
-        """Keep the block out of the run's time and peaks; a fault in it is logged and forgotten."""
+        """Keep the block out of the run's time and peaks; a fault in it is logged and ignored."""
         with self.group.meter.aside():
             failed = False
             limit = self.group.timeout_s

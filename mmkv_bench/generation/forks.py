@@ -1,7 +1,7 @@
 """Forks of one prefill: select what each cell keeps, gather it into batches, lend the full cache.
 
-Methods that know the full cache's own answer get it from a decode of its own, so that collecting attention neither slows nor
-endangers the cell `full`; its whole time is counted as the scorer's.
+Methods that know the full cache's answer get it from a separate decode, so that collecting attention neither slows nor
+endangers the cell `full`; the whole time of this decode counts as the scorer's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mmkv_bench.generation.decode import decode
 from mmkv_bench.generation.prefill import Key, Prefilled, PrefillGroup, score_key, summary_key
 from mmkv_bench.generation.result import POSITION_BYTES, CellSpec, ForkResult, GenerationTimeout, fill_stored
 
-SMALL = 512  # slots: forks up to this length decode in one batch, longer ones with forks of like length
+SMALL = 512  # slots: forks up to this length decode in one batch, longer ones with forks of similar length
 
 
 @dataclass
@@ -36,8 +36,8 @@ class Fork:
     """One cell's share of a prefill.
 
     Attributes:
-        index: per layer int64 `[Hkv, m]` kept entries; None where everything stays and the full cache is borrowed.
-        again: per layer kept keys and values `[Hkv, m, D]` of a second prefill, where the protocol has one.
+        index: per layer int64 `[Hkv, m]` kept entries; None if everything stays and the full cache is borrowed.
+        again: per layer kept keys and values `[Hkv, m, D]` of a second prefill, if the protocol has one.
     """
 
     cell: CellSpec
@@ -112,7 +112,7 @@ def batches(forks: Sequence[Fork], group: PrefillGroup, rows: int, limit_bytes: 
     """Split forks into decode batches: one protocol and length bucket each, at most `rows` rows and `limit_bytes`.
 
     Bytes are those that `gather` allocates: every row as long as the longest, slack and positions included. A fork that
-    alone exceeds the limit still gets a batch of its own.
+    exceeds the limit alone still gets a batch.
     """
     groups: dict[tuple, list[Fork]] = {}
     for fork in forks:
@@ -139,7 +139,7 @@ def batches(forks: Sequence[Fork], group: PrefillGroup, rows: int, limit_bytes: 
 
 
 def _context(prefilled: Prefilled, cell: CellSpec) -> Context:
-    """Return the context of the prompt for the parts of a cell that evicts."""
+    """Return the prompt's context for the parts of a cell."""
     lengths = prefilled.lengths[cell.protocol]
     key = summary_key(cell, lengths) if cell.evicts(lengths.reduced) else None
     summaries = None if key is None else prefilled.summaries.get(key)
@@ -153,7 +153,7 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> Compres
     """Copy the forks' reduced entries into one cache, a row each, with `reserve` slots for new tokens."""
     seen = prefilled.lengths[forks[0].cell.protocol].candidates
     types = prefilled.prompt.types[0][:seen]
-    policies = [fork.cell.compressor.decoding for fork in forks]  # a batch has policies throughout, or none
+    policies = [fork.cell.compressor.decoding for fork in forks]  # either all forks of a batch have policies, or none
     layers = []
     for number, source in enumerate(prefilled.cache.compressed):
         key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
@@ -179,7 +179,7 @@ def _rows(
     """Return per fork its keys and values `[Hkv, m, D]` and their indices `[Hkv, m]` in one layer."""
     chosen = [fork.chosen[layer] for fork in forks]
     if all(fork.again is None and type(fork.cell.compressor.reducer) is Evict for fork in forks):
-        widths = [index.shape[1] for index in chosen]  # entries as they are: gathered for all forks at once
+        widths = [index.shape[1] for index in chosen]  # unchanged entries: gathered for all forks at once
         keys, values = Evict().reduce(key, value, torch.cat(chosen, 1), types)
         return list(zip(keys.split(widths, 1), values.split(widths, 1), chosen, strict=True))
     rows = []
@@ -235,8 +235,8 @@ def copied(prefilled: Prefilled, protocol: str, reserve: int) -> CompressedCache
 def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
     """Lend the full cache for decoding; afterwards it is restored.
 
-    New tokens go to its slack. Tokens that will be fed again are forgotten meanwhile. Every borrower gets fresh copies of the
-    layers that are not compressed.
+    New tokens go to its slack. Tokens that will be fed again are dropped meanwhile. Every borrower gets fresh copies of
+    the layers that are not compressed.
     """
     layers, lengths = prefilled.cache.compressed, prefilled.lengths[protocol]
     saved = [(layer.stored, layer.seen) for layer in layers]
@@ -255,10 +255,10 @@ def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
 
 
 def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: PrefillGroup) -> None:
-    """Count what each fork stores by itself before anything is appended, into its result.
+    """Count the entries and bytes of each fork before anything is appended, and write them into its result.
 
     Args:
-        forks: one row of the cache each, or all of them its only row where everything stays.
+        forks: one row of the cache each; if everything stays, all of them share its only row.
     """
     lengths = group.prefilled.lengths[forks[0].cell.protocol]
     keeps_all, full = forks[0].index is None, group.prefilled.cache.compressed[0]

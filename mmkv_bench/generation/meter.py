@@ -1,4 +1,4 @@
-"""Meter of phases: wall-clock seconds (with the device synchronised) and peak bytes (device or resident set)."""
+"""A meter of phases: wall-clock seconds (with the device synchronised) and peak bytes (device or resident set)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Meter:
     Phases may be nested; the seconds and the peak of a phase include those of phases inside it.
 
     Args:
-        memory: counters of the device's bytes; None: the device's own. Without any, device peaks are None, and `resident` is
-            the process's resident set, sampled at the ends of phases.
+        memory: counters of the device's bytes; None: the device's own. If the device has none, device peaks are None,
+            and `resident` is the process's resident set, sampled at the ends of phases.
     """
 
     def __init__(self, place: torch.device, memory: Counters | None = None):
@@ -63,7 +63,8 @@ class Meter:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Keep the block out of all phases: its time goes to `aside_s`, and device memory that it frees again is in no peak."""
+        """Keep the block out of all phases: its time goes to `aside_s`, and no peak includes device memory that it frees
+        again."""
         self._settle()
         start = self.now()
         try:
@@ -74,12 +75,12 @@ class Meter:
                 self.memory.restart()
 
     def peak_device(self) -> int | None:
-        """Return peak bytes allocated on the device since the meter was made; None where nothing counts them."""
+        """Return peak bytes allocated on the device since the meter was made; None if nothing counts them."""
         self._settle()
         return None if self.memory is None else self._peak.allocated
 
     def peak_resident(self) -> int | None:
-        """Return the largest resident set at the end of a phase; None where the device has counters."""
+        """Return the largest resident set at the end of a phase; None if the device has counters."""
         return self.resident if self.device.memory is None else None
 
 

@@ -1,10 +1,11 @@
 """One pass of a batch through one method: prompts are prefilled and compressed, then a fixed number of tokens is decoded.
 
 The same code runs on a device that is timed or counted (`efficiency/measure.py`) and on one that only counts
-(`dry_run.py`). Each phase is announced as it begins and ends: `prefill`, within it `vision`, `score`, `select`, `reduce`;
-then `join`, `first_token`, `decode`. A method's own work happens inside the prefill, layer by layer: while a layer's
+(`dry_run.py`). Each phase is announced as it begins and ends: `prefill`, within it `vision`, `score`, `select`,
+`reduce`; then `join`, `first_token`, `decode`. A method works inside the prefill, layer by layer: while a layer's
 attention runs, its statistics are gathered and it is scored; layers are reduced as soon as the method allows. A phase
-within another one is counted by itself: peaks of `prefill` are those outside of `vision`, `score`, `select` and `reduce`.
+within another one is counted separately: peaks of `prefill` are those outside of `vision`, `score`, `select` and
+`reduce`.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from mmkv_bench.protocols import protocol as protocol_named
 
 @dataclass(frozen=True)
 class Pass:
-    """Outcome of a pass, and its marks in the device's stream.
+    """The outcome of a pass, and its marks in the device's stream.
 
     Attributes:
-        session: closed; it holds the compressed cache after the last step.
-        laps: marks of every prefill. ready: the batch is joined and counted. tokens: the first, second, ... token of every
-            sequence is on the host. fed: the first tokens came from a step of their own, after `ready`.
+        session: closed, with the compressed cache after the last step.
+        laps: marks of every prefill. ready: the batch is joined and counted. tokens: the first, second, ... token of
+            every sequence is on the host. fed: the first tokens came from a separate step, after `ready`.
         answers: int64 `[B, new]`.
     """
 
@@ -67,8 +68,9 @@ class Driver:
 
     Attributes:
         new_tokens: length of every answer. reserve: slots for it; None: as many as it needs.
-        step: decodes one token in place of the model where no decode policy acts (`CompiledStep`); None: the model.
-        packs: see `Session`. together: all prompts of a batch are prefilled in one forward pass. copies: see `batch.fill`.
+        step: decodes one token in place of the model if no decode policy acts (`CompiledStep`); None: the model.
+        packs: see `Session`. together: all prompts of a batch are prefilled in one forward pass. copies: see
+            `batch.fill`.
     """
 
     model: PreTrainedModel
@@ -81,7 +83,7 @@ class Driver:
     copies: PromptPlaceholders | None = None
 
     def acts(self, cell: CellSpec, lengths: Lengths) -> bool:
-        """Return True where a decode policy acts on the cell's cache, so that its steps stay eager."""
+        """Tell whether a decode policy acts on the cell's cache, so that its steps stay eager."""
         return stays_eager(cell.compressor, cell.evicts(lengths.reduced))
 
     @torch.no_grad()
@@ -97,12 +99,12 @@ class Driver:
         """Run one pass.
 
         Args:
-            prompts: of one length. lengths: of each under the cell's protocol.
+            prompts: prompts of one length. lengths: each prompt's lengths under the cell's protocol.
             counted: called with the cache before the first step; its work belongs to no phase.
 
         Raises:
-            NonFiniteLogitsError: NaN among the logits of some token. The check runs on the device and is read after the last
-                step, so nothing waits for it.
+            NonFiniteLogitsError: NaN among the logits of some token. The check runs on the device and is read after the
+                last step, so nothing waits for it.
         """
         acting = self.acts(cell, lengths)
         reserve = self.new_tokens - 1 if self.reserve is None else self.reserve
@@ -115,7 +117,7 @@ class Driver:
             cell.seed,
             prompt_tokens=prompts[0].length,
             attention=self.attention,
-            # What is joined gets its slots then; a policy's layer keeps those that it was made with.
+            # Joined caches get their slots when they are joined; a policy's layer keeps the slots it was made with.
             reserve=0 if joins and not acting else reserve,
             phases=phases,
             replay=prompts[0].words,
@@ -155,13 +157,13 @@ class Driver:
     def _next(
         forward: Callable[..., Any], cache: CompressedCache, filled: FilledBatch, fed: Tensor, offset: int
     ) -> Tensor:
-        """Return the likeliest tokens after `fed`, whose first tokens stand `offset` places behind their prompts."""
+        """Return the likeliest tokens after `fed`, whose first tokens are `offset` positions behind their prompts."""
         at = following(filled.last, offset, fed.shape[1], fed.shape[0]).contiguous()
         return likeliest(forward(input_ids=fed, position_ids=at, past_key_values=cache, **COMMON), filled.broken)
 
 
 def _refuse_broken(broken: Sequence[Tensor], new_tokens: int) -> None:
-    """Raise NonFiniteLogitsError where some sequence had NaN logits at some token."""
+    """Raise NonFiniteLogitsError if some sequence had NaN logits at some token."""
     if bool(torch.stack(list(broken)).any()):
         raise NonFiniteLogitsError(f"NaN among the logits of the answer's {new_tokens} tokens")
 
@@ -205,13 +207,13 @@ class Peaks:
         peak, name = self.counters.peak(), self._open[-1]
         if name not in self.of:
             self.of[name] = peak
-        elif name != LOAD:  # what lies between phases is no phase
+        elif name != LOAD:  # what runs between phases belongs to none
             self.of[name] = peak.larger(self.of[name])
         self.counters.restart()
 
 
 class _Unclocked:
-    """Device of a pass that is not timed and whose tensors are already in place."""
+    """The device of a pass that is not timed and whose tensors are already in place."""
 
     def __init__(self, place: torch.device):
         self.place = place
@@ -235,7 +237,8 @@ def run(
     """Run the pass of a measured run over one prompt, with peaks per phase.
 
     Args:
-        inputs: of one prompt as the model's forward takes them, with `position_ids` where its own would read values.
+        inputs: one prompt's arguments of the model's forward, with `position_ids` if the model would compute them from
+            values.
         types: int `[1, T]` (0 text, 1 image, 2 video). steps: decode steps after the first token.
         reserve: slots for the answer's tokens, see `compression.session.Session`.
 

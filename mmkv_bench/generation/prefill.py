@@ -36,22 +36,22 @@ def score_key(cell: CellSpec, lengths: Lengths) -> Key:
     scorer = cell.compressor.eviction.scorer
     seed = cell.seed if scorer.stochastic else None
     key = (type(scorer), scorer.key(cell.entries(lengths.reduced), lengths.prefilled), seed)
-    needs = scorer.needs  # what is fed, and so the answer and the replay, differs
+    needs = scorer.needs  # fed tokens, and so the answer and the replay, differ
     return (*key, cell.protocol) if needs.answer or needs.replay else key
 
 
 def summary_key(cell: CellSpec, lengths: Lengths) -> Key | None:
-    """Return the key of a cell's allocator summary, shared like a score; None where the allocator makes none."""
+    """Return the key of a cell's allocator summary, shared like a score; None if the allocator makes none."""
     allocator = cell.compressor.eviction.allocator
     key = allocator.summary_key(cell.entries(lengths.reduced), lengths.prefilled)
     return None if key is None else (type(allocator), key)
 
 
 class Recording:
-    """Listener of a shared prefill: keeps each layer's scores `[Hkv, prefilled]` of every distinct scorer and the small
-    summaries of allocators, nothing else.
+    """The listener of a shared prefill: keeps each layer's scores `[Hkv, prefilled]` of every distinct scorer and the
+    small summaries of allocators, nothing else.
 
-    A scorer or allocator that fails ends its own cells only: its exception is kept under its key.
+    A scorer or allocator that fails ends only the cells that use it: its exception is kept under its key.
     """
 
     def __init__(self, cells: Sequence[CellSpec], lengths: Mapping[str, Lengths], now: Callable[[], float]):
@@ -63,7 +63,7 @@ class Recording:
             cell_lengths = lengths[cell.protocol]
             if not cell.evicts(cell_lengths.reduced):
                 continue
-            with contextlib.suppress(Exception):  # comes again when the cell is planned, and is its status then
+            with contextlib.suppress(Exception):  # raised again when the cell is planned, and becomes its status
                 score, summary = score_key(cell, cell_lengths), summary_key(cell, cell_lengths)
                 self.scorers.setdefault(score, cell)
                 if summary is not None:
@@ -105,7 +105,8 @@ class Recording:
         self.seconds[key] += self.now() - start
 
     def replay(self, text: nn.Module, words: ReplayText, prompt: PromptBatch) -> None:
-        """Replace the scores of scorers that need the context fed again; each one's time is its own, with the whole replay."""
+        """Replace the scores of scorers that need the context fed again. Each of them is charged its own time, with the
+        whole replay."""
         for key, cell in self._alive(self.scorers):
             scorer, lengths = cell.compressor.eviction.scorer, self.lengths[cell.protocol]
             if scorer.needs.replay:
@@ -116,7 +117,7 @@ class Recording:
         prompt.received = None
 
     def prompt_done(self, prompt: PromptBatch) -> None:
-        """Nothing to reduce: forks are made later."""
+        """Do nothing: forks are made later."""
 
     def kept(self) -> list[Tensor]:
         return []
@@ -124,20 +125,20 @@ class Recording:
 
 @dataclass
 class Prefilled:
-    """A prompt's full cache, read-only until a fork borrows it, with all that its cells need.
+    """A prompt's full cache, read-only until a fork borrows it, with everything that its cells need.
 
     Attributes:
         prompt: the prefilled part of the prompt: all of it, or its context.
         lengths: protocol -> lengths of the whole prompt, for all protocols that share this prefill.
-        cache: batch 1, every compressed layer holding all tokens of `prompt`, with slack for new ones.
-        states: the layers that are not compressed, by place, as they were before the tokens that are fed again.
-        logits: float32 `[V]` of the last of these tokens.
+        cache: batch 1; every compressed layer has all tokens of `prompt`, and slack for new ones.
+        states: the layers that are not compressed, by index, as they were before the tokens that are fed again.
+        logits: float32 `[V]` of the last prefilled token.
         scalings: per layer, the factor of the attention scores.
         fallbacks: score key -> fallbacks that its scorer reported.
-        answer_steps: protocol -> tokens that `full`'s answer fed after the prefill, where a scorer needs it.
-        shared: further questions of the prompt's document will be answered from it.
-        selections: cell -> kept entries per layer, int64 `[Hkv, m]`, seconds and fallbacks; filled where it is shared.
-        last_positions: position ids of the last of these tokens as the text model received them, `[3|4, 1, 1]` or
+        answer_steps: protocol -> tokens that `full`'s answer fed after the prefill, if a scorer needs it.
+        shared: further questions of the prompt's document will be answered from this prefill.
+        selections: cell -> kept entries per layer, int64 `[Hkv, m]`, seconds and fallbacks; filled if `shared`.
+        last_positions: position ids of the last prefilled token as the text model received them, `[3|4, 1, 1]` or
             `[1, 1]`.
     """
 
@@ -165,7 +166,7 @@ class Prefilled:
 
     def order(self, key: Key, selector: Selector, candidates: int) -> Tensor:
         """Return the sorted order of one score's first `candidates` columns, of all layers; computed once for all budgets."""
-        # A static function: no parameter changes its order. An order that is written as a method may use them.
+        # If `order` is a static function, no parameter changes the order. As a method, it may use parameters.
         order = inspect.getattr_static(type(selector), "order")
         name = (key, type(selector).order, candidates, None if isinstance(order, staticmethod) else id(selector))
         if name not in self.orders:
@@ -192,9 +193,9 @@ def prefill(
 
     Args:
         session: open on the model; afterwards it observes nothing.
-        prompt: the part of the prompt to prefill. lengths: of the whole prompt under each cell's protocol.
+        prompt: the part of the prompt to prefill. lengths: lengths of the whole prompt under each cell's protocol.
         reserve: slots for the tokens that `full` will append.
-        replays: feed the context again for scorers that need it; otherwise their scores are none.
+        replays: feed the context again for scorers that need it; otherwise they have no scores.
 
     Raises:
         NonFiniteLogitsError: NaN in the logits of the last prompt token.
@@ -235,11 +236,11 @@ def prefill(
 def feed(session: Session, inputs: Mapping[str, Tensor], cache: CompressedCache, candidates: int) -> Any:
     """Prefill a prompt and return the model's output for its last token.
 
-    A state cannot drop tokens. Where layers have states and the tokens behind the first `candidates` will be fed again, the
-    prompt is fed in two parts, and the states after the first part are put back. They are copies of their own size.
+    A state cannot drop tokens. If layers have states and the tokens behind the first `candidates` will be fed again,
+    the prompt is fed in two parts, and copies of the states after the first part are restored.
 
     Args:
-        inputs: as the model's forward takes them. cache: empty, of `session.new_cache`.
+        inputs: arguments of the model's forward. cache: empty, from `session.new_cache`.
     """
     model, length = session.model, inputs["input_ids"].shape[1]
     options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1, "return_dict": True}
@@ -250,7 +251,7 @@ def feed(session: Session, inputs: Mapping[str, Tensor], cache: CompressedCache,
     session.prompt_length = length
     try:
         if 0 < candidates < length:
-            for layer in cache.compressed:  # room for both parts, so that storages are as large as of one
+            for layer in cache.compressed:  # room for both parts, as if they were fed at once
                 layer.reserve += length - candidates
             model(**{k: v[:, :candidates] if k in per_token else v for k, v in inputs.items()}, **options)
             for layer in cache.compressed:
@@ -269,13 +270,14 @@ def feed(session: Session, inputs: Mapping[str, Tensor], cache: CompressedCache,
 
 
 def merge_scores(made: Sequence[Prefilled], cells: Sequence[CellSpec], protocol: str) -> None:
-    """Replace scores and allocators' summaries of the first prefill by their means over all, and its times by their sums.
+    """Replace scores and allocators' summaries of the first prefill by their means over all prefills, and its times by
+    their sums.
+
+    Columns of scores behind the context are dropped. A score that failed for one prompt counts as failed. Scores of a
+    replay know no question and stay those of the first prefill.
 
     Args:
         made: prefills of prompts that begin with the same context. cells: all under `protocol`.
-
-    Columns of scores behind the context are dropped. A score that failed for one prompt has failed. Scores of a replay know no
-    question and stay those of the first prefill.
     """
     lengths = [one.lengths[protocol] for one in made]
     evicting = [cell for cell in cells if cell.evicts(lengths[0].reduced)]
@@ -306,7 +308,7 @@ def merge_scores(made: Sequence[Prefilled], cells: Sequence[CellSpec], protocol:
 
 @dataclass
 class PrefillGroup:
-    """One prefill of one prompt, shared by cells of one or several protocols, with all they are answered with.
+    """One prefill of one prompt, shared by cells of one or several protocols, with everything needed to answer.
 
     Attributes:
         prompt: the whole prompt; `prefilled.prompt` is the prefilled part.
@@ -324,7 +326,7 @@ class PrefillGroup:
 
     @property
     def heads(self) -> int:
-        """KV heads of all layers."""
+        """Number of KV heads of all layers."""
         layers = self.prefilled.cache.compressed
         return layers[0].keys.shape[1] * len(layers)
 
@@ -333,12 +335,12 @@ class PrefillGroup:
         return slack(self.longest, self.prefilled.lengths[protocol].fed)
 
     def room(self, protocol: str) -> int:
-        """Return the slots that question and answer take beyond kept entries, in a cell of this protocol by itself."""
+        """Return the slots that question and answer take beyond kept entries, for a cell of this protocol alone."""
         return self.prefilled.lengths[protocol].fed + self.rules.max_new_tokens - 1  # the answer's last is never fed
 
     def lead(self, protocol: str) -> tuple[Tensor, int]:
-        """Return prompt tokens that are fed before the answer, int64 `[1, fed]`, and the offset of the first token that is fed
-        (the answer's, where no prompt token is) from the last prefilled one."""
+        """Return the prompt tokens that are fed before the answer, int64 `[1, fed]`, and the offset of the first fed token
+        from the last prefilled one. Without prompt tokens to feed, the first fed token is the answer's."""
         lengths = self.prefilled.lengths[protocol]
         return self.prompt.input_ids[:, lengths.candidates :], 1 - lengths.forgotten
 

@@ -1,4 +1,4 @@
-"""Specification of a cell, its result for one prompt, and the functions that fill the result.
+"""The specification of a cell, its result for one prompt, and the functions that fill the result.
 
 The fork engine and the single run (`sharing=off`) use the same functions, with counts of `compression/account.py`.
 """
@@ -25,8 +25,8 @@ from mmkv_bench.store.response import Response
 
 @dataclass(frozen=True)
 class CellSpec:
-    """Specification of a cell. budget: None for the full cache. keep_indices: its row holds the indices that stay. stream:
-    settings of protocols that stream."""
+    """The specification of a cell. budget: None for the full cache. keep_indices: the row stores the indices that stay.
+    stream: settings of protocols that stream."""
 
     cell: str
     compressor: Compressor
@@ -41,16 +41,16 @@ class CellSpec:
         return length if self.budget is None else self.budget.entries_for(length)
 
     def evicts(self, length: int) -> bool:
-        """Return True where the prompt is longer than the budget, so that entries have to be chosen."""
+        """Tell whether the prompt is longer than the budget, so that entries must be evicted."""
         return self.entries(length) < length
 
     def keeps_all(self, length: int) -> bool:
-        """Return True where the prompt's full cache is used unchanged."""
+        """Tell whether the prompt's full cache is used unchanged."""
         return not self.evicts(length) and not self.compressor.quantises
 
     @property
     def serves_all_questions(self) -> bool:
-        """A document with several questions is compressed once, whichever of them is asked."""
+        """True if a document with several questions is compressed once, whichever of them is asked."""
         rule = protocol(self.protocol)
         if rule.apart:
             return False
@@ -67,11 +67,11 @@ class ForkResult(Response):
     """One cell's answer to one prompt: the columns of its row that generation fills.
 
     Attributes:
-        selected: per layer int32 `[Hkv, m]` in host memory, the kept indices of which `kept_digest` is the digest, ascending
-            behind padding of -1; no column of the row. None where nothing was counted.
+        selected: per layer int32 `[Hkv, m]` in host memory, the kept indices, ascending, padded on the left with -1.
+            `kept_digest` is their digest. Not a column of the row. None if nothing was counted.
     """
 
-    selected: Sequence[Tensor] | None = None  # of the class: no field of the row's
+    selected: Sequence[Tensor] | None = None  # a class attribute, not a field of the row
 
 
 def blank(cell: CellSpec, prompt: EncodedPrompt, **circumstances: Any) -> ForkResult:
@@ -101,7 +101,7 @@ def digest(kept: Sequence[Tensor]) -> str:
 
 
 class NonFiniteLogitsError(MMKVError):
-    """NaN logits of the model; the row gets status `nan`."""
+    """The model gave NaN logits; the row gets status `nan`."""
 
 
 def status_of(error: BaseException) -> str:
@@ -147,13 +147,13 @@ def fill_stored(
     slot: int,
     state: int = 0,
 ) -> None:
-    """Fill what the cell's layers hold right after the reduction.
+    """Fill the counts of the cell's layers right after the reduction.
 
-    Tokens that are fed again and are part of C (the last one under `strict`) count as one entry each per head.
+    Tokens that are fed again and are part of C (the last token under `strict`) count as one entry each per head.
 
     Args:
-        index: per layer int64 `[Hkv, m]`, the selected entries. slot: bytes of one head's key and value. state: bytes of layers
-            that are not compressed, which are held and read whole.
+        index: per layer int64 `[Hkv, m]`, the selected entries. slot: bytes of one head's key and value. state: bytes
+            of layers that are not compressed, which are stored and read whole.
     """
     refed, heads = lengths.refed, index[0].shape[0] * len(index)
     result.selected = [one.to("cpu", torch.int32) for one in index]

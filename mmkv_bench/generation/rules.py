@@ -1,8 +1,8 @@
-"""Rules of greedy decoding that a model folder and a task ask for, exactly as stock `generate()` applies them.
+"""Rules of greedy decoding set by a model folder and a task, applied exactly as stock `generate()` applies them.
 
-Every field of transformers' `GenerationConfig` is reproduced (with transformers' own processors and stopping criteria),
-irrelevant, or refused before any work. A field that a later transformers adds is in none of the three tables: set to
-anything, it is refused until it has been looked at.
+Every field of transformers' `GenerationConfig` is either reproduced (with transformers' own processors and stopping
+criteria), irrelevant, or refused before any work. A field added by a later transformers is in none of the three tables:
+any value of it is refused until somebody has reviewed the field.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ IRRELEVANT: Mapping[str, str] = {
     "transformers_version": "bookkeeping",
 }  # fmt: skip
 
-# Would change the tokens and cannot be reproduced; beside None only the listed values are harmless.
+# Would change the tokens and cannot be reproduced; besides None only the listed values are harmless.
 REFUSED: Mapping[str, tuple] = {
     "num_beams": (1,),
     "num_return_sequences": (1,),
@@ -106,8 +106,8 @@ def check(config: GenerationConfig) -> None:
             continue
         allowed = f"allowed: {', '.join(map(repr, harmless))} or no entry" if harmless else "allowed: no entry"
         raise UnsupportedError(
-            f"the model folder's generation config sets {name}={value!r}, which greedy decoding of a shared prefill "
-            f"cannot reproduce; {allowed}. Correct generation_config.json or choose another model"
+            f"the model folder's generation config sets {name}={value!r}, which greedy decoding of a shared "
+            f"prefill cannot reproduce; {allowed}; correct generation_config.json or choose another model"
         )
 
 
@@ -120,8 +120,9 @@ class DecodeRules:
     """Greedy decoding with its processors and stopping rules.
 
     Attributes:
-        max_new_tokens: most new tokens. eos: ids that end an answer (kept as its last token). stop_strings: texts that end it.
-        options: keyword arguments with which stock `generate()` does the same.
+        max_new_tokens: most new tokens. eos: ids that end an answer (kept as its last token). stop_strings: texts that
+            end it.
+        options: keyword arguments with which stock `generate()` decodes in the same way.
         config: the model folder's generation config, merged with the task's settings.
     """
 
@@ -140,9 +141,9 @@ class DecodeRules:
     def read(cls, config: GenerationConfig, task: Mapping[str, Any], tokenizer: object = None) -> DecodeRules:
         """Merge a model folder's generation config with a task's settings.
 
-        Sampling settings of a folder are ignored, because benchmarks decode greedily; those of a task are refused. `until` is
-        lmms-eval's name of `stop_strings`. Blank ones (lmms-eval's default is a blank line) are left out, as by lmms-eval's
-        own model classes: answers may hold blank lines.
+        Sampling settings of a folder are ignored, because benchmarks decode greedily; those of a task are refused.
+        `until` is lmms-eval's name for `stop_strings`. Blank stop strings (lmms-eval's default is a blank line) are
+        dropped, as in lmms-eval's model classes, because answers may contain blank lines.
 
         Raises:
             UnsupportedError: sampling, beams, or any other setting whose effect this loop cannot reproduce.
@@ -172,10 +173,13 @@ class DecodeRules:
         }
         if stops:
             if tokenizer is None:
-                raise UnsupportedError("stop strings need the model's tokenizer; give a processor that has one")
+                raise UnsupportedError(
+                    "stop strings need the model's tokenizer, but the processor has none; give a processor with a "
+                    "tokenizer"
+                )
             options |= {"stop_strings": stops, "tokenizer": tokenizer}
         rules = cls(int(max_new), eos, tuple(stops), options, merged, tokenizer)
-        try:  # what transformers itself refuses is refused before any work
+        try:  # refuse what transformers refuses before any work
             rules.processors(1, torch.device("cpu"))
             _ = rules.stopper
         except (ValueError, TypeError) as error:
@@ -213,11 +217,11 @@ class DecodeRules:
 
     @cached_property
     def stopper(self) -> StopStringCriteria | None:
-        """Stock criterion that ends rows of `[R, length]` ids at a stop string; None without stop strings."""
+        """The stock criterion that ends rows of `[R, length]` ids at a stop string; None without stop strings."""
         return StopStringCriteria(self.tokenizer, list(self.stop_strings)) if self.stop_strings else None
 
     def finish(self, ids: Tensor, new: int) -> str | None:
-        """Return the reason why the row `[1, T + new]` ends: `eos`, `stop` or `length`; None where it goes on."""
+        """Return the reason why the row `[1, T + new]` ends: `eos`, `stop` or `length`; None if it continues."""
         if int(ids[0, -1]) in self.eos:
             return "eos"
         if self.stopper is not None and bool(self.stopper(ids, None)[0]):
@@ -225,7 +229,7 @@ class DecodeRules:
         return "length" if new >= self.max_new_tokens else None
 
     def text(self, tokens: Sequence[int], finish: str | None, tokenizer: Any) -> str:
-        """Return the answer that `tokens` spell, without the end token and the stop string that ended it."""
+        """Return the text of the answer `tokens`, without the end token and the stop string that ended it."""
         text = tokenizer.decode(tokens[:-1] if finish == "eos" else tokens, skip_special_tokens=True)
         if finish == "stop":
             ends = [end for end in (text.find(stop) for stop in self.stop_strings) if end >= 0]
@@ -243,11 +247,11 @@ def _check_task(task: Mapping[str, Any]) -> None:
     check_way(task.get("cut_prompt"))
     greedy = "only greedy decoding can be shared and compared token for token: set do_sample=false and num_beams=1"
     if task.get("do_sample"):
-        raise UnsupportedError(f"the task asks for do_sample={task['do_sample']}; {greedy}")
+        raise UnsupportedError(f"the task sets do_sample={task['do_sample']}; {greedy}")
     if task.get("num_beams") not in (None, 1):
-        raise UnsupportedError(f"the task asks for num_beams={task['num_beams']}; {greedy}")
+        raise UnsupportedError(f"the task sets num_beams={task['num_beams']}; {greedy}")
     if task.get("temperature") and task.get("do_sample") is None:
-        raise UnsupportedError(f"the task asks for temperature={task['temperature']}, that is to sample; {greedy}")
+        raise UnsupportedError(f"the task sets temperature={task['temperature']}, which means sampling; {greedy}")
 
 
 def _texts(value: str | Iterable[str] | None) -> list[str]:

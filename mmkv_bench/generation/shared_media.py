@@ -1,4 +1,4 @@
-"""Pictures and videos of a document processed once for the prompts of all its questions."""
+"""Pictures and videos of a document, processed once for the prompts of all its questions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class SharedMedia:
-    """A processor for prompts that differ in their text alone.
+    """A processor for prompts that differ only in their text.
 
     Args:
-        processor: of a model; it is not changed.
+        processor: a model's processor; it is not changed.
 
     Attributes:
-        processor: a copy whose image and video processors give again what they gave for the same media and settings. Texts
-            are tokenised anew each time.
+        processor: a copy whose image and video processors return their previous result for the same media and settings.
+            Texts are tokenised each time.
     """
 
     def __init__(self, processor: Any):
@@ -35,7 +35,7 @@ class SharedMedia:
 
 
 class _Repeating:
-    """An image or video processor that remembers its last call."""
+    """An image or video processor that caches its last call."""
 
     def __init__(self, inner: Any):
         self._inner = inner
@@ -54,5 +54,5 @@ class _Repeating:
 
 
 def _leaves(media: Any) -> list[Any]:
-    """Return the pictures and frames in nested lists, in their order."""
+    """Return the pictures and frames in nested lists, in order."""
     return [leaf for one in media for leaf in _leaves(one)] if isinstance(media, list | tuple) else [media]

@@ -1,6 +1,6 @@
 """`sharing=off`: one cell through `attach(model, compressor)` and stock `model.generate()`.
 
-A path of its own, not a list of one fork: layer-scope methods compress during the prefill, and decoding, positions,
+This path is separate from the fork engine: layer-scope methods compress during the prefill, and decoding, positions,
 masks and stopping are transformers' own. The fork engine must agree with it token for token (float32).
 """
 
@@ -48,7 +48,7 @@ from mmkv_bench.protocols import protocol as protocol_named
 
 
 class _Watch(LogitsProcessor):
-    """Clock of decode steps, which also ends a generation past its deadline; logits are not changed."""
+    """A clock of decode steps, which also ends a generation past its deadline; logits are not changed."""
 
     def __init__(self, meter: Meter, deadline: float | None):
         self.meter, self.deadline = meter, deadline
@@ -63,7 +63,7 @@ class _Watch(LogitsProcessor):
 
 @dataclass
 class SingleRunOutput:
-    """Output of a single run: `sequences` int64 `[B, T + new]`, `logits` per new token float32 `[B, V]`, the session."""
+    """The output of a single run: `sequences` int64 `[B, T + new]`, `logits` per new token float32 `[B, V]`, the session."""
 
     sequences: Tensor
     logits: tuple[Tensor, ...]
@@ -93,9 +93,9 @@ def generate_alone(
     Args:
         inputs: arguments of `generate()`, `input_ids` `[B, T]` and media included.
         context: tokens before the cut, for protocols that cut the prompt.
-        answer: `answer_of_full` of the same arguments; computed here where the compressor needs it and it is None.
-        compile_config: of the decode step, on a cache of fixed capacity. None: it stays eager, as it does in any case where a
-            decode policy acts (`stays_eager`).
+        answer: `answer_of_full` of the same arguments; None: computed here if the compressor needs it.
+        compile_config: configuration of a compiled decode step, on a cache of fixed capacity. None: decoding stays
+            eager. It always does if a decode policy acts (`stays_eager`).
         replay: see `attach`.
         generation: further arguments of `generate()`, for greedy decoding.
 
@@ -124,7 +124,7 @@ def generate_alone(
             **generation,
         )
     compiled = compile_config is not None and not stays_eager(compressor, evicts)
-    # Without a mask generate() takes every pad id for padding, also those that a prompt means as text.
+    # Without a mask generate() treats every pad id as padding, also those that are text of the prompt.
     inputs = {"attention_mask": torch.ones_like(ids), **inputs}
     options = {"return_dict_in_generate": True, "output_logits": True, "do_sample": False, **generation}
     with attach(
@@ -140,7 +140,7 @@ def generate_alone(
         answer=answer,
         context=context if rule.cuts else None,
         replay=replay,
-        # What is prefilled and fed again keeps its slots; the last token of an answer is never fed.
+        # Tokens that are prefilled and fed again keep their slots; an answer's last token is never fed.
         reserve=lengths.prompt - lengths.prefilled + _new_tokens(model, generation) - 1,
         fixed=compiled,
     ) as session:
@@ -170,7 +170,7 @@ def generate_alone(
 
 
 def stays_eager(compressor: Compressor, evicts: bool) -> bool:
-    """Return True where a decode policy acts: the number of entries then changes from step to step.
+    """Tell whether a decode policy acts, so that the number of entries changes from step to step.
 
     evicts: entries of this prompt are evicted.
     """
@@ -187,7 +187,7 @@ def _new_tokens(model: PreTrainedModel, generation: dict) -> int:
 def answer_of_full(
     model: PreTrainedModel, inputs: dict[str, Tensor], protocol: str = DEFAULT, *, context: int | None = None, **options
 ) -> AnswerAttention:
-    """Collect what the full cache's own answer attends to, through stock `generate()`; arguments as of `generate_alone`.
+    """Collect what the full cache's own answer attends to, through stock `generate()`; arguments as in `generate_alone`.
 
     Raises:
         UnsupportedError: several prompts, or a padded one.
@@ -217,7 +217,7 @@ def run_alone(
 ) -> ForkResult:
     """Return one cell's result for one prompt, `measured=own`; a fault becomes its status.
 
-    compile_config: see `generate_alone`; the row of a cell that stays eager says so.
+    compile_config: see `generate_alone`; the row of a cell that stays eager records this.
     """
     if protocol_named(cell.protocol).streams:
         with Session(model, None, attention=attention, packs=False) as session:
@@ -283,7 +283,7 @@ def fill_account(result: ForkResult, cell: CellSpec, lengths: Lengths, session: 
     """Fill the requested budget, the fallbacks and the stored bytes of a prompt that a session has reduced.
 
     Args:
-        types: int `[T]` types of the tokens that C counts, None where unknown.
+        types: int `[T]` types of the tokens that C counts, None if unknown.
     """
     made, compressor = session.listener, cell.compressor
     assert isinstance(made, PrefillListener), "the session of `attach`"

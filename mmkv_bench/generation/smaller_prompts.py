@@ -1,19 +1,19 @@
 """Make prompts smaller: cut those longer than a model's context, or to a budget (the controls `pixels` and `cut_prompt`).
 
-A dataset asks for a cut with its generation setting `cut_prompt`; without it a prompt that is too long is an error of its
-sample. Lengths are counted as the model reads them, template included, and the answer keeps its room.
+A dataset requests a cut with its generation setting `cut_prompt`; without it a prompt that is too long is an error of
+its sample. Lengths are counted as the model reads them, template included, and room for the answer is left.
 
 - `middle` follows LongBench (Bai et al. 2023, section 4.1 and pred.py of its code): the first and the last half of the
-  tokens that fit are kept, because instructions and questions stand at both ends. LongBench's code has fixed lengths, a
+  tokens that fit are kept, because instructions and questions are at both ends. LongBench's code has fixed lengths, a
   little below the context of each model.
-- `left` follows MileBench (Song et al. 2024, utils.py of its code): the instruction is kept, and pieces of text and images
-  are added from the end until the next one does not fit; of a last piece of text that is too long by itself, its end is
-  kept. MileBench adds up an estimate, 576 tokens an image, up to the whole context.
+- `left` follows MileBench (Song et al. 2024, utils.py of its code): the instruction is kept, and pieces of text and
+  images are added from the end until the next one does not fit; if the last piece is a text that is too long by itself,
+  its end is kept. MileBench adds up an estimate, 576 tokens an image, up to the whole context.
 
-`pixels` is the full cache of a smaller prompt, in place of a part of the whole one's cache. There are `LEVELS` sizes: shares of
-the sides of images, of tiles where a family counts these, and of a video's frames. The largest size whose prompt has no more
-entries than the budget is found by bisection; the model's own processor encodes each. `cut_prompt` is the same for text, whose
-sizes are shares of the prompt's tokens, cut as by `middle`.
+`pixels` is the full cache of a smaller prompt, in place of a part of the whole prompt's cache. There are `LEVELS`
+sizes: shares of the sides of images, of tiles if a family counts these, and of a video's frames. Bisection finds the
+largest size whose prompt has no more entries than the budget; the model's own processor encodes each size. `cut_prompt`
+does the same for text, whose sizes are shares of the prompt's tokens, cut as by `middle`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WAYS = (None, "middle", "left")
 
 
 def check_way(way: Any) -> str | None:
-    """Return the value of `cut_prompt`; raise UnsupportedError where it is not in `WAYS`."""
+    """Return the value of `cut_prompt`; raise UnsupportedError if it is not in `WAYS`."""
     if way not in WAYS:
         raise UnsupportedError(
             f"cut_prompt={way!r}; allowed: middle (text), left (text and images), or null to refuse prompts that are too long"
@@ -42,7 +42,8 @@ def check_way(way: Any) -> str | None:
 
 
 def prompt_limit(max_prompt_tokens: int | None, max_context: int | None, max_new_tokens: int) -> int | None:
-    """Return the most tokens that a prompt may have: the configured limit, or the context without the answer. None: no limit."""
+    """Return the most tokens that a prompt may have: the configured limit, or the context without the answer. None: no
+    limit."""
     limits = [] if max_prompt_tokens is None else [max_prompt_tokens]
     limits += [] if max_context is None else [max_context - max_new_tokens]
     return min(limits, default=None)
@@ -56,7 +57,7 @@ def fitted(
     limit: int | None,
     instruction: str = "",
 ) -> tuple[list[dict], list]:
-    """Return the messages and images, cut as `generation` asks where the prompt has more than `limit` tokens.
+    """Return the messages and images, cut as `generation` requests if the prompt has more than `limit` tokens.
 
     Args:
         instruction: beginning of the prompt, which a cut from the left keeps.
@@ -71,13 +72,14 @@ def fitted(
 
 
 def middle(processor: Any, messages: Sequence[dict], limit: int | None, least: int = 0) -> list[dict]:
-    """Return the messages, without their middle where the rendered prompt has more than `limit` tokens.
+    """Return the messages, without their middle if the rendered prompt has more than `limit` tokens.
 
     Args:
         least: tokens of the text that stay, whatever the limit.
 
     Raises:
-        UnsupportedError: messages that are not one user's text, a text with a media marker, or a limit that leaves nothing.
+        UnsupportedError: messages that are not one user's text, a text with a media marker, or a limit that leaves
+            nothing.
     """
     if limit is None:
         return list(messages)
@@ -85,8 +87,8 @@ def middle(processor: Any, messages: Sequence[dict], limit: int | None, least: i
     pieces = _pieces(
         messages,
         ("text",),
-        "cut_prompt=middle cuts one user message of text, and this prompt has media or several turns; use cut_prompt=left "
-        "or null",
+        "cut_prompt=middle cuts one user message of text, but this prompt has media or several turns; use "
+        "cut_prompt=left or null",
     )
     length = prompt_length(processor, messages)
     if length <= limit:
@@ -112,7 +114,7 @@ def middle(processor: Any, messages: Sequence[dict], limit: int | None, least: i
 def cut_from_left(
     processor: Any, messages: Sequence[dict], images: Sequence, instruction: str, limit: int | None
 ) -> tuple[list[dict], list]:
-    """Return the messages and images that stay of a prompt; all of them where it has at most `limit` tokens.
+    """Return the messages and images of a prompt that stay; all of them if it has at most `limit` tokens.
 
     The number of tokens is assumed to grow with the number of pieces.
 
@@ -128,8 +130,8 @@ def cut_from_left(
     pieces = _pieces(
         messages,
         ("text", "image"),
-        "cut_prompt=left cuts one user message of text and images, and this prompt has videos or several turns; use "
-        "cut_prompt=null",
+        "cut_prompt=left cuts one user message of text and images, but this prompt has videos or several turns; "
+        "use cut_prompt=null",
     )
     length = prompt_length(processor, messages, images)
     if length <= limit:
@@ -145,7 +147,7 @@ def cut_from_left(
     def fits(prompt: tuple[list[dict], list]) -> bool:
         return prompt_length(processor, *prompt) <= limit
 
-    low, high = 0, len(rest) - 1  # so many pieces fit; so many may
+    low, high = 0, len(rest) - 1  # `low` pieces fit; more than `high` do not
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(kept(middle)) else (low, middle - 1)
@@ -193,7 +195,7 @@ def _behind(parts: Sequence[dict], instruction: str) -> tuple[list[dict], list[d
     first = parts[0].get("text", "")
     if not first.startswith(instruction):
         raise UnsupportedError(
-            "cut_prompt=left keeps the prompt's instruction, and this prompt does not begin with it; give "
+            "cut_prompt=left keeps the prompt's instruction, but this prompt does not begin with it; use "
             "cut_prompt=null"
         )
     behind = first[len(instruction) :]
@@ -229,7 +231,7 @@ class SmallerPrompts:
         return self.made[level]
 
     def within(self, spec: CellSpec) -> int:
-        """Return the largest level whose prompt fits the cell's budget; 1, the smallest, where none does."""
+        """Return the largest level whose prompt fits the cell's budget; the smallest, 1, if none does."""
         entries, rule = spec.entries(self.lengths(spec).reduced), protocol(spec.protocol)
         fits, above = 1, LEVELS
         while above - fits > 1:
@@ -240,8 +242,8 @@ class SmallerPrompts:
 
 
 def resampled(specs: Sequence[CellSpec], prompt: EncodedPrompt, family: ModelFacts) -> list[CellSpec]:
-    """Return the cells that are answered from a smaller prompt: those of `pixels` and `cut_prompt` whose whole prompt does not
-    fit."""
+    """Return the cells that are answered from a smaller prompt: those of `pixels` and `cut_prompt` whose whole prompt does
+    not fit."""
     candidates = [spec for spec in specs if spec.compressor.resamples]
     candidates = [spec for spec in candidates if prompt.visual_tokens or not spec.compressor.needs_visual]
     return [spec for spec in candidates if spec.evicts(lengths_of(protocol(spec.protocol), prompt, family).reduced)]

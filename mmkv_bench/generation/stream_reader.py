@@ -1,6 +1,7 @@
-"""A prompt as a stream: its chunks, and what the model is given of each.
+"""A prompt as a stream: its chunks, and the model's inputs for each chunk.
 
-Position ids of the whole stream are computed once and sliced; the vision tower runs on the frames of one chunk at a time.
+Position ids of the whole stream are computed once and sliced; the vision tower runs on the frames of one chunk at a
+time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _ROUNDING = 1e-9
 
 
 class Clip(NamedTuple):
-    """One chunk: tokens `start` to `end`, with frames `first` to `last` (none of a text).
+    """One chunk: tokens `start` to `end`, with frames `first` to `last` (no frames for a text).
 
     A frame is what the model reads at once: a temporal patch of a video, a picture, or a tile.
     """
@@ -44,10 +45,10 @@ class Clip(NamedTuple):
 
 
 class Reader:
-    """A prompt as a stream: its chunks, and the model's inputs of each.
+    """A prompt as a stream: its chunks, and the model's inputs for each chunk.
 
     Args:
-        prompt: the whole prompt, pixels of all frames included. cell: its chunks, and where the question comes.
+        prompt: the whole prompt, pixels of all frames included. cell: gives the chunks, and the place of the question.
 
     Attributes:
         prompt: up to where the question comes, and the question. length: tokens that are read before it: the context, or,
@@ -73,8 +74,8 @@ class Reader:
         self.patch = int(model.config.vision_config.temporal_patch_size) if self.media == VIDEO else 1
         if settings.every is not None and settings.every % self.patch:
             raise ConfigError(
-                f"stream.every={settings.every} frames divide no temporal patch of {self.patch} frames, which {family.name} "
-                f"reads at once; give a multiple of {self.patch}"
+                f"stream.every={settings.every} frames are not a whole number of temporal patches of {self.patch} "
+                f"frames, which {family.name} reads at once; give a multiple of {self.patch}"
             )
         every = None if settings.every is None else settings.every // self.patch
         self.prompt, end = self._until(prompt, family, cell, every)
@@ -89,7 +90,7 @@ class Reader:
             self._check_advance(family)
 
     def inputs(self, clip: Clip) -> dict[str, Tensor]:
-        """Return what the model is given of one chunk; behind it, where a method asks, the chat template's tokens."""
+        """Return the model's inputs for one chunk, followed by the chat template's tokens if the method needs them."""
         ids, positions = self.prompt.input_ids[:, clip.start : clip.end], self.positions[..., clip.start : clip.end]
         if self.asked:
             last = last_positions(self.positions[..., : clip.end], clip.end, ids.device)
@@ -99,7 +100,7 @@ class Reader:
         return inputs | self._frames_of(self.prompt, clip.first, clip.last)
 
     def frames_left(self, cache: CompressedCache) -> str | None:
-        """Return the frames of which a head of a layer holds an entry, as ranges."""
+        """Return the frames of which some head has an entry, as ranges."""
         if self.frames is None:
             return None
         places = torch.cat([layer.slot_positions().flatten() for layer in cache.layers]).unique()
@@ -108,19 +109,19 @@ class Reader:
         return ranges(frames)
 
     def _asked(self, cell: CellSpec) -> int:
-        """Return the number of the template's tokens that the method asks behind every chunk."""
+        """Return the number of the template's tokens that the method needs behind every chunk."""
         scorer = cell.compressor.scorer
         if scorer is None or not scorer.asks_template:
             return 0
         if not 0 < self.prompt.template_tokens < self.prompt.length - self.length:
             raise UnsupportedError(
-                f"{self.prompt.identity} has no chat template behind its question, and {cell.compressor.name} scores by its "
-                "tokens; choose a model with a chat template, or another method"
+                f"{self.prompt.identity} has no chat template behind its question, but {cell.compressor.name} "
+                "scores by the template's tokens; choose a model with a chat template, or another method"
             )
         return min(self.prompt.template_tokens, scorer.needs.tail_queries)
 
     def _frames_of(self, prompt: EncodedPrompt, first: int, last: int) -> dict[str, Tensor]:
-        """Return the pixels and grids of frames `first` to `last`; nothing where there are none."""
+        """Return the pixels and grids of frames `first` to `last`; nothing if there are none."""
         if self.media is None or first == last:
             return {}
         pixels, name = self.media
@@ -143,7 +144,7 @@ class Reader:
         at = self.positions[..., 0, :].view(-1, self.prompt.length)[:, self._places(self.prompt)]
         if bool((at[:, 1:].amin((0, 2)) <= at[:, :-1].amax((0, 2))).any()):
             raise UnsupportedError(
-                f"stream.positions=compact moves kept entries together, and the frames of {family.name}'s videos "
+                f"stream.positions=compact moves kept entries together, but the frames of {family.name}'s videos "
                 "share the positions of their rows and columns; give pictures or a text, or stream.positions=kept"
             )
 
@@ -196,7 +197,7 @@ class Reader:
 
 
 def _check_media(family: ModelFacts, prompt: EncodedPrompt) -> None:
-    """Refuse prompts that are no stream."""
+    """Refuse prompts that cannot be read as a stream."""
     if not prompt.visual_tokens:
         return
     check_chunks(family.rules)
@@ -205,13 +206,15 @@ def _check_media(family: ModelFacts, prompt: EncodedPrompt) -> None:
     uneven = stacked is not None and prompt.visual_tokens % stacked.shape[1] > 0
     if len(videos) > 1 or (len(videos) and len(pictures)) or len(pictures.unique(dim=0)) > 1 or uneven:
         raise UnsupportedError(
-            f"{prompt.identity} has several videos, pictures beside a video, or pictures of several sizes, and protocol=stream "
-            "reads one video, or pictures of one size, in chunks; give such, or use protocol=query_agnostic"
+            f"{prompt.identity} has several videos, pictures beside a video, or pictures of several sizes; "
+            "allowed for protocol=stream: one video, or pictures of one size; give such a prompt, or use "
+            "protocol=query_agnostic"
         )
     if prompt.question_text_before_cut:
         raise UnsupportedError(
-            f"{prompt.identity} has {prompt.question_text_before_cut} tokens of text before its last frame, and the question "
-            "of a stream comes behind it; put the text after the video or the pictures, or use protocol=query_agnostic"
+            f"{prompt.identity} has {prompt.question_text_before_cut} tokens of text before its last frame, but a "
+            "stream's question comes after it; put the text after the video or the pictures, or use "
+            "protocol=query_agnostic"
         )
 
 

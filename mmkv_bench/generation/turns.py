@@ -1,9 +1,9 @@
 """protocol=turns: the questions of a document are asked in turn, in one conversation with the model's own answers.
 
-The first turn is that of `query_aware`. Before each further question the turn that ended is fed again in one piece, as a
-server prefills it: question and answer then stand behind what the cache holds, every layer is scored by their queries, and no
-KV head keeps more than the budget. So earlier turns compete with the document for the same entries. The next question is fed on
-what is left, kept whole and counted apart.
+The first turn equals `query_aware`. Before each further question the previous turn is fed again in one piece, as a
+server prefills it: question and answer then follow the entries in the cache, every layer is scored by their queries,
+and no KV head keeps more than the budget. So earlier turns compete with the document for the same entries. The next
+question is fed on what is left, kept whole and counted apart.
 """
 
 from __future__ import annotations
@@ -60,12 +60,13 @@ class Conversation:
     """A cell's conversation after some turns.
 
     Attributes:
-        document: its identity. turns: that were answered.
-        group: of the latest turn. cache: everything that was fed, the latest turn at its end. cap: C of the document, None for
-            the full cache.
-        said: the latest answer, int64 `[1, n]`, without the token that ended it. fed: tokens of the latest turn in the cache.
-        listener: counts what evictions did so far. rows: number of a question -> its result, of turns that were answered on
-            the way to a later one and have not been asked for.
+        document: the document's identity. turns: number of answered turns.
+        group: the latest turn's group. cache: everything that was fed, the latest turn at its end. cap: C of the
+            document, None for the full cache.
+        said: the latest answer, int64 `[1, n]`, without the token that ended it. fed: tokens of the latest turn in the
+            cache.
+        listener: counts the evictions so far. rows: number of a question -> its result, for turns that were answered on
+            the way to a later one and have not been requested yet.
     """
 
     document: str
@@ -83,7 +84,7 @@ def run_turns(parts: Parts, held: dict[str, Conversation], prompt: EncodedPrompt
     """Return one cell's result for one prompt; a fault becomes its status.
 
     Args:
-        held: cell -> the conversation that it is in. Turns before the prompt's own that it lacks are answered too, so that a row
+        held: cell -> its conversation so far. Missing turns before the prompt's own are answered too, so that a row
             does not depend on which questions a run asks, or in which order.
     """
     session, device = parts.session, next(parts.session.model.parameters()).device
@@ -159,7 +160,8 @@ def _next(
     """Cut the conversation back to the budget and answer its next question.
 
     Args:
-        between: int64 `[1, n]`, what the chat template writes between the latest answer and the next one, question included.
+        between: int64 `[1, n]`, tokens of the chat template between the latest answer and the next one, question
+            included.
     """
     earlier, name, deadline = talk.group, cell.protocol, _deadline(parts)
     context = torch.cat([earlier.prompt.input_ids, talk.said], 1)
@@ -170,8 +172,8 @@ def _next(
     most = parts.family.max_context
     if most is not None and ids.shape[1] + parts.rules.max_new_tokens - 1 > most:
         raise UnsupportedError(
-            f"the conversation has {ids.shape[1]} tokens before answer {talk.turns + 1}, which may be "
-            f"{parts.rules.max_new_tokens} more, and the model's context is {most}; lower max_new_tokens"
+            f"the conversation has {ids.shape[1]} tokens before answer {talk.turns + 1} of up to "
+            f"{parts.rules.max_new_tokens} tokens, but the model's context is {most}; lower max_new_tokens"
         )
     types = torch.nn.functional.pad(earlier.prompt.types, (0, ids.shape[1] - earlier.prompt.length))
     prompt = replace(earlier.prompt, identity=identity, inputs={"input_ids": ids}, types=types)
@@ -202,7 +204,7 @@ def _next(
 
 @torch.no_grad()
 def _settled(parts: Parts, talk: Conversation, cell: CellSpec, meter: Meter) -> tuple[Tensor, Tensor]:
-    """Feed the latest turn again in one piece, and evict what is over the budget.
+    """Feed the latest turn again in one piece, and evict what exceeds the budget.
 
     Returns:
         The last token's logits `[V]` and its position ids.
@@ -261,5 +263,5 @@ def _answered(talk: Conversation, cell: CellSpec, result: ForkResult, deadline: 
 
 
 def _without_end(tokens: Sequence[int], finish: str | None) -> list[int]:
-    """Return an answer without the token that ended it: the chat template writes it again."""
+    """Return an answer without the token that ended it, because the chat template writes this token again."""
     return list(tokens[:-1] if finish == "eos" else tokens)

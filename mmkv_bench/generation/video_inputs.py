@@ -15,16 +15,16 @@ from mmkv_bench.families.registry import family_of_processor
 from mmkv_bench.models.video import Frames, evenly_spaced, sample_frames
 
 READY_FPS = 2.0
-"""Frames per second of ready frames, which carry no times: qwen-vl-utils' value for a list of images."""
+"""Frames per second of ready frames, which have no times: qwen-vl-utils' value for a list of images."""
 
 
 def frames_of(video: Any, count: int) -> Frames:
     """Return at most `count` frames of one entry of `Request.videos`.
 
     Args:
-        video: a path; {"video": path, "start_time": s, "end_time": s} with either or both times; or ready frames, a list
-            of images or arrays [H, W, 3], or one array [T, H, W, 3]. Of more ready frames than `count` the evenly spaced
-            ones are taken, as of a file.
+        video: a path; {"video": path, "start_time": s, "end_time": s} with either or both times; or ready frames, a
+            list of images or arrays [H, W, 3], or one array [T, H, W, 3]. If there are more than `count` ready frames,
+            evenly spaced ones are taken, as from a file.
 
     Raises:
         DataError: see `sample_frames`; no ready frames, or frames of different sizes.
@@ -37,7 +37,8 @@ def frames_of(video: Any, count: int) -> Frames:
         return sample_frames(video, count, start, end)
     if start is not None or end is not None:
         raise UnsupportedError(
-            "start_time and end_time need a video file: ready frames carry no times; give a file, or only the frames to use"
+            "start_time and end_time need a video file, because ready frames have no times; give a file, or only "
+            "the frames to use"
         )
     if isinstance(video, Frames):
         return video
@@ -45,7 +46,8 @@ def frames_of(video: Any, count: int) -> Frames:
     sizes = {picture.shape for picture in pictures}
     if len(sizes) != 1 or next(iter(sizes))[2:] != (3,):
         raise DataError(
-            f"ready frames of a video have to be RGB images of one size; got {len(pictures)} of sizes {sorted(sizes)}"
+            f"ready frames of a video must be RGB images of one size, but {len(pictures)} of sizes "
+            f"{sorted(sizes)} were given; give frames of one size"
         )
     kept = evenly_spaced(len(pictures), count)
     times = tuple(i / READY_FPS for i in kept)
@@ -55,23 +57,24 @@ def frames_of(video: Any, count: int) -> Frames:
 def video_arguments(processor: Any, videos: Sequence[Frames], video_max_pixels: int | None = None) -> dict[str, Any]:
     """Return keyword arguments of a processor's call: the frames unchanged, with their true times.
 
-    Qwen2.5-VL derives the seconds between two frames from them, Qwen3-VL the time that it writes before each pair of frames
-    (index over rate; the indices here are times in units of the rate, so a variable frame rate keeps its times).
+    From these times Qwen2.5-VL derives the seconds between two frames, and Qwen3-VL the time that it writes before each
+    pair of frames (index over rate; the indices given are times in units of the rate, so a variable frame rate keeps
+    its times).
 
     Args:
-        video_max_pixels: of one frame, for a processor that limits the pixels of the whole video (Qwen3-VL) and was
-            set up for more frames than this video has.
+        video_max_pixels: most pixels of one frame, for a processor that limits the pixels of the whole video (Qwen3-VL)
+            and was set up for more frames than this video has.
 
     Raises:
-        UnsupportedError: videos that differ in their number of frames where the processor stacks them
-            (LLaVA-OneVision, LLaVA-NeXT-Video, InternVL).
+        UnsupportedError: videos with different numbers of frames, for a processor that stacks them (LLaVA-OneVision,
+            LLaVA-NeXT-Video, InternVL).
     """
     part, known = processor.video_processor, family_of_processor(processor)
     counts = sorted({len(video) for video in videos})
     if len(counts) > 1 and (known is None or known.equal_videos):
         raise UnsupportedError(
-            f"the videos of one prompt have {counts} frames, and {type(processor).__name__} takes videos of equal length; "
-            f"write model.frames={counts[0]}"
+            f"the videos of one prompt have {counts} frames, but {type(processor).__name__} takes videos of equal "
+            f"length; write model.frames={counts[0]}"
         )
     if known is not None and known.repeats_last_frame:
         videos = [_at_least(video, part.temporal_patch_size) for video in videos]
@@ -83,11 +86,11 @@ def video_arguments(processor: Any, videos: Sequence[Frames], video_max_pixels: 
     if video_max_pixels is not None and known is not None and known.whole_video_limit:
         arguments["size"] = _whole_size(part, max(map(len, videos)), video_max_pixels)
     pixels = [torch.from_numpy(video.frames).permute(0, 3, 1, 2) for video in videos]
-    return {"videos": pixels, "videos_kwargs": arguments}  # apart, or the images of the prompt would get them, too
+    return {"videos": pixels, "videos_kwargs": arguments}  # separate, or the prompt's images would get them too
 
 
 def _at_least(video: Frames, count: int) -> Frames:
-    """Return a video of at least `count` frames: the last one is repeated, as other families' processors do."""
+    """Return a video of at least `count` frames: the last frame is repeated, as in other families' processors."""
     missing = count - len(video)
     if missing <= 0:
         return video

@@ -1,6 +1,6 @@
 """Builder of compressors: a composed method node (`conf/method/*.yaml`) -> a `Compressor`.
 
-Parts are classes of this package only; `method=custom` takes them from the file that its `path` names.
+Parts are classes of this package only. `method=custom` takes parts from the file that its `path` names.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 
 FULL = "full"
-"""`base` of the method that compresses nothing: it has no budget, seed or reading."""
+"""`base` of the method that compresses nothing; it has no budget, seed or reading."""
 KVPRESS = "kvpress"
 """`base` of the method whose scorer comes from the installed package kvpress."""
 OUTSIDE = {CUSTOM: ("path", "name"), KVPRESS: ("press",)}
-"""Methods whose code is not in this package -> the parameters that name the code. They cannot run without."""
+"""Methods whose code is not in this package -> the parameters that name the code. These parameters are required."""
 READS_ANSWER = "reads_answer"
-"""Parameter in the rows of methods that cheat: they know the answer of the full cache."""
+"""Parameter in the rows of methods that cheat: they read the full cache's answer."""
 OVER_BUDGET = "over_budget"
 """Parameter in the rows of methods of `reading=paper` whose own formula may keep more than the budget."""
 HALF_PRECISION = ("bfloat16", "float16")
-"""Dtypes of models in which a release's rounding of its scores is seen."""
+"""Model dtypes in which a release's rounding of its scores has an effect."""
 
 _PACKAGE = "mmkv_bench."
 
 
 class CalibrationSource(Protocol):
-    """Source of measurements for parts; `calibrate.artefact.Calibrations` is one."""
+    """A source of measurements for parts; `calibrate.artefact.Calibrations` is one."""
 
     def data(self, method: str, spec: Any) -> dict[str, Any]:
-        """Return the data that a part of this method is built with; spec: the configuration's value (`auto`, or a path)."""
+        """Return the data with which a part of this method is built; spec: the configuration's value (`auto`, or a path)."""
 
 
 def build_compressor(
@@ -61,7 +61,7 @@ def build_compressor(
     Args:
         name: display name. node: composed node. reading: `paper` or `released`. defaults: see `node.under_reading`.
         calibrations: artefacts of the run's model. Without them parts keep the configuration's value (`auto`, a path):
-            they can be checked, and refuse to work.
+            such parts can be checked, but refuse to work.
 
     Raises:
         ConfigError: a part is missing, is not of this package or refuses its parameters; also CalibrationError.
@@ -76,7 +76,7 @@ def compressor_of(
     calibrations: CalibrationSource | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> Compressor:
-    """Build the `Compressor` of an effective node; given: built parts, for those that a method file would define."""
+    """Build the `Compressor` of an effective node. given: parts built already, which a method file would define otherwise."""
     from mmkv_bench.compression.compressor import Compressor
 
     if node.get("base") == FULL:
@@ -106,7 +106,7 @@ def compressor_of(
 
 
 def _outside(name: str, node: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the parts whose code is not in this package; empty for all methods but those of `OUTSIDE`."""
+    """Build the parts whose code is not in this package; empty for methods that are not in `OUTSIDE`."""
     if node.get("base") == CUSTOM:
         return method_file.parts(node, name)
     if node.get("base") == KVPRESS:
@@ -117,12 +117,12 @@ def _outside(name: str, node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identity_form(node: Mapping[str, Any], compressor: Compressor, dtype: str | None = None) -> dict[str, Any]:
-    """Return an effective node as rows and a cell's identity hold it.
+    """Return an effective node in the form that rows and a cell's identity store.
 
-    Code outside of this package is named by what it is (a file's checksum, a package's version), never by its place. Two
-    marks let tables tell methods apart, whoever wrote them: a scorer that is given the full cache's answer is a ceiling,
-    and a formula may exceed its budget. Parameters added later are absent at their defaults; those that only half
-    precision reads are absent in any other `dtype` (of the model, None while it is unknown).
+    Code outside of this package is named by its content (a file's checksum, a package's version), never by its path.
+    Two marks let tables tell methods apart, whoever wrote them: a scorer that gets the full cache's answer is a
+    ceiling, and a formula may exceed its budget. Parameters added later are absent at their defaults. Parameters that
+    only half precision reads are absent in any other `dtype` (of the model, None while unknown).
     """
     marks = {READS_ANSWER: True} if compressor.needs.answer else {}
     marks |= {OVER_BUDGET: True} if compressor.exceeds_as_printed and compressor.reading != "released" else {}
@@ -132,8 +132,8 @@ def identity_form(node: Mapping[str, Any], compressor: Compressor, dtype: str | 
 
 
 def _as_before(node: Mapping[str, Any], compressor: Compressor, dtype: str | None) -> dict[str, Any]:
-    """Drop parameters that came after the method's first cells (`later` of a part's class or of the method's file) and
-    have their class's defaults or change nothing (`halves`), so that those cells keep their hashes and rows."""
+    """Drop parameters that were added after the method's first cells (`later` of a part's class or of the method's file)
+    and that have their class's defaults or change nothing (`halves`), so that those cells keep their hashes and rows."""
     form = dict(node)
     for part in PARTS:
         built, spec = getattr(compressor, part), form.get(part)
@@ -149,9 +149,9 @@ def _as_before(node: Mapping[str, Any], compressor: Compressor, dtype: str | Non
 def _instantiate(path: str, spec: Any, calibrations: CalibrationSource | None = None) -> Any:
     """Build a part from its `_target_` and parameters.
 
-    Hydra's `instantiate` imports any name that a configuration holds; this function only takes classes that a module of
-    this package defines itself. A part with a `calibration` gets the data of the artefact that its class is
-    `calibrated_by`, unless `needs_calibration(parameters)` says that it reads none.
+    Hydra's `instantiate` imports any name that a configuration contains; this function only takes classes that a module
+    of this package defines itself. A part with a `calibration` gets the data of the artefact that its class is
+    `calibrated_by`, unless `needs_calibration(parameters)` says that the part reads none.
     """
     if isinstance(spec, list):
         return [_instantiate(f"{path}[{i}]", item, calibrations) for i, item in enumerate(spec)]
@@ -206,11 +206,11 @@ def method(
     """Build a method as the compressor that a run would use with the same settings.
 
     Args:
-        name: a method of docs/methods.md; a file of your own (`"mine.py"`, any parts, as `method=mine.py` takes it); or a
-            scorer of your own, as an object or a class, which gets what `custom` gives it: uniform budgets, the highest
-            scores beside the last token, eviction.
+        name: a method of docs/methods.md; a file of your own (`"mine.py"`, any parts, as `method=mine.py` takes it); or
+            a scorer of your own, as an object or a class. A scorer gets the other parts of `custom`: uniform budgets,
+            the highest scores beside the last token, eviction.
         reading: `paper`, or `released` for what the paper's released code does.
-        calibrations: artefacts of one model. Without them a calibrated method can be inspected and refuses to work.
+        calibrations: artefacts of one model. Without them a calibrated method can be inspected but refuses to work.
         parameters: those of the method, as in docs/methods.md (`window=16`); for a file or a scorer those of its
             constructors, and `sinks`, `recents` and `window` of the selector.
 
@@ -235,7 +235,8 @@ def method(
 
 
 def settings(name: str, reading: str = "paper", parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the effective node of a method's file under a reading, with the given parameters; errors as of `method`."""
+    """Return the effective node of a method's file under a reading, with the given parameters. Raises what `method`
+    raises."""
     defaults = read(name)
     allowed = flat_parameters(defaults)
     values = {key: os.fspath(value) if isinstance(value, Path) else value for key, value in (parameters or {}).items()}
@@ -244,13 +245,14 @@ def settings(name: str, reading: str = "paper", parameters: Mapping[str, Any] | 
             raise ConfigError(f"method {name} has no parameter {key!r}; {nearest(key, allowed)}")
         if not (same_kind(value, allowed[key], key) or value is allowed[key]):
             raise ConfigError(
-                f"method {name}: {key}={value!r} is of another kind than its default {allowed[key]!r}; give such a value"
+                f"method {name}: {key}={value!r} has another type than the default {allowed[key]!r}; give a value "
+                "of the default's type"
             )
     return under_reading(name, {**defaults, **values}, reading, defaults)
 
 
 def _of_file(file: Path, reading: str, parameters: Mapping[str, Any]) -> Compressor:
-    """Build the parts of a Python file, named by its stem, as a run does with `method=<file>`."""
+    """Build the parts of a Python file as a run does with `method=<file>`; the method is named by the file's stem."""
     arguments = {key: value for key, value in parameters.items() if key not in SELECTOR}
     selector = {key: value for key, value in parameters.items() if key in SELECTOR}
     return compressor_of(
@@ -269,7 +271,7 @@ def _around(scorer: Scorer | type[Scorer], reading: str, parameters: Mapping[str
             raise ConfigError(f"{scorer.__name__} cannot be built: {error}; correct its parameters") from error
     if not isinstance(built, Scorer):
         raise ConfigError(
-            f"{built!r} is no method; allowed: a method's name, a Scorer (an object, or its class), or a Compressor"
+            f"{built!r} is not a method; allowed: a method's name, a Scorer (an object or its class), or a Compressor"
         )
     title = type(built).__name__
     unknown = [key for key in selector if key not in SELECTOR]

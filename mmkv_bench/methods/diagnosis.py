@@ -45,7 +45,7 @@ _FIXES: dict[Check, tuple[str, str, str]] = {
     ),
     invariants.nothing_is_written_to: ("scorer", "score", "write to a copy: `obs.key.clone()`"),
 }
-"""Promise -> the part that usually breaks it, the method to look at, and what to write."""
+"""Promise -> the part that usually breaks it, the method to inspect, and what to write."""
 
 
 _SAME_TWICE = (invariants.nothing_is_remembered, invariants.nothing_is_written_to)
@@ -54,16 +54,16 @@ _NEEDED: dict[Check, tuple[Check, ...]] = {
     invariants.seeds_matter_only_if_declared: _SAME_TWICE,
     invariants.equal_keys_give_equal_scores: _SAME_TWICE,
 }
-"""Promise -> promises that have to hold before it can be checked; all need finite scores."""
+"""Promise -> promises that must be kept before it can be checked; all need finite scores."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Cause of a broken promise.
+    """The cause of a broken promise.
 
     Attributes:
-        place: `path:line`, or the file. fault: what is wrong. fix: what to write, "" where unknown.
-        error: text of the exception, if it was one; two promises with the same error have one cause.
+        place: `path:line`, or the file. fault: what is wrong. fix: what to write, "" if unknown.
+        error: text of the exception, if there was one; two promises with the same error have one cause.
     """
 
     place: str
@@ -75,17 +75,17 @@ class Finding:
         return f"{self.place}: {self.fault}" + (f"; {self.fix}" if self.fix else "")
 
     def again(self, other: Finding) -> bool:
-        """Return True where another promise broke by the same error."""
+        """Tell whether another promise was broken by the same error."""
         return bool(self.error) and (self.error == other.error or self.error in other.fault)
 
 
 def hidden(check: Check, broken: Collection[Check]) -> bool:
-    """Return True where a promise cannot be checked while these are broken."""
+    """Tell whether a promise cannot be checked while the promises in `broken` are broken."""
     return any(one in broken for one in (invariants.scores_are_finite, *_NEEDED.get(check, ())))
 
 
 def tried(check: Check, made: Compressor, path: str) -> Finding | None:
-    """Run one check; return None where the promise is kept."""
+    """Run one check; return None if the promise is kept."""
     try:
         fault = check(made)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the finding
@@ -106,7 +106,8 @@ def _broken(check: Check, fault: str, made: Compressor, path: str) -> Finding:
 
 
 def _raised(error: Exception, made: Compressor, path: str) -> Finding:
-    """Diagnose an exception: the last line of the file that it passed through, else the method whose result was refused."""
+    """Diagnose an exception: at the last line of the file in its traceback, otherwise at the method whose result was
+    refused."""
     text = first_line(error).partition(" (Needs(")[0]
     line = own_line(error, str(Path(path).expanduser().resolve()))
     need, scored = _UNDECLARED.search(text), _SCORED.search(text)
@@ -126,7 +127,8 @@ def _raised(error: Exception, made: Compressor, path: str) -> Finding:
 
 
 def _declaration(need: str, number: str | None, made: Compressor, path: str, line: int) -> str:
-    """Say what to write for an undeclared need, with the parameter that its number comes from in place of the number."""
+    """Return what to write for an undeclared need. If a parameter of the class gives the number, its name replaces the
+    number."""
     text = Path(path).expanduser().read_text(encoding="utf-8")
     at: list[Any] = [n for n in ast.walk(ast.parse(text)) if getattr(n, "lineno", line + 1) <= line <= n.end_lineno]  # type: ignore[attr-defined]
     name = next((node.name for node in at if isinstance(node, ast.ClassDef)), type(made.scorer).__name__)
@@ -144,7 +146,7 @@ def _declaration(need: str, number: str | None, made: Compressor, path: str, lin
 
 
 def line_of(path: str, part: Any, method: str) -> int | None:
-    """Return the line of a part's method in a file, else of its class; None where the class is defined elsewhere."""
+    """Return the line of a part's method in a file, otherwise of its class; None if the class is not defined in the file."""
     tree = ast.parse(Path(path).expanduser().read_bytes())
     name = type(part).__name__
     cls = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)

@@ -1,8 +1,8 @@
 """Promises of every method, as checks of one composed method.
 
-`mmkv-bench check` runs them on a user's file with the problems of `toy_layers`, and the tests run them on every shipped method
-with problems of their own. Seven check its parts on random layers, two check whole answers of the embedded model. A check returns
-what is broken, or None; the first line of its docstring is the promise.
+`mmkv-bench check` runs the checks on a user's file with the problems of `toy_layers`. The tests run them on every
+shipped method with problems of their own. Seven checks test its parts on random layers, two test whole answers of the
+embedded model. A check returns what is broken, or None; the first line of its docstring is the promise.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def method(path: str, settings: Sequence[str] = ()) -> Compressor:
         settings: `name=<class>` and constructor arguments, `<argument>=<value>`.
 
     Raises:
-        ConfigError: the file cannot be used, or a word is no setting.
+        ConfigError: the file cannot be used, or a setting has no `=`.
     """
     from omegaconf import OmegaConf
 
     for word in settings:
         if "=" not in word:
             raise ConfigError(
-                f"{word!r} is no setting; allowed: name=<class> and <argument>=<value> of the constructor"
+                f"{word!r} is not a setting; allowed: name=<class> and <argument>=<value> of the constructor"
             )
     arguments = OmegaConf.to_container(OmegaConf.from_dotlist(list(settings)))
     node = content("method", CUSTOM) | {"path": path, "name": arguments.pop("name", None), "args": arguments}
@@ -104,7 +104,7 @@ def scores_are_finite(made: Compressor, problems: Sequence[Problem] = ()) -> str
 
 
 def the_budget_is_kept(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """exactly the budget is kept, or more or less where the method says so, also under strict"""
+    """exactly the budget is kept, or more or less if the method says so, also under strict"""
     for problem in problems or toy_layers.problems():
         layers, budget = problem.observe(made.needs), problem.budget
         layer_scores, layer_summaries = scores(made, layers, budget), summaries(made, layers, budget)
@@ -121,11 +121,12 @@ def the_budget_is_kept(made: Compressor, problems: Sequence[Problem] = ()) -> st
 def _miscounted(made: Compressor, kept: Sequence[Tensor], budget: int) -> str | None:
     count = sum(int((index >= 0).sum()) for index in kept)
     wrong = (count > budget and not made.exceeds) or (count < budget and not made.falls_short)
-    return f"{count} entries where {budget} are asked for" if wrong else None
+    return f"{count} entries instead of {budget}" if wrong else None
 
 
 def _malformed(kept: Sequence[Tensor], layers: int, heads: int, candidates: int) -> str | None:
-    """Say what is wrong with the form of kept indices: per layer int64, per head ascending behind padding, below `candidates`."""
+    """Return what is wrong with the form of kept indices, or None. Allowed: int64 per layer; in every head ascending after
+    the padding, and below `candidates`."""
     if {(len(kept), index.shape[0], index.dtype) for index in kept} != {(layers, heads, torch.int64)}:
         return f"indices of {[(tuple(index.shape), index.dtype) for index in kept]}"
     for row in (row for index in kept for row in index.tolist()):
@@ -149,7 +150,7 @@ def nothing_is_remembered(
         disturb()
         layers = problem.observe(needs or made.needs)
         if not all(_same(first, select(made, problem, layers)) for _ in range(2)):
-            return f"{problem}: another selection the second time"
+            return f"{problem}: the second run selects other entries"
     return None
 
 
@@ -193,7 +194,8 @@ def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] =
 
 
 def _neighbours(scorer: Any) -> list[tuple[str, Any]]:
-    """Return the scorer, and copies with one number changed, as far as it accepts them, with the number's name."""
+    """Return pairs of a parameter's name and the scorer with that number changed, if it accepts the change; first the
+    scorer itself."""
     copies = [("", scorer)]
     for field in dataclasses.fields(scorer) if dataclasses.is_dataclass(scorer) else ():
         value = getattr(scorer, field.name)
@@ -214,7 +216,7 @@ def _scored(made: Compressor, layers: Sequence[Observation], budget: int) -> lis
 
 
 def neighbours_change_nothing(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """the same entries stay whatever other methods and settings of a run gather, score and memoise beside it"""
+    """the same entries stay, whatever other methods and settings of a run gather, score and memoise"""
     everything = Needs(64, *[True] * (len(vars(Needs())) - 1))
     for problem in problems or [toy_layers.problem(shape, shape[0] // 3) for shape in toy_layers.SHAPES[3:]]:
         alone = select(made, problem)
@@ -224,7 +226,7 @@ def neighbours_change_nothing(made: Compressor, problems: Sequence[Problem] = ()
             if not _same(alone, select(made, problem, layers)):
                 return f"{problem}: other entries stay beside the same method with another {name}"
         if not _same(alone, select(made, problem, layers)):
-            return f"{problem}: other entries stay where other methods need more of the prompt"
+            return f"{problem}: other entries stay if other methods need more of the prompt"
     return None
 
 

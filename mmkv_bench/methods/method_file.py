@@ -1,8 +1,8 @@
 """`method=custom`: a user's Python file as a method.
 
-The file defines a subclass of `Scorer` and, optionally, of `Allocator`, `Selector`, `Reducer` and `DecodePolicy`. Naming its
-path (`methods.custom.path`) is the user's consent to run it. The text that runs is the text that was hashed: it is read
-once, and its bytecode is not stored.
+The file defines a subclass of `Scorer` and, optionally, of `Allocator`, `Selector`, `Reducer` and `DecodePolicy`. By
+naming its path (`methods.custom.path`) the user consents to running it. The text that runs is the text that was hashed:
+the file is read once, and its bytecode is not stored.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from mmkv_bench.errors import ConfigError, MMKVError, first_line, nearest, own_l
 from mmkv_bench.methods.method_text import PREFIX, check_text, read, refuse_openings, settings_prefix
 
 SELECTOR = {"sinks": 0, "recents": 1, "window": 0}
-"""Parameters, with their defaults, of the selector that a file without one gets."""
+"""Parameters, with their defaults, of the default selector, which a file without a selector gets."""
 
 _PURPOSES = {
     "key": ", which returns the tuple of all parameters that a score depends on, because equal keys share one score",
     "score": f", which returns a number for each KV head and token, higher = keep ({OBSERVATION})",
 }
-"""Method that a class lacks -> what it is for, where its name does not say it."""
+"""Method that a class lacks -> its purpose, if its name does not say it."""
 
 SHOWN = 16
-"""Digits of a file's checksum that rows and identities hold."""
+"""Digits of a file's checksum that rows and identities store."""
 
 
 @dataclass(frozen=True)
 class MethodFile:
-    """A loaded method file: `classes` maps each part that it defines to its class; `prefix` begins its settings."""
+    """A loaded method file: `classes` maps each part that the file defines to its class; `prefix` begins the file's
+    settings."""
 
     path: str
     sha256: str
@@ -56,11 +57,11 @@ def load(path: str | None, name: str | Sequence[str] | None = None, method: str 
     Args:
         path: a Python file, relative to the working directory.
         name: the class, or classes, to use; None uses all parts that the file defines.
-        method: the name of the method in the run.
+        method: the method's name in the run.
 
     Raises:
-        ConfigError: no such file, one that cannot be imported, no scorer in it, or several to choose from; also
-            CodeOfRowsError.
+        ConfigError: the file does not exist, cannot be imported, has no scorer, or has several classes to choose from;
+            also CodeOfRowsError.
     """
     file, text = read(path, method)
     assert path is not None, "it was read"
@@ -72,13 +73,13 @@ def load(path: str | None, name: str | Sequence[str] | None = None, method: str 
 
 
 def effective(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all constructor arguments of the file's classes: those given, and plain defaults of the others.
+    """Return all constructor arguments of the file's classes: the given ones, and the plain defaults of the others.
 
     A whole number given for a real one becomes real, so that 3 and 3.0 are one cell. An argument that two classes have
-    with different defaults is left out: each class has its own, and the file's checksum covers both.
+    with different defaults is left out: each class uses its default, and the file's checksum covers both.
 
     Raises:
-        ConfigError: an argument that no class has, or a required argument that is not given.
+        ConfigError: no class has a given argument, or a required argument is not given.
     """
     parameters = [p for cls in source.classes.values() for p in _parameters(cls)]
     allowed = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
@@ -105,7 +106,7 @@ def effective(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the file's parts, each with those of the arguments that its constructor has.
+    """Build the file's parts, each with the arguments that its constructor accepts.
 
     Raises:
         ConfigError: see `effective`; also for whatever a constructor raises.
@@ -131,14 +132,15 @@ def parts(node: Mapping[str, Any], method: str = CUSTOM) -> dict[str, Any]:
     """Build the file's parts for an effective node of `conf/method/custom.yaml`; method: its name in the run.
 
     Raises:
-        ConfigError: see `load` and `build`; also a selector's parameter for a file that has its own selector.
+        ConfigError: see `load` and `build`; also a parameter of the default selector for a file that defines its own
+            selector.
     """
     source = load(node["path"], node["name"], method)
     changed = [key for key, value in SELECTOR.items() if node[key] != value]
     if "selector" in source.classes and changed:
         raise ConfigError(
-            f"{source.prefix}.{changed[0]}={node[changed[0]]} belongs to the selector of methods that bring none, and "
-            f"{source.path} has {source.classes['selector'].__name__}; give the value with {source.prefix}.args"
+            f"{source.prefix}.{changed[0]}={node[changed[0]]} sets the default selector, but {source.path} "
+            f"defines its own ({source.classes['selector'].__name__}); give the value in {source.prefix}.args"
         )
     return build(source, node["args"])
 
@@ -153,20 +155,22 @@ def identity_form(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(path: str, part: str = "scorer") -> None:
-    """Write a method file to start from: a part that runs as it stands, and a scorer beside parts that need one.
+    """Write a method file to start from: one part that runs as it is, with a scorer beside parts that need one.
 
     Args:
-        path: a .py file that does not exist, in a folder that does. part: one of scorer, allocator, selector, reducer,
+        path: a .py file that does not exist, in an existing folder. part: one of scorer, allocator, selector, reducer,
             decoding.
 
     Raises:
-        ConfigError: a name that is not allowed, an existing file, a missing folder, or no such part.
+        ConfigError: the name is not allowed, the file exists, the folder is missing, or there is no such part.
     """
     file = Path(path).expanduser()
     if part not in FOLDERS:
         raise ConfigError(f"--part {part}: {nearest(part, FOLDERS)}")
     if file.suffix != ".py":
-        raise ConfigError(f"{path} is no Python file's name; allowed: <name>.py; write {file.stem or 'mine'}.py")
+        raise ConfigError(
+            f"{path} is not the name of a Python file; allowed: <name>.py; write {file.stem or 'mine'}.py"
+        )
     check_name(file.stem, path)
     title = "".join(word[:1].upper() + word[1:] for word in re.split(r"[_-]+", file.stem))
     try:
@@ -174,16 +178,17 @@ def write(path: str, part: str = "scorer") -> None:
             opened.write(_skeleton(part).replace("Skeleton", title))
     except FileExistsError:
         raise ConfigError(
-            f"{path} exists and is left as it is; name a new file, or `mmkv-bench check {path}`"
+            f"{path} exists and was not changed; name a new file, or run `mmkv-bench check {path}`"
         ) from None
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be written ({error.strerror}); name a file in a folder that you may write"
+            f"{path} cannot be written ({error.strerror}); name a file in a folder that you can write to"
         ) from None
 
 
 def _skeleton(part: str) -> str:
-    """A file with one part of `skeletons.py`, a scorer beside parts that need one, and the imports that they use."""
+    """Return the text of a file with one part of `skeletons.py`, a scorer beside parts that need one, and the imports they
+    use."""
     text = (files("mmkv_bench.methods") / "skeletons.py").read_text(encoding="utf-8")
     head, *sections = re.split(r"^# ---- ", text, flags=re.MULTILINE)
     titled = {
@@ -200,7 +205,7 @@ def _skeleton(part: str) -> str:
 
 
 def _used(imports: str, code: str) -> str:
-    """Lines of imports with the names that the code has."""
+    """Return the import lines, reduced to the names that occur in the code."""
 
     def keep(line: re.Match[str]) -> str:
         names = [name for name in line[2].split(", ") if re.search(rf"\b{name}\b", code)]
@@ -211,7 +216,7 @@ def _used(imports: str, code: str) -> str:
 
 
 class _HashedText(InspectLoader):
-    """Loader of the text that was hashed; the usual loader would read the file again, or older bytecode."""
+    """A loader of the text that was hashed; the usual loader would read the file again, or older bytecode."""
 
     def __init__(self, text: str, file: str):
         self.text, self.file = text, file
@@ -225,7 +230,7 @@ class _HashedText(InspectLoader):
 
 @cache
 def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
-    """Run the file as a module, once per content: classes keep their identity, on which shared scores rely."""
+    """Run the file as a module, once per content: shared scores rely on the identity of its classes."""
     check_text(file, text, path)
     refuse_openings()
     name = f"{PREFIX}{digest[:16]}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
@@ -243,7 +248,7 @@ def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
         del sys.modules[name]
         line = own_line(error, file)
         place = f"{path}:{line}" if line else path
-        raise ConfigError(f"{place}: the file cannot be imported: {first_line(error)}; correct the line") from error
+        raise ConfigError(f"{place}: the file cannot be imported: {first_line(error)}; correct this line") from error
     return module
 
 
@@ -265,7 +270,7 @@ def _choose(path: str, module: ModuleType, names: tuple[str, ...], prefix: str) 
     allowed = [c.__name__ for classes in candidates.values() for c in classes]
     for name in names:
         if name not in allowed:
-            raise ConfigError(f"{prefix}.name={name} is no part of {path}; {nearest(name, allowed)}")
+            raise ConfigError(f"{prefix}.name={name} is not a part in {path}; {nearest(name, allowed)}")
     if names:
         candidates = {part: [c for c in classes if c.__name__ in names] for part, classes in candidates.items()}
     for part, classes in candidates.items():
@@ -277,14 +282,14 @@ def _choose(path: str, module: ModuleType, names: tuple[str, ...], prefix: str) 
     if not candidates["scorer"]:
         among = f" among {', '.join(names)}" if names else ""
         raise ConfigError(
-            f"{path} defines no scorer{among}; write `from mmkv_bench.compression.scorers.base import Scorer` and `class "
-            f"Mine(Scorer):`, or subclass a scorer of the package to have its scores; {README}"
+            f"{path} defines no scorer{among}; write `from mmkv_bench.compression.scorers.base import Scorer` and "
+            f"`class Mine(Scorer):`, or subclass a scorer of the package to use its scores; {README}"
         )
     return {part: classes[0] for part, classes in candidates.items() if classes}
 
 
 def _signature(base: type, name: str) -> str:
-    """Return the parameters of a base's method as a subclass writes them."""
+    """Return the parameters of a base class's method as a subclass writes them."""
     return f"({', '.join(inspect.signature(getattr(base, name)).parameters)})"
 
 

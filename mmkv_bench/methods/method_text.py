@@ -1,9 +1,10 @@
 """Checks of a user's method file: its text before it runs, and the files that it opens while it runs.
 
-A cell is identified by the checksum of its method file, so nothing outside of that file may change its answers. The text is
-refused where it imports a module that is not installed, imports by a computed name, reads the environment, or uses a reader
-that opens files in C. What is opened by Python code is caught at run time: the interpreter reports every such opening (audit
-event `open`, PEP 578), and one with code of a method file on the stack is refused unless it is part of an installed package.
+A cell is identified by the checksum of its method file, so nothing outside of that file may change its answers. The
+text is refused if it imports a module that is not installed, imports by a computed name, reads the environment, or uses
+a reader that opens files in C. Files opened by Python code are caught at run time: the interpreter reports every
+opening (audit event `open`, PEP 578). An opening with code of a method file on the stack is refused unless the file
+belongs to an installed package.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.file_state import is_installed
 
 PREFIX = "mmkv_bench_custom_"
-"""Beginning of the module names of method files."""
+"""Prefix of the module names of method files."""
 UNHEARD = {
     *("av", "cv2", "ctypes", "datasets", "dbm", "decord", "duckdb", "h5py", "lmdb", "multiprocessing", "pandas"),
     *("polars", "pyarrow", "safetensors", "sqlite3", "tokenizers", "torchcodec"),
 }
-"""Modules whose readers open files in C or in other processes, which raises no audit event."""
+"""Modules whose readers open files in C or in other processes, without an audit event."""
 VARIABLES = {"environ", "environb", "getenv"}
 DYNAMIC = {"importlib", "pkgutil", "runpy", "zipimport"}
 """Modules that import by a computed name."""
@@ -36,12 +37,12 @@ _KERNEL = ("/dev/", "/proc/", "/sys/")
 
 
 class OwnFileReadError(ConfigError, PermissionError):
-    """A method file opened another file. Libraries that probe for an optional file go on without it."""
+    """A method file opened another file. Libraries that probe for an optional file continue without it."""
 
 
 # ---------------------------------------------------------------- the text
 def settings_prefix(method: str) -> str:
-    """Return how the settings of a method of this name begin on a command line."""
+    """Return the command-line prefix of the settings of a method with this name."""
     return f"methods.{CUSTOM}" if method == CUSTOM else f"variants.{method}"
 
 
@@ -56,7 +57,7 @@ def check(path: str | None, method: str = CUSTOM) -> None:
 
 
 def read(path: str | None, method: str) -> tuple[Path, str]:
-    """Return a method file and its text; raise ConfigError where it cannot be read as UTF-8."""
+    """Return a method file and its text; raise ConfigError if it cannot be read as UTF-8."""
     if not path:
         raise ConfigError(
             "method=custom needs a file; allowed: method=<file>.py, or methods.custom.path=<file>.py, with a subclass of "
@@ -64,7 +65,8 @@ def read(path: str | None, method: str) -> tuple[Path, str]:
         )
     if not isinstance(path, str):
         raise ConfigError(
-            f"{settings_prefix(method)}.path={path} is no path; allowed: a .py file, relative to the working directory"
+            f"{settings_prefix(method)}.path={path} is not a path; allowed: a .py file, relative to the working "
+            "directory"
         )
     file = Path(path).expanduser()
     if file.suffix != ".py" or not file.is_file():
@@ -99,7 +101,7 @@ def check_text(file: str, text: str, path: str) -> None:
 
 
 def _outside(node: ast.AST) -> tuple[str, str] | None:
-    """Return how a node depends on code or data outside of the file, and what to write instead; None where it does not."""
+    """Return how a node depends on code or data outside of the file, and what to write instead; None if it does not."""
     if isinstance(node, ast.Name) and node.id in BUILTINS:
         return f"uses {node.id}", "write the code itself"
     name = node.attr if isinstance(node, ast.Attribute) else node.name if isinstance(node, ast.alias) else ""
@@ -108,12 +110,12 @@ def _outside(node: ast.AST) -> tuple[str, str] | None:
     if isinstance(node, ast.Attribute) and (name == "from_file" or ast.unparse(node) == "torch.jit.load"):
         return f"uses {ast.unparse(node)}", "put the data into the file, or give them as arguments"
     if isinstance(node, ast.ImportFrom) and node.level:
-        return "imports a module relative to it", INSTALL
+        return "imports a module by a relative path", INSTALL
     modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
     modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else modules
     for root in (module.split(".")[0] for module in modules):
         if root in DYNAMIC | UNHEARD:
-            return f"imports {root}", "do without it: import what the method needs by name"
+            return f"imports {root}", "import what the method needs by name instead"
         spec = find_spec(root) if root not in ("", "mmkv_bench", "__main__") else None
         if spec is not None and not all(map(is_installed, _places(spec))):
             return f"imports {root}", INSTALL
@@ -121,7 +123,7 @@ def _outside(node: ast.AST) -> tuple[str, str] | None:
 
 
 def _places(spec: ModuleSpec) -> list[Path]:
-    """Return the folders of a top-level package, or the file of a module; nothing for what is built in."""
+    """Return the folders of a top-level package, or the file of a module; nothing for built-in modules."""
     packages = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
     return packages or ([Path(spec.origin).resolve()] if spec.has_location and spec.origin else [])
 
@@ -153,7 +155,7 @@ def _on_event(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def _method_file() -> str | None:
-    """Return the method file whose code is on the stack of this thread."""
+    """Return the method file whose code is on the stack of this thread, or None."""
     frame = sys._getframe(2)
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith(PREFIX):

@@ -1,8 +1,8 @@
 """Nodes of methods as plain Python values: read from `conf/method`, resolved under a reading, written for rows.
 
-A node holds flat parameters, parts that refer to them by interpolation, `released`: parameters that the paper's released
-code sets differently, and `later`: parameters that came after rows of the method were stored. Composed configurations and
-the Python API share this code, so a method has the same parameters whichever of the two asks for it.
+A node holds flat parameters, parts that refer to the parameters by interpolation, `released` (parameters that the
+paper's released code sets differently), and `later` (parameters added after rows of the method were stored). Composed
+configurations and the Python API share this code, so a method has the same parameters in both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def flat_parameters(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(name: str) -> dict[str, Any]:
-    """Return the node of a method's file, interpolations unresolved; raise ConfigError where there is no such method."""
+    """Return the node of a method's file, interpolations unresolved; raise ConfigError if there is no such method."""
     if name not in options("method"):
         raise ConfigError(f"unknown method {name!r}; {nearest(name, options('method'))}")
     return content("method", name)
@@ -45,12 +45,12 @@ def under_reading(
     """Return the effective node: released values applied, interpolations resolved.
 
     Args:
-        name: of the method, for messages. reading: `paper` or `released`.
-        defaults: the node without the user's overrides. With it, whole numbers given for real parameters become real (so
-            that 3 and 3.0 are one cell), and a parameter both overridden and set by `released` is refused.
+        name: the method's name, for messages. reading: `paper` or `released`.
+        defaults: the node without the user's overrides. If given, whole numbers given for real parameters become real
+            (so that 3 and 3.0 are one cell), and a parameter that is both overridden and set by `released` is refused.
 
     Raises:
-        ConfigError: unknown reading, a `released` key that the node does not have, an interpolation that leads nowhere.
+        ConfigError: unknown reading, a `released` key that the node lacks, an interpolation without a target.
     """
     if reading not in READINGS:
         raise ConfigError(f"reading={reading!r} of method {name} is unknown; {nearest(str(reading), READINGS)}")
@@ -69,7 +69,7 @@ def _release(name: str, node: dict[str, Any], key: str, value: Any, defaults: Ma
     """Set one parameter, `key` or `part.key`, to the released code's value.
 
     Raises:
-        ConfigError: the node does not have it, or the user has set it to something else.
+        ConfigError: the node lacks the key, or the user has set it to something else.
     """
     *path, leaf = key.split(".")
     holder: Any = node
@@ -77,21 +77,21 @@ def _release(name: str, node: dict[str, Any], key: str, value: Any, defaults: Ma
         holder = holder.get(step) if isinstance(holder, Mapping) else None
     if not isinstance(holder, dict) or leaf not in holder:
         raise ConfigError(
-            f"method {name}: `released` sets {key!r}, which the method does not have; "
-            f"allowed: {', '.join(flat_parameters(node))}; correct its file in conf/method"
+            f"method {name}: `released` sets {key!r}, which is not a parameter of the method; allowed: "
+            f"{', '.join(flat_parameters(node))}; correct the method's file in conf/method"
         )
     overridden = defaults is not None and key in defaults and node[key] != defaults[key]
     if overridden and node[key] != value:
         raise ConfigError(
-            f"methods.{name}.{key}={node[key]} has no effect under reading=released, whose code sets {key}={value}; "
+            f"methods.{name}.{key}={node[key]} has no effect, because reading=released sets {key}={value}; "
             f"override methods.{name}.released.{key} instead, or use reading=paper"
         )
     holder[leaf] = value
 
 
 def _resolved(name: str, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace every `${..key}` by its target: one dot is the mapping that holds the reference, each further dot the
-    mapping around it. The target is resolved at its own place."""
+    """Replace every `${..key}` by its target: one dot is the mapping that contains the reference, each further dot the
+    mapping around it. References inside the target are resolved from the target's own position."""
 
     def value(raw: Any, path: tuple[Any, ...], via: tuple[tuple[Any, ...], ...] = ()) -> Any:
         if isinstance(raw, Mapping):
@@ -113,8 +113,8 @@ def _resolved(name: str, root: Mapping[str, Any]) -> dict[str, Any]:
 
     def refused(raw: str, path: tuple[Any, ...]) -> ConfigError:
         return ConfigError(
-            f"method {name}: {'.'.join(map(str, path))}={raw} leads nowhere; allowed: ${{.<key beside it>}}, with one more "
-            "dot for each mapping around it; correct its file in conf/method"
+            f"method {name}: {'.'.join(map(str, path))}={raw} refers to nothing; allowed: ${{.<key beside it>}}, "
+            "with one more dot for each mapping around it; correct the method's file in conf/method"
         )
 
     return value(root, ())
@@ -128,13 +128,13 @@ def _copied(value: Any) -> Any:
 
 # ---------------------------------------------------------------- in rows
 def parameters_json(node: Mapping[str, Any], decoding: str | None = None) -> str:
-    """Return flat parameters as sorted JSON, for the `parameters` column; `decoding`: a policy that the user put in place."""
+    """Return flat parameters as sorted JSON, for the `parameters` column. decoding: a policy that the user put in place."""
     policy = {} if decoding is None else {DECODING: decoding}
     return json.dumps(flat_parameters(node) | policy, sort_keys=True)
 
 
 def with_checksums(node: Mapping[str, Any], used: Mapping[str, str]) -> dict[str, Any]:
-    """Return the node with checksums of its artefacts (method -> checksum) in place of where they lie; unchanged without any."""
+    """Return the node with checksums of its artefacts (method -> checksum) in place of their paths; unchanged without any."""
     return _without(node, CALIBRATION) | {CALIBRATION: dict(used)} if used else dict(node)
 
 

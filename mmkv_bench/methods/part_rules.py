@@ -1,7 +1,7 @@
 """Rules on which parts of a method make sense together.
 
-An objection is named by what it refuses; its sentence holds what is refused, why, and what is allowed instead. Parts that none of
-them names go with all others: they meet through scores, caps and indices alone.
+An objection is named by what it refuses; its sentence says what is refused, why, and what is allowed instead. Parts
+that no rule names go with all others: they interact only through scores, caps and indices.
 """
 
 from __future__ import annotations
@@ -64,19 +64,20 @@ def _of_parts_without_effect(c: Compressor) -> Iterator[tuple[str, str]]:
     if c.scorer is None and c.decoding is not None and not c.decoding.quantises:
         yield (
             "nothing_to_do",
-            f"nothing is evicted without a scorer, and the decode policy {_name(c.decoding)} does not quantise: that is "
-            "the full cache; allowed: a scorer beside it, or the method full",
+            f"without a scorer nothing is evicted, and the decode policy {_name(c.decoding)} does not quantise, "
+            f"so this equals the full cache; allowed: a scorer with {_name(c.decoding)}, or the method full",
         )
     if c.scorer is None and c.reducer is not None and c.reducer.merges:
         yield (
             "nothing_to_merge",
-            f"{_name(c.reducer)} merges evicted entries and without a scorer none is evicted; allowed: Evict",
+            f"{_name(c.reducer)} merges evicted entries, but without a scorer none is evicted; allowed: the "
+            "reducer Evict",
         )
     if c.scorer is not None and isinstance(c.allocator, KeepAll):
         yield (
             "budget_without_effect",
-            f"KeepAll keeps every entry, and the scores of {_name(c.scorer)} and the budget would decide nothing; allowed: "
-            "an allocator that divides the budget, such as Uniform, or no scorer",
+            f"KeepAll keeps every entry, so the scores of {_name(c.scorer)} and the budget would have no effect; "
+            "allowed: an allocator that divides the budget, such as Uniform, or no scorer",
         )
     for part in (c.allocator, c.selector):
         if part is not None and part.exceeds and not part.printed and c.reading != "released":
@@ -93,8 +94,8 @@ def _of_scores(c: Compressor, scorer: Scorer) -> Iterator[tuple[str, str]]:
     if isinstance(allocator, HeadPool | Safeguard | Threshold) and not scorer.comparable:
         yield (
             "incomparable_heads",
-            f"{_name(allocator)} gives entries to the heads with the larger scores, and those of {_name(scorer)} do not "
-            "tell heads apart; allowed: scorers of attention, votes or keys, or the allocator Uniform",
+            f"{_name(allocator)} gives entries to the heads with the larger scores, but those of {_name(scorer)} "
+            "do not tell heads apart; allowed: scorers of attention, votes or keys, or the allocator Uniform",
         )
     sums = None
     if isinstance(allocator, HeadPool) and allocator.normalize:
@@ -106,20 +107,20 @@ def _of_scores(c: Compressor, scorer: Scorer) -> Iterator[tuple[str, str]]:
     if scorer.negative and sums is not None:
         yield (
             "sums_of_negative_scores",
-            f"{sums[0]}, and {_name(scorer)} gives negative ones; allowed: {sums[1]}",
+            f"{sums[0]}, but {_name(scorer)} gives negative scores; allowed: {sums[1]}",
         )
     if isinstance(allocator, PositiveOnly) and selector is not None and _protects(selector):
         yield (
             "protected_worthless_tokens",
-            f"PositiveOnly grants entries for positive scores alone, and {_name(selector)} protects tokens whatever "
-            "their score, which would take the place of these; allowed: a selector that protects nothing, such as TopK "
-            "with sinks=0 recents=0 window=0, or the allocator Uniform",
+            f"PositiveOnly grants entries for positive scores only, but {_name(selector)} protects tokens "
+            "whatever their score, and these would take the entries; allowed: a selector that protects nothing, "
+            "such as TopK with sinks=0 recents=0 window=0, or the allocator Uniform",
         )
     if isinstance(selector, OneSet) and not isinstance(allocator, UniformModel):
         yield (
             "one_set_of_uneven_caps",
-            f"OneSet keeps the same tokens in all layers, and {_name(allocator)} decides layer by layer or grants them "
-            "different numbers; allowed: the allocator UniformModel",
+            f"OneSet keeps the same tokens in all layers, but {_name(allocator)} decides layer by layer or grants "
+            "layers different numbers; allowed: the allocator UniformModel",
         )
     # LOOK-M's released filter counts evicted tokens by their place in a list, one list for all heads.
     misaligned = isinstance(reducer, LookMMerge) and reducer.sources == "misaligned"
@@ -127,14 +128,14 @@ def _of_scores(c: Compressor, scorer: Scorer) -> Iterator[tuple[str, str]]:
     if misaligned and uneven and getattr(reducer, "merge", None) in ("average", "weighted"):
         yield (
             "uneven_eviction_merged",
-            f"LookMMerge with sources=misaligned compares evicted tokens over heads, which have to evict as many, and "
-            f"{_name(allocator)} grants heads of a layer different numbers; allowed: an allocator with equal caps in all "
-            "heads of a layer, or sources=aligned",
+            "LookMMerge with sources=misaligned compares evicted tokens over heads, so every head has to evict "
+            f"the same number, but {_name(allocator)} grants heads of a layer different numbers; allowed: an "
+            "allocator with equal caps in all heads of a layer, or sources=aligned",
         )
 
 
 def _protects(selector: Selector) -> bool:
-    """Return True where tokens stay whatever their score; for `TopK` its parameters tell, without torch."""
+    """Tell whether tokens stay whatever their score; for `TopK` its parameters tell, without torch."""
     if type(selector) is TopK:
         return bool(selector.sinks or selector.recents or selector.window)
     return bool(selector.protected(8, 4, None).any())
@@ -147,24 +148,24 @@ def _of_different_values(c: Compressor) -> Iterator[tuple[str, str]]:
         if kept_window and window and window != kept_window:
             yield (
                 "different_windows",
-                f"{_name(part)} takes a window of {window} tokens and {_name(c.selector)} keeps one of {kept_window}; allowed: "
-                "the same in both, or a selector without a window (window=0)",
+                f"{_name(part)} has a window of {window} tokens, but {_name(c.selector)} keeps one of "
+                f"{kept_window}; allowed: the same window in both, or a selector without a window (window=0)",
             )
             break
     proxies = getattr(c.scorer, "proxies", None)
     if isinstance(c.allocator, Compensation) and proxies not in (None, c.allocator.proxies):
         yield (
             "different_proxies",
-            f"Compensation counts what {c.allocator.proxies} proxy queries need and {_name(c.scorer)} scores with "
-            f"{proxies}; allowed: the same number in both",
+            f"Compensation counts what {c.allocator.proxies} proxy queries need, but {_name(c.scorer)} scores "
+            f"with {proxies}; allowed: the same number of proxies in both",
         )
     if isinstance(c.allocator, Spectral) and c.allocator.dba and isinstance(c.scorer, DeviationScorer):
         ours, theirs = ((part.gamma, part.keys) for part in (c.scorer, c.allocator))
         if ours != theirs:
             yield (
                 "different_filters",
-                f"DeviationScorer filters with gamma={ours[0]} keys={ours[1]} and Spectral with gamma={theirs[0]} "
-                f"keys={theirs[1]}; allowed: the same filter in both",
+                f"DeviationScorer filters with gamma={ours[0]} keys={ours[1]}, but Spectral with "
+                f"gamma={theirs[0]} keys={theirs[1]}; allowed: the same filter in both",
             )
 
 
@@ -179,21 +180,21 @@ def _of_decoding(c: Compressor) -> Iterator[tuple[str, str]]:
         ):
             yield (
                 "other_unit_of_attention",
-                f"HeavyHitters adds each step's attention to the attention that the prompt gathered, and the scores of "
-                f"{_name(c.scorer)} are something else; allowed: ColumnSumScorer",
+                "HeavyHitters adds each step's attention to the attention from the prompt, but the scores of "
+                f"{_name(c.scorer)} have another unit; allowed: ColumnSumScorer",
             )
         elif share != decoding.share:
             yield (
                 "other_unit_of_attention",
-                f"HeavyHitters keeps a share of {decoding.share} as recents and {_name(c.selector)} "
+                f"HeavyHitters keeps a share of {decoding.share} as recents, but {_name(c.selector)} "
                 f"{'none' if share is None else f'a share of {share}'}; allowed: RecentShare with the same share",
             )
     sinks = getattr(c.selector, "sinks", None)
     if c.scorer is not None and isinstance(decoding, Sliding) and sinks != decoding.sinks:
         yield (
             "different_sinks",
-            f"Sliding never evicts the first {decoding.sinks} entries, and {_name(c.selector)} keeps {sinks or 0} sinks, so "
-            "that other tokens would stand in their place; allowed: the same number in both",
+            f"Sliding never evicts the first {decoding.sinks} entries, but {_name(c.selector)} keeps {sinks or 0} "
+            "sinks, so other tokens would be protected in their place; allowed: the same number of sinks in both",
         )
     retrieval = _retrieval_objection(c)
     if retrieval is not None:
@@ -201,11 +202,12 @@ def _of_decoding(c: Compressor) -> Iterator[tuple[str, str]]:
 
 
 def _retrieval_objection(c: Compressor) -> str | None:
-    """HybridKV's retrieval goes with HybridKV's head classes; what is merged into an entry must not be read again."""
+    """Return an objection, or None. HybridKV's retrieval needs HybridKV's head classes; merged entries must not be read
+    again."""
     if c.decoding is not None and c.decoding.retrieves and c.reducer is not None and c.reducer.merges:
         return (
-            f"{_name(c.decoding)} can read every entry of the prompt again, and {_name(c.reducer)} has merged the evicted "
-            "ones into others: they would count twice; allowed: Evict"
+            f"{_name(c.decoding)} can read every entry of the prompt again, but {_name(c.reducer)} has merged the "
+            "evicted ones into others, so they would count twice; allowed: the reducer Evict"
         )
     fetching = c.decoding if isinstance(c.decoding, ChunkRetrieval) else None
     dividing = c.allocator if isinstance(c.allocator, Hybrid) and c.allocator.heads.classes != "static" else None
@@ -213,21 +215,21 @@ def _retrieval_objection(c: Compressor) -> str | None:
         return None
     if fetching is None or dividing is None:
         return (
-            "Hybrid decides which heads are dynamic and ChunkRetrieval serves those heads; one without the other leaves "
-            "heads without their entries; allowed: both, or neither"
+            "Hybrid decides which heads are dynamic and ChunkRetrieval serves those heads; one without the other "
+            "leaves heads without entries; allowed: both, or neither"
         )
     if fetching.heads != dividing.heads:
-        return "Hybrid and ChunkRetrieval call different heads dynamic; allowed: the same `heads` in both"
+        return "Hybrid and ChunkRetrieval define dynamic heads differently; allowed: the same `heads` in both"
     if fetching.chunk != dividing.chunk:
         return (
-            f"Hybrid counts chunks of {dividing.chunk} tokens and ChunkRetrieval reads chunks of {fetching.chunk}; "
-            "allowed: the same size in both"
+            f"Hybrid counts chunks of {dividing.chunk} tokens, but ChunkRetrieval reads chunks of "
+            f"{fetching.chunk}; allowed: the same chunk size in both"
         )
     return None
 
 
 def visual_parts(compressor: Compressor) -> list[str]:
-    """Return names of parts that treat visual tokens and text differently, which make no sense for a text model."""
+    """Return the names of the parts that treat visual tokens and text differently; they make no sense for a text model."""
     parts = (compressor.scorer, compressor.allocator, compressor.selector)
     visual = [part for part in parts if part is not None and part.needs_visual]
     scorer, allocator, selector = parts

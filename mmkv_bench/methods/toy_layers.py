@@ -1,6 +1,6 @@
-"""Random layers of a model that does not exist: problems on which a method's parts are tested without weights.
+"""Random layers of a model that does not exist: problems for testing a method's parts without weights.
 
-`mmkv-bench check` uses `problems`; the tests of shipped methods bring their own.
+`mmkv-bench check` uses `problems`; the tests of shipped methods make their own.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _projected(weight: Tensor, hidden: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt, and a budget of fewer entries per KV head than it has tokens.
+    """One prompt, and a budget smaller than its number of tokens.
 
     Attributes:
         observe: needs -> an observation per layer; every call gives the same numbers.
@@ -79,7 +79,7 @@ class Problem:
 
 
 def problems() -> list[Problem]:
-    """Return the problems of `mmkv-bench check`: every shape with budgets of one entry, two, a third, all but one."""
+    """Return the problems of `mmkv-bench check`: every shape, with budgets of 1, 2, a third and all but one of its tokens."""
     cases = {(shape, budget) for shape in SHAPES for budget in (1, 2, shape[0] // 3, shape[0] - 1)}
     return [problem(shape, budget) for shape, budget in sorted(cases) if 0 < budget < shape[0]]
 

@@ -1,1 +1,1 @@
-"""Models: where they come from, how they are loaded, and how their prompts are rendered."""
+"""Models: their sources, their loading, and the rendering of their prompts."""

@@ -1,4 +1,4 @@
-"""A LoRA adapter beside a model's weights (`model.adapter=<folder>`), added into them by PEFT when they are loaded."""
+"""A LoRA adapter for a model's weights (`model.adapter=<folder>`); PEFT adds it to the weights when the model is loaded."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def files(setting: str) -> list[Path]:
-    """The files of an adapter, as PEFT writes them.
+    """Return the files of an adapter, as PEFT writes them.
 
     Args:
         setting: `model.adapter`, a local folder or `pkg://package/folder`.
 
     Raises:
-        ConfigError: a folder without them; weights in a form that is not safetensors are never read.
+        ConfigError: a file is missing from the folder; only safetensors weights are read.
     """
     folder = Path(resolve_path(setting))
     missing = [name for name in FILES if not (folder / name).is_file()]
@@ -33,10 +33,10 @@ def files(setting: str) -> list[Path]:
 
 
 def merged(model: nn.Module, setting: str) -> Any:
-    """Return the model with the adapter's products added to its weights: the same layers, of the same classes.
+    """Add the adapter's products to the model's weights and return the model; layers and their classes do not change.
 
     Raises:
-        ConfigError: see `files`; an adapter of another model.
+        ConfigError: see `files`; or the adapter belongs to another model.
     """
     from peft import PeftModel
 
@@ -46,5 +46,5 @@ def merged(model: nn.Module, setting: str) -> Any:
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"model.adapter={setting} does not fit this model ({reason}); give one trained on it"
+            f"model.adapter={setting} does not fit this model ({reason}); give an adapter trained on this model"
         ) from error

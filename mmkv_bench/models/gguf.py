@@ -21,12 +21,12 @@ SUFFIX = ".gguf"
 
 
 def is_gguf(path: str | Path) -> bool:
-    """Return True for a file that is there and is named as a GGUF file."""
+    """Tell whether a path is an existing file with a GGUF name."""
     return str(path).endswith(SUFFIX) and Path(path).is_file()
 
 
 def location(path: str) -> tuple[str, dict[str, Any]]:
-    """The folder or hub id that `from_pretrained` gets for a path, and the argument that names a GGUF file in it.
+    """Return the folder or hub id for `from_pretrained`, and the argument that names a GGUF file in the folder.
 
     Raises:
         ConfigError, UnsupportedError: see `tensor_types`.
@@ -38,7 +38,7 @@ def location(path: str) -> tuple[str, dict[str, Any]]:
 
 
 def tensor_types(file: Path) -> str:
-    """Return the types of a GGUF file's tensors with their numbers, most first: `Q4_1 210, F32 61`.
+    """Return the types of a GGUF file's tensors with their counts, most frequent first: `Q4_1 210, F32 61`.
 
     Raises:
         ConfigError, UnsupportedError: see `_header`.
@@ -47,18 +47,18 @@ def tensor_types(file: Path) -> str:
 
 
 def check_tokenizer(file: Path) -> None:
-    """Refuse a GGUF file without a tokenizer. Raises ConfigError, and what `_header` raises."""
+    """Refuse a GGUF file without a tokenizer. Raises ConfigError, and the errors of `_header`."""
     if not _header(file)[1]:
         raise ConfigError(
-            f"{file} has no tokenizer; name the folder of one with model.tokenizer=<folder>, or give a GGUF file that has one"
+            f"{file} has no tokenizer; name a tokenizer's folder with model.tokenizer=<folder>, or give another GGUF file"
         )
 
 
 def config_values(file: Path) -> dict[str, Any]:
-    """Return the keys of config.json that transformers makes of a GGUF file.
+    """Return the keys of config.json that transformers derives from a GGUF file.
 
     Raises:
-        Exception: whatever transformers raises for a file that it does not support.
+        Exception: any error of transformers for an unsupported file.
     """
 
     def read() -> dict[str, Any]:
@@ -71,11 +71,11 @@ def config_values(file: Path) -> dict[str, Any]:
 
 
 def _header(file: Path) -> tuple[str, bool]:
-    """Return `tensor_types`, and True where the file has a tokenizer.
+    """Return `tensor_types`, and whether the file has a tokenizer.
 
     Raises:
-        ConfigError: the package `gguf` is not installed, or a file that cannot be read.
-        UnsupportedError: the vision tower of a multimodal model.
+        ConfigError: the package `gguf` is not installed, or the file cannot be read.
+        UnsupportedError: the file has the vision tower of a multimodal model.
     """
     if find_spec("gguf") is None:
         raise ConfigError(f"{file} is a GGUF file and needs the package gguf; run: pip install 'mmkv-bench[gguf]'")
@@ -88,12 +88,10 @@ def _header(file: Path) -> tuple[str, bool]:
             architecture = reader.fields["general.architecture"].contents()
         except (OSError, ValueError, KeyError, IndexError) as error:
             reason = " ".join(str(error).split())
-            raise ConfigError(
-                f"{file} is no GGUF file that can be read ({reason}); copy or download it again"
-            ) from error
+            raise ConfigError(f"{file} is not a readable GGUF file ({reason}); copy or download it again") from error
         if architecture == "clip":
             raise UnsupportedError(
-                f"{file} holds the vision tower of a multimodal model, and only text models are read from GGUF files; give "
+                f"{file} has the vision tower of a multimodal model, but only text models are read from GGUF files; give "
                 "the model's folder in Hugging Face format"
             )
         types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
@@ -106,12 +104,13 @@ def _header(file: Path) -> tuple[str, bool]:
 
 
 _here: dict[str, Any] = {}
-"""What this process has read, and what the cache folder cannot keep."""
+"""Values that this process has read, including those that the cache folder cannot keep."""
 
 
 def _remembered(file: Path, kind: str, read: Callable[[], Any]) -> Any:
-    """Return what `read` makes of a file, kept as JSON in the cache folder under the file's state: a file's many texts take
-    seconds to read. A cache that cannot be written costs time only. Raises OSError, and what `read` raises.
+    """Return the result of `read`, cached as JSON under the file's state, because reading a file's texts takes seconds.
+
+    Without a writable cache `read` only runs more often. Raises OSError, and what `read` raises.
     """
     state = state_of(file)
     key = hashlib.sha256(repr((kind, str(file.resolve()), *state)).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Loading a model as any user would: AutoProcessor and AutoModel, from a folder or the hub, safetensors only."""
+"""Load a model from a folder or the hub with AutoProcessor and AutoModel, as any user would; safetensors only."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ TEMPLATE_S = 20.0
 
 @dataclass
 class LoadedModel:
-    """A model in eval mode with what is needed to prompt it.
+    """A model in eval mode with everything needed to prompt it.
 
-    `processor` is the tokenizer itself for text models; `device` is where inputs go; `prompt_format` is what its chat template
-    makes of one user message that says `chat_template.PROBE`.
+    `processor` is the tokenizer for text models. `device` is the device of the inputs. `prompt_format` is the chat template's
+    rendering of one user message `chat_template.PROBE`.
     """
 
     name: str
@@ -50,12 +50,12 @@ class LoadedModel:
 
 
 def load_config(path: str, revision: str | None = None) -> Any:
-    """The transformers config of a folder or hub id; refuses what is not there and families that are not supported.
+    """Return the transformers config of a folder or hub id.
 
     Raises:
-        ConfigError: no such folder or repository, or a config that cannot be read.
-        UnsupportedError: a family, backbone or layer type outside the supported ones, or weights for code that
-            transformers does not have.
+        ConfigError: the folder or repository does not exist, or the config cannot be read.
+        UnsupportedError: the family, backbone or layer type is not supported, or the weights need a class that transformers
+            does not have.
     """
     try:
         config = _auto_config(path, revision)
@@ -66,8 +66,8 @@ def load_config(path: str, revision: str | None = None) -> Any:
             raise
         raise ConfigError(files.sentence(path, revision, error)) from error
     model_facts(config)
-    # A checkpoint may carry the model_type of a text model although its own code wraps a vision tower around it (the LLaVA-NeXT
-    # repository's do); loaded as that text model it would silently not see.
+    # A checkpoint may have the model_type of a text model although its repository's code adds a vision tower (LLaVA-NeXT's does).
+    # Loaded as that text model it would silently ignore images.
     import transformers
 
     classes = list(getattr(config, "architectures", None) or [])
@@ -77,9 +77,9 @@ def load_config(path: str, revision: str | None = None) -> Any:
         and not any(hasattr(transformers, name) for name in classes)
     ):
         raise UnsupportedError(
-            f"{path} holds weights for {classes[0]}, a class that transformers does not have, and code of repositories is "
-            "never run; give a checkpoint in Hugging Face format (for LLaVA: the ones of llava-hf; a folder of LLaVA-Video is "
-            "rewritten by `python -m tools.llava_video_weights` of the repository; see docs/models.md)"
+            f"{path} has weights for {classes[0]}, a class that transformers does not have, and code of repositories is "
+            "never run; give a checkpoint in Hugging Face format (for LLaVA: one of llava-hf; `python -m "
+            "tools.llava_video_weights` of this project's repository converts a folder of LLaVA-Video; see docs/models.md)"
         )
     return config
 
@@ -104,17 +104,19 @@ def load_model(
     """Load weights and processor.
 
     Args:
-        path: local folder, GGUF file or hub id; adapter: folder of a LoRA adapter (see `models.adapter`);
-            tokenizer: folder of a text model's tokenizer, where it is not that of `path`; template: text of a chat template
-            in place of a text model's.
-        dtype: float32, bfloat16, float16, or auto for the checkpoint's own.
+        path: local folder, GGUF file or hub id.
+        adapter: folder of a LoRA adapter (see `models.adapter`).
+        tokenizer: folder of a text model's tokenizer, if it is not in `path`.
+        template: text of a chat template that replaces a text model's.
+        dtype: float32, bfloat16, float16, or auto for the checkpoint's dtype.
         attention: implementation to wrap (`stock`); the vision tower keeps transformers' default.
-        device: auto, cpu or cuda; device_map: accelerate's, instead of `device`.
+        device: auto, cpu or cuda.
+        device_map: device map of accelerate, instead of `device`.
         min_pixels, max_pixels, video_max_pixels, frames: see `families.registry.apply_limits`.
 
     Raises:
-        ConfigError, UnsupportedError: see `load_config`; also no CUDA device, weights without safetensors, or limits
-            that the family's processor does not have.
+        ConfigError, UnsupportedError: see `load_config`; also no CUDA device, weights without safetensors, or a limit that
+            the family's processor does not have.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
@@ -123,7 +125,9 @@ def load_model(
     where = device_of(device)
     multimodal = model_facts(config).multimodal
     if template is not None and multimodal:
-        raise UnsupportedError(f"{name}: model.template is for text models, and this one sees; leave it out")
+        raise UnsupportedError(
+            f"{name}: model.template is for text models only, but this model takes images; leave it out"
+        )
     folder, file = gguf.location(path)
     common = {"revision": revision, "trust_remote_code": False, **file}
     try:
@@ -161,10 +165,10 @@ def load_model(
 def set_up(
     name: str, model: Any, processor: Any, config: Any, attention: str, where: torch.device, device_map: Any
 ) -> LoadedModel:
-    """A model and its processor, ready to be prompted: eval mode, the wrapped attention in its text layers.
+    """Prepare a model and its processor for prompts: eval mode, and the wrapped attention in the text layers.
 
     Raises:
-        UnsupportedError: a chat template that does not pass prompts on: see `chat_template.Template.of`.
+        UnsupportedError: the chat template does not render prompts correctly; see `chat_template.Template.of`.
     """
     model = model.eval()
     alone = model.config is text_model(model).config
@@ -176,8 +180,8 @@ def set_up(
             check_media(name, processor)
     except GenerationTimeout as error:
         raise UnsupportedError(
-            f"{name}: its chat template does not render a message of one word within {TEMPLATE_S:g} seconds; give the "
-            "model's folder the template of its publisher (chat_template.jinja)"
+            f"{name}: the chat template does not render a message of one word within {TEMPLATE_S:g} seconds; put the "
+            "publisher's template (chat_template.jinja) into the model's folder"
         ) from error
     except UnsupportedError as error:
         raise UnsupportedError(f"{name}: {error}") from error
@@ -189,8 +193,9 @@ def set_up(
 
 
 def _fits(path: str, revision: str | None) -> bool:
-    """Return True where weights fit into free memory with one shard more: then they are read whole. Mapped ones would become
-    others with their file."""
+    """Tell whether the weights and one more shard fit into free memory, so that they can be read instead of mapped.
+
+    Mapped weights would change with their file."""
     import psutil
 
     folder = Path(path) if Path(path).is_dir() else cached_folder(path, revision)
@@ -199,21 +204,22 @@ def _fits(path: str, revision: str | None) -> bool:
 
 
 def stock(attention: str) -> str:
-    """Attention of text layers outside of a session; inside, the session runs the one that is asked for. flash-attn is run by
-    none but ours, and transformers, given its name, would look for kernels of its own."""
+    """Return the attention of text layers outside a session; inside, the session runs the requested attention.
+
+    Only this project runs flash-attn: given the name, transformers would look for its own kernels."""
     return "sdpa" if attention == "flash_attention_2" else attention
 
 
 def device_of(setting: str) -> torch.device:
-    """The device that `model.device` names; auto is cuda where there is one.
+    """Return the device that `model.device` names; auto is cuda if the machine has a CUDA device.
 
     Raises:
-        ConfigError: cuda on a machine without it; see also `check_meant`.
+        ConfigError: the setting is cuda, but the machine has no CUDA device; see also `check_meant`.
     """
     check_meant(setting)
     kind = devices.kind_of(setting)
     if setting == "cuda" and kind != setting:
-        raise ConfigError("model.device=cuda, but this machine has no CUDA device; allowed here: cpu, auto")
+        raise ConfigError("model.device=cuda, but this machine has no CUDA device; allowed: cpu, auto")
     return devices.KINDS[kind].here()
 
 
@@ -227,7 +233,7 @@ def _auto_config(path: str, revision: str | None) -> Any:
         return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     except ValueError as error:
         ours = [one for one in families().values() if one.classes_version is not None]
-        named = [one for one in ours if one.model_type in str(error)]  # the model_type that transformers does not know
+        named = [one for one in ours if one.model_type in str(error)]  # the error names the unknown model_type
         if not named:
             raise
     named[0].register_classes()
@@ -235,20 +241,20 @@ def _auto_config(path: str, revision: str | None) -> Any:
 
 
 SMALL = 50_000_000
-"""Parameters below which one thread is chosen."""
+"""Number of parameters below which a model on a CPU gets one thread."""
 
 
 def quiet_libraries() -> None:
-    """Quieten the Hugging Face libraries, those that are imported already and those that will be."""
+    """Reduce the logging of the Hugging Face libraries, whether they are imported already or later."""
     for name, value in (("TOKENIZERS_PARALLELISM", "false"), ("TRANSFORMERS_VERBOSITY", "error")):
         os.environ.setdefault(name, value)
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each try; the last one's error is ours
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs every retry; we report the last error
     if "transformers" in sys.modules:
         quiet_transformers()
 
 
 def quiet_transformers() -> None:
-    """The same of transformers alone, which is imported for it."""
+    """Import transformers and reduce its logging."""
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -256,8 +262,9 @@ def quiet_transformers() -> None:
 
 
 def threads_for(loaded: LoadedModel, setting: int | None) -> int:
-    """Threads of a run: `model.threads` where it is set, else torch's (`OMP_NUM_THREADS`, or all cores). Without either a small
-    model on a CPU gets one."""
+    """Return the number of threads of a run: `model.threads` if set, else torch's (`OMP_NUM_THREADS`, or all cores).
+
+    Without both settings a small model on a CPU gets one thread."""
     import torch
 
     if setting is not None:
@@ -269,7 +276,7 @@ def threads_for(loaded: LoadedModel, setting: int | None) -> int:
 
 @contextmanager
 def computing_with(threads: int) -> Iterator[None]:
-    """Set torch's threads inside the block, and restore them for whoever calls a run from Python."""
+    """Set torch's number of threads inside the block, and restore it afterwards for a caller in Python."""
     import torch
 
     earlier = torch.get_num_threads()

@@ -1,16 +1,16 @@
-"""The processor of a model family from settings alone, for models with random weights: nothing is downloaded.
+"""Build the processor of a model with random weights from settings alone; nothing is downloaded.
 
-The classes are the family's own of transformers, so image sizes, tiles, frames and visual tokens are what the
-checkpoint makes of an input; only text is tokenized otherwise. Keys of the settings, all values
-as in the files of the checkpoint (`model.processor` in conf/model/*.yaml):
+The classes are those of the family in transformers, so image sizes, tiles, frames and visual tokens equal the
+checkpoint's. Only text is tokenized differently. The settings are `model.processor` in conf/model/*.yaml; their
+values are those of the checkpoint's files:
 
     image           keyword arguments of the image processor, from preprocessor_config.json: Qwen-VL min_pixels,
                     max_pixels, patch_size, merge_size, temporal_patch_size; CLIP and LLaVA size, crop_size,
                     image_grid_pinpoints, ...; InternVL size, crop_to_patches, min_patches, max_patches; SmolVLM size,
-                    max_image_size; also image_mean, image_std, resample. Without keys that name a class
-                    (image_processor_type) or the processor.
-    video           the same of the video processor, from video_preprocessor_config.json (or preprocessor_config.json
-                    where the checkpoint has no other). Sampling belongs to the project (model.frames), so
+                    max_image_size; also image_mean, image_std, resample. Keys that name a class
+                    (image_processor_type) or the processor are left out.
+    video           keyword arguments of the video processor, from video_preprocessor_config.json (or
+                    preprocessor_config.json if the checkpoint has no such file). `model.frames` sets the sampling, so
                     do_sample_frames, fps and num_frames are refused.
     processor       keyword arguments of the processor class, from processor_config.json: LLaVA patch_size,
                     vision_feature_select_strategy, num_additional_image_tokens; LLaVA-OneVision num_image_tokens,
@@ -19,7 +19,7 @@ as in the files of the checkpoint (`model.processor` in conf/model/*.yaml):
                     extra_special_tokens (InternVL: start_image_token, end_image_token, context_image_token, video_token),
                     from tokenizer_config.json.
     special_tokens  {text: id}, from added_tokens.json or tokenizer_config.json's added_tokens_decoder: all markers and
-                    role tokens that the template writes and every token that `tokenizer` names.
+                    role tokens in the template, and every token that `tokenizer` names.
     template        stem of a file in families/templates: qwen2_vl, qwen3_vl, vicuna, mistral, onevision, internvl,
                     smolvlm, llama3.
 
@@ -46,22 +46,22 @@ if TYPE_CHECKING:
 
 PARTS = ("image", "video", "processor", "tokenizer", "special_tokens", "template")
 SAMPLING = {"do_sample_frames", "fps", "num_frames"}
-"""Keys of a video processor that it must not have: frames are sampled by models/video.py."""
+"""Keys that a video processor must not have, because models/video.py samples the frames."""
 
 
 def build_processor(hf_config: Any, settings: Mapping[str, Any]) -> Any:
-    """The processor of the model that `hf_config` describes.
+    """Build the processor of the model that `hf_config` describes.
 
     Args:
         hf_config: transformers config of the whole model.
-        settings: see the module's text.
+        settings: see the module's docstring.
 
     Returns:
         The family's processor, or the tokenizer of a text model, with a chat template.
 
     Raises:
-        ConfigError: settings that the family has no use for, that are missing, or whose ids are not the config's; a package
-            that the processor needs and that is not installed.
+        ConfigError: a setting is missing, useless for the family, or has other ids than the config; or a package that the
+            processor needs is not installed.
     """
     import transformers
 
@@ -95,7 +95,7 @@ def build_processor(hf_config: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def chat_template(name: str) -> str:
-    """The text of families/templates/<name>.jinja. Raises ConfigError for a name that is not there."""
+    """Return the text of families/templates/<name>.jinja. Raises ConfigError for an unknown name."""
     folders = [Path(place) / "templates" for place in mmkv_bench.families.__path__]
     templates = {file.stem: file for folder in folders for file in folder.glob("*.jinja")}
     if name not in templates:
@@ -108,7 +108,7 @@ def _check_parts(kind: Family, settings: Mapping[str, Any]) -> None:
     missing = [part for part in required if part not in settings]
     if missing:
         raise ConfigError(
-            f"model.processor.{missing[0]} is missing; a random {kind.model_type} needs {', '.join(required)}"
+            f"model.processor.{missing[0]} is missing; a random {kind.model_type} model needs {', '.join(required)}"
         )
     allowed = [part for part in ("image", "video") if part in kind.media] + ["processor"] * bool(kind.media)
     stated = [part for part in ("image", "video", "processor") if part in settings]
@@ -117,22 +117,22 @@ def _check_parts(kind: Family, settings: Mapping[str, Any]) -> None:
         raise ConfigError(f"model.processor.{useless[0]} has no meaning for a {kind.model_type} model; remove it")
     wrong = [part for part in stated if not isinstance(settings[part], Mapping)]
     if wrong:
-        raise ConfigError(f"model.processor.{wrong[0]} is a mapping of names to values; got {settings[wrong[0]]!r}")
+        raise ConfigError(
+            f"model.processor.{wrong[0]} must be a mapping of names to values; got {settings[wrong[0]]!r}"
+        )
     sampling = sorted(SAMPLING & set(settings.get("video", {})))
     if sampling:
-        raise ConfigError(
-            f"model.processor.video.{sampling[0]}: frames are sampled by the project; say model.frames=<count>"
-        )
+        raise ConfigError(f"model.processor.video.{sampling[0]} is not allowed; set model.frames=<count> instead")
 
 
 def _check_ids(hf_config: Any, processor: Any) -> None:
-    """The model replaces the ids of its config by features, so the processor has to write these."""
+    """Check that the processor writes the ids of the config, which the model replaces by features."""
     for name in ("image_token_id", "video_token_id"):
         expected, written = getattr(hf_config, name, None), getattr(processor, name, None)
         if expected is not None and written is not None and expected != written:
             text = getattr(processor, name.removesuffix("_id"))
             raise ConfigError(
-                f"model.processor.special_tokens gives {text!r} the id {written}, and the model's {name} is {expected}; make "
+                f"model.processor.special_tokens gives {text!r} the id {written}, but the model's {name} is {expected}; make "
                 "the two equal"
             )
 
@@ -141,7 +141,7 @@ ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 KEYS = (*ROLES, "add_bos_token", "extra_special_tokens")
 BYTES = 256
 SCHEME = 1
-"""Version of the rules of this file, by which text becomes ids; part of a random model's fingerprint."""
+"""Version of the rules that turn text into ids; part of a random model's fingerprint."""
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 _SYLLABLES = [c + v for c in _CONSONANTS for v in _VOWELS]
 
@@ -153,21 +153,22 @@ def build_tokenizer(
     chat_template: str,
     model_max_length: int | None = None,
 ) -> PreTrainedTokenizerFast:
-    """A fast tokenizer over `vocab_size` ids.
+    """Build a fast tokenizer over `vocab_size` ids.
 
-    Ids: `special_tokens` where the checkpoint has them; the first 256 free ids are the bytes (which is where byte-level
-    BPE and sentencepiece checkpoints have theirs, too); every other id is a word of its own that no text encodes to.
+    `special_tokens` have the checkpoint's ids. The first 256 free ids are the bytes, as in byte-level BPE and sentencepiece
+    checkpoints. Every other id is a made-up word that no text is encoded to.
 
     Args:
         vocab_size: rows of the model's embedding.
         special_tokens: text -> id.
-        settings: of the checkpoint's tokenizer_config.json: `bos_token`, `eos_token`, `pad_token`, `unk_token`,
-            `add_bos_token`, and `extra_special_tokens`, names under which a processor looks up special tokens.
-        chat_template: Jinja text; model_max_length: the context length.
+        settings: keys of the checkpoint's tokenizer_config.json: `bos_token`, `eos_token`, `pad_token`, `unk_token`,
+            `add_bos_token`, and `extra_special_tokens` (names under which a processor looks up special tokens).
+        chat_template: Jinja text.
+        model_max_length: the context length.
 
     Raises:
-        ConfigError: an unknown setting, an id twice or outside the vocabulary (which only tokens of
-            `extra_special_tokens` may be: a processor replaces them, as InternVL's `<video>`), a role whose token has no id.
+        ConfigError: a setting is unknown, an id occurs twice or is outside the vocabulary, or a role's token has no id. Tokens
+            of `extra_special_tokens` may be outside: a processor replaces them, like InternVL's `<video>`.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from tokenizers.processors import TemplateProcessing
@@ -176,7 +177,7 @@ def build_tokenizer(
     _check(vocab_size, special_tokens, settings)
     taken = set(special_tokens.values())
     free = [index for index in range(max(vocab_size, max(taken, default=0) + 1)) if index not in taken]
-    # in the alphabet of byte-level BPE, in which a blank is written as Ġ
+    # the alphabet of byte-level BPE writes a blank as Ġ
     vocabulary = dict(special_tokens) | dict(zip(sorted(pre_tokenizers.ByteLevel.alphabet()), free, strict=False))
     vocabulary |= {f"Ġ{word(n)}": index for n, index in enumerate(free[BYTES:])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -198,7 +199,7 @@ def build_tokenizer(
 
 
 def word(index: int) -> str:
-    """The `index`-th word, index >= 0: two or more syllables of a consonant and a vowel, all different."""
+    """Return the made-up word number `index` >= 0: two or more syllables of a consonant and a vowel; all words differ."""
     syllables: list[str] = []
     while index or len(syllables) < 2:
         index, digit = divmod(index, len(_SYLLABLES))
@@ -219,8 +220,8 @@ def _check(size: int, special_tokens: Mapping[str, int], settings: Mapping[str, 
     ]
     if wrong:
         raise ConfigError(
-            f"model.processor.special_tokens gives {wrong} ids outside 0..{size - 1} or an id twice; each special token "
-            "needs an id of its own within the vocabulary"
+            f"model.processor.special_tokens gives {wrong} ids outside 0..{size - 1} or an id twice; give each special token "
+            "a different id within the vocabulary"
         )
     if size < BYTES + len(ids):
         raise ConfigError(f"a vocabulary of {size} has no room for 256 bytes and {len(ids)} special tokens; enlarge it")
@@ -228,7 +229,7 @@ def _check(size: int, special_tokens: Mapping[str, int], settings: Mapping[str, 
     texts_without_token = [text for text in named if text and text not in special_tokens]
     if texts_without_token:
         raise ConfigError(
-            f"tokens {texts_without_token} of model.processor.tokenizer have no id; add them to special_tokens"
+            f"tokens {texts_without_token} of model.processor.tokenizer have no id; add the tokens to special_tokens"
         )
     if settings.get("add_bos_token") and not settings.get("bos_token"):
         raise ConfigError("model.processor.tokenizer.add_bos_token=true needs bos_token")

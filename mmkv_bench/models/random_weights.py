@@ -1,12 +1,10 @@
-"""A model of a checkpoint's true shape with random weights: speed, memory and every code path without a download.
+"""Build a model of a checkpoint's true shape with random weights, to test speed, memory and code without a download.
 
-Weights are a function of a parameter's name, its place in the tensor and `SEED` alone: the same on every device and
-whatever ran before, because an integer hash makes them, not a random generator. A lower precision holds the rounded
-float32 values.
+A weight depends only on the parameter's name, the entry's index and `SEED`. An integer hash makes it, not a random generator,
+so weights are the same on every device and in any order. A lower precision has the rounded float32 values.
 
-Scales are chosen so that a random model behaves like a model as far as caches are concerned: activations stay finite
-at any depth, each query attends to few keys (so that evicting some moves the logits) and answers depend on the prompt.
-What it answers has no meaning.
+The scales make a random model's cache behave like a trained model's: activations stay finite at any depth, each query
+attends to few keys (so eviction changes the logits), and answers depend on the prompt. The answers have no meaning.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ if TYPE_CHECKING:
 
 SEED = 0
 SCHEME = 1
-"""Version of the rules of this file; part of a random model's fingerprint."""
+"""Version of the rules in this file; part of a random model's fingerprint."""
 
 QUERY_KEY_GAIN = 1.8
-"""Standard deviation of the text model's queries and keys, so that of a score q k / sqrt(head_dim) is its square."""
+"""Standard deviation of the text model's queries and keys; the deviation of a score q k / sqrt(head_dim) is the square."""
 SMALL = 0.02
-"""Standard deviation of embeddings and of parameters without inputs. Small beside what the layers add, so that with
-tied embeddings the next token is not simply the last one again."""
+"""Standard deviation of embeddings and of parameters without inputs. It is small compared with what the layers add, so that
+with tied embeddings the model does not just repeat the last token."""
 
 _CHUNK = 1 << 22
 _MASK_24 = (1 << 24) - 1
@@ -47,14 +45,15 @@ def build(
     device_map: Any = None,
     generation: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """The model that a transformers config describes, each weight made where it stays and in its final precision.
+    """Build the model that a transformers config describes; each weight is made on its device and in its final precision.
 
     Args:
-        config: of the whole model; device: of all weights, unless `device_map` (accelerate's) spreads them.
-        generation: of generation_config.json: ids that end an answer.
+        config: transformers config of the whole model.
+        device: device of all weights, unless `device_map` (accelerate's) spreads them.
+        generation: keys of generation_config.json, such as the ids that end an answer.
 
     Raises:
-        ConfigError: a device map that puts weights on disk.
+        ConfigError: the device map puts weights on disk.
     """
     from accelerate import dispatch_model, init_empty_weights
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
@@ -74,9 +73,9 @@ def build(
 
 
 def values(name: str, count: int, device: torch.device, start: int = 0) -> Tensor:
-    """float32 `[count]`: entries `start`, `start + 1`, ... of a parameter, uniform on [-sqrt(3), sqrt(3)) (deviation 1).
+    """Return float32 `[count]`: entries `start`, `start + 1`, ... of a parameter, uniform on [-sqrt(3), sqrt(3)) (deviation 1).
 
-    A 32-bit integer hash of the entry's index, keyed by `name` and `SEED`.
+    An entry is a 32-bit integer hash of its index, keyed by `name` and `SEED`.
     """
     import torch
 
@@ -89,7 +88,7 @@ def values(name: str, count: int, device: torch.device, start: int = 0) -> Tenso
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijection of int32 in which every input bit reaches every output bit (multiplications wrap around)."""
+    """Apply a bijection of int32 in which every input bit reaches every output bit (multiplications wrap around)."""
     x ^= (x >> 16) & 0xFFFF
     x *= 0x7FEB352D
     x ^= (x >> 15) & 0x1FFFF
@@ -105,7 +104,7 @@ def _keys(name: str) -> tuple[int, int]:
 
 
 def _fill(model: nn.Module, device_of: Any) -> None:
-    """Replace every parameter without storage by one with its values; tied parameters stay one parameter."""
+    """Replace every parameter without storage by a parameter with its values; tied parameters stay tied."""
     import torch
 
     text = {id(module) for module in text_model(model).modules()}
@@ -123,7 +122,7 @@ def _fill(model: nn.Module, device_of: Any) -> None:
 
 
 def _rule(module: nn.Module, prefix: str, key: str, parameter: Tensor, in_text: bool) -> tuple[float, float]:
-    """(mean, standard deviation) of a parameter's entries."""
+    """Return (mean, standard deviation) of a parameter's entries."""
     import torch
 
     last = prefix.rpartition(".")[2]
@@ -150,7 +149,7 @@ def _set(parameter: Tensor, name: str, mean: float, deviation: float) -> None:
 
 
 def _places(device_map: Any, model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Any] | None:
-    """accelerate's device map as module -> device; words (`auto`, `balanced`, `sequential`) are worked out."""
+    """Return accelerate's device map as module -> device; names (`auto`, `balanced`, `sequential`) are resolved."""
     if device_map is None:
         return None
     from accelerate import infer_auto_device_map
@@ -177,13 +176,13 @@ def _places(device_map: Any, model: PreTrainedModel, dtype: torch.dtype) -> dict
 
 
 def _place(places: Mapping[str, Any], name: str) -> Any:
-    """The device of the longest module name that holds a parameter.
+    """Return the device of the longest module name in the map that contains the parameter.
 
     Raises:
-        ConfigError: no entry of the map holds it.
+        ConfigError: no entry of the map contains the parameter.
     """
     while name not in places:
         if not name:
-            raise ConfigError("model.device_map has no place for some weights; name every module, or write auto")
+            raise ConfigError("model.device_map has no device for some weights; name every module, or write auto")
         name = name.rpartition(".")[0]
     return places[name]

@@ -1,4 +1,4 @@
-"""Shape and size of a model as its files state them: config.json whole or with fewer layers, decoder, parameters."""
+"""Shape and size of a model, read from its files: config.json (whole or with fewer layers), decoder, parameters."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from mmkv_bench.families.facts import model_facts, text_config
 from mmkv_bench.families.registry import families
 
 GENERATION = "generation_config"
-"""Key of a shape that is no part of config.json: generation_config.json as data."""
+"""Key of a shape that holds generation_config.json; all other keys are those of config.json."""
 _PER_LAYER = ("layer_types", "mlp_layer_types")
 
 
 def config_of(shape: Mapping[str, Any], layers: int | None = None) -> Any:
-    """The transformers config of a shape.
+    """Build the transformers config of a shape.
 
     Args:
-        shape: keys of config.json, `model_type` among them.
-        layers: layers of the text model, and at most so many of the vision tower; widths and heads stay true.
+        shape: keys of config.json, including `model_type`.
+        layers: number of layers of the text model, and upper limit for the vision tower's; widths and heads do not change.
 
     Raises:
-        ConfigError: a shape that is none, or more layers than it has.
-        UnsupportedError: a family or text model outside the supported ones.
+        ConfigError: the shape has no model_type, or fewer layers than `layers`.
+        UnsupportedError: the family or text model is not supported.
     """
     from transformers import AutoConfig
 
@@ -41,14 +41,14 @@ def config_of(shape: Mapping[str, Any], layers: int | None = None) -> Any:
         config = AutoConfig.for_model(model_type, **values)
     except ValueError as error:
         raise UnsupportedError(
-            f"model.shape.model_type={model_type} is no architecture of transformers: {error}"
+            f"model.shape.model_type={model_type} is not an architecture of transformers: {error}"
         ) from error
     model_facts(config)
     return config
 
 
 def values_of(shape: Mapping[str, Any], layers: int | None = None) -> dict[str, Any]:
-    """The keys of config.json of a shape; arguments and ConfigError as of `config_of`."""
+    """Return the keys of config.json in a shape. Arguments and ConfigError are those of `config_of`."""
     values = plain({key: value for key, value in shape.items() if key != GENERATION})
     if values.get("model_type") is None:
         raise ConfigError("model.shape has no model_type; give the values of the checkpoint's config.json")
@@ -58,7 +58,7 @@ def values_of(shape: Mapping[str, Any], layers: int | None = None) -> dict[str, 
 
 
 def plain(value: Any) -> Any:
-    """Configuration nodes as dicts and lists that a transformers config or processor may keep and change."""
+    """Copy configuration nodes to dicts and lists, which a transformers config or processor may keep and change."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, str) or not hasattr(value, "__iter__"):
@@ -70,14 +70,14 @@ def _shrink(values: dict[str, Any], layers: int) -> None:
     text = values.get("text_config", values)
     depth = text["num_hidden_layers"]
     if not 1 <= layers <= depth:
-        raise ConfigError(
-            f"model.layers={layers}: this model has {depth} layers; allowed: 1 to {depth}; give such a number"
-        )
+        raise ConfigError(f"model.layers={layers}: this model has {depth} layers; allowed: 1 to {depth}")
     text["num_hidden_layers"] = layers
     for key in _PER_LAYER:
         if text.get(key) is not None:
             text[key] = text[key][:layers]
-    if FULL not in (text.get("layer_types") or [FULL]):  # something to compress: the last one, of random weights
+    if FULL not in (
+        text.get("layer_types") or [FULL]
+    ):  # the last layer becomes a full one, so that there is something to compress
         text["layer_types"][-1] = FULL
     if "max_window_layers" in text:
         text["max_window_layers"] = min(text["max_window_layers"], layers)
@@ -91,15 +91,19 @@ _LONGEST_HEADER = 100_000_000  # safetensors' own limit
 
 @dataclass(frozen=True)
 class Decoder:
-    """The shape of a text model of attention, or linear attention in some layers, and gated MLPs, as the families have it.
+    """The shape of a text model with gated MLPs and attention; some layers may have linear attention.
 
     Attributes:
         layers, hidden, intermediate: blocks, width of the residual stream, width of the MLP.
-        query_heads, kv_heads, head_dim: of the attention; vocabulary: rows of the embedding table and of the head.
-        tied: the head is the embedding table; qkv_bias: queries, keys and values have biases (Qwen2); qk_norm: they are
-            normalised per head (Qwen3); gated, norms: see `families.base.TextModel`.
-        states: layers that are not compressed, among `layers`; experts: in the place of each MLP; vectors: see
-            `families.base.TextModel.attention_vectors`.
+        query_heads, kv_heads, head_dim: sizes of the attention.
+        vocabulary: rows of the embedding table and of the head.
+        tied: the head is the embedding table.
+        qkv_bias: queries, keys and values have biases (Qwen2).
+        qk_norm: queries and keys are normalised per head (Qwen3).
+        gated, norms: see `families.base.TextModel`.
+        states: the layers among `layers` that are not compressed.
+        experts: the experts that replace each MLP, if any.
+        vectors: see `families.base.TextModel.attention_vectors`.
     """
 
     layers: int
@@ -120,23 +124,22 @@ class Decoder:
 
     @property
     def attention(self) -> int:
-        """Layers with keys and values, sliding ones among them; the others are linear."""
+        """Number of layers with keys and values, sliding layers included; the other layers are linear."""
         return self.layers - self.states.linear
 
     @property
     def compressed(self) -> int:
-        """Layers that are compressed."""
+        """Number of layers that are compressed."""
         return self.layers - self.states.layers
 
     @property
     def table(self) -> int:
-        """Parameters of the embedding table; the head's are as many."""
+        """Parameters of the embedding table; an untied head has as many."""
         return self.vocabulary * self.hidden
 
     @property
     def matrices(self) -> int:
-        """Parameters of the matrices of one layer with attention: what is multiplied with each token, of the experts those that
-        it takes."""
+        """Parameters that one layer with attention multiplies with each token; of the experts only those that a token takes."""
         queries, entries = self.query_heads * self.head_dim, self.kv_heads * self.head_dim
         return self.hidden * ((2 + self.gated) * queries + 2 * entries) + self._mlp
 
@@ -148,13 +151,13 @@ class Decoder:
 
     @property
     def multiplied(self) -> int:
-        """Parameters of all layers' matrices."""
+        """Parameters that all layers multiply with each token."""
         linear = self.states.linear * (3 * self.hidden * self.intermediate + self.states.weights)
         return self.attention * self.matrices + linear
 
     @property
     def blocks(self) -> int:
-        """Parameters of all layers and of the last norm; of the experts those that one token takes."""
+        """Parameters of all layers and of the last norm; of the experts only those that a token takes."""
         biases = (self.query_heads + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
         norms = 2 * self.head_dim if self.qk_norm else 0
         residual = self.norms * self.layers * self.hidden
@@ -163,7 +166,7 @@ class Decoder:
 
     @property
     def parameters(self) -> int:
-        """All of the text model, a tied table once."""
+        """All parameters of the text model; a tied embedding table counts once."""
         idle = 0
         if self.experts is not None:
             idle = (self.experts.count - self.experts.active) * (self.experts.matrices + self.experts.biases)
@@ -171,18 +174,17 @@ class Decoder:
 
     @property
     def read(self) -> int:
-        """Parameters that a decode step of one sequence reads: layers, last norm and head. Those of a batch may take more
-        experts."""
+        """Parameters that a decode step of one sequence reads: layers, last norm and head. A batch may take more experts."""
         return self.blocks + self.table
 
     @property
     def kv_values(self) -> int:
-        """Numbers that one token's keys and values are in all compressed layers."""
+        """Number of values in one token's keys and values, over all compressed layers."""
         return self.compressed * self.entry
 
     @property
     def entry(self) -> int:
-        """Numbers that one token's keys and values are in one layer."""
+        """Number of values in one token's keys and values, in one layer."""
         return 2 * self.kv_heads * self.head_dim
 
 
@@ -191,11 +193,11 @@ class Sizes:
     """Parameters of a model.
 
     Attributes:
-        decoder: shape of the text model, None where its files do not state all of it.
-        parameters: of the whole model, vision tower included; None where that is not known.
-        source: what says so: `files` (the stored weights), `stated` (the model's file in conf/model), `shape` (a text model's
-            own count), or `bound` (with layers left out, what they leave of the stated number: never too few).
-        missing: one sentence about what is not known, empty where all is.
+        decoder: shape of the text model; None if the model's files do not state the whole shape.
+        parameters: number of the whole model, vision tower included; None if unknown.
+        source: origin of `parameters`: `files` (the stored weights), `stated` (the model's file in conf/model), `shape` (counted
+            from a text model's shape), or `bound` (the stated number minus the layers left out, an upper bound).
+        missing: one sentence about what is unknown, empty if nothing is.
     """
 
     decoder: Decoder | None
@@ -205,7 +207,7 @@ class Sizes:
 
 
 def decoder_of(config: Any) -> Decoder | None:
-    """The text model's shape, from a transformers config or what a config.json states; None where a number is missing."""
+    """Return the text model's shape from a transformers config or a config.json's values; None if a number is missing."""
     text, facts = text_config(config), model_facts(config)
     backbone = facts.rules.text_model(text.model_type)
     assert backbone is not None, "model_facts refuses other ones"
@@ -234,22 +236,26 @@ def decoder_of(config: Any) -> Decoder | None:
 
 
 def sizes_of(model: Mapping[str, Any], config: Any, full_config: Any = None, folder: str | Path | None = None) -> Sizes:
-    """Sizes of a model that are known before it is loaded.
+    """Return the sizes of a model that are known before the model is loaded.
 
     Args:
-        model: the run's `model` node; config: what its files state (`Source.outlined`), None where they are not here.
-        full_config: the same of all layers, where `model.layers` leaves some out; folder: of its weights, where they lie here.
+        model: the run's `model` node.
+        config: the configuration stated by the model's files (`Source.outlined`); None if the files are missing.
+        full_config: the configuration with all layers, if `model.layers` leaves some out.
+        folder: the local folder of the weights, if there is one.
     """
     if config is None:
-        return Sizes(None, None, "", f"the files of model {model['name']} are not here, so its shape is not known")
+        return Sizes(
+            None, None, "", f"the files of model {model['name']} are not on this machine, so its shape is unknown"
+        )
     decoder = decoder_of(config)
     if decoder is None:
         return Sizes(
             None,
             None,
             "",
-            f"config.json of model {model['name']} does not state its widths, vocabulary or whether its embeddings are tied, so "
-            "its bytes are not known before it is loaded",
+            f"config.json of model {model['name']} does not state widths, vocabulary or whether embeddings are tied, so "
+            "the model's bytes are unknown until it is loaded",
         )
     stored = None if folder is None else stored_parameters(folder)
     if stored is not None:
@@ -263,12 +269,15 @@ def sizes_of(model: Mapping[str, Any], config: Any, full_config: Any = None, fol
     if stated and complete is not None:
         return Sizes(decoder, int(stated) - complete.parameters + decoder.parameters, "bound")
     return Sizes(
-        decoder, None, "", f"how many parameters the vision tower of {model['name']} has is known when it is loaded"
+        decoder,
+        None,
+        "",
+        f"the number of parameters of {model['name']}'s vision tower is unknown until the model is loaded",
     )
 
 
 def stored_parameters(folder: str | Path) -> int | None:
-    """Parameters in a folder's safetensors files, from their headers; None where there is none or one cannot be read."""
+    """Count the parameters in a folder's safetensors files, from the headers; None if there is no file or one is unreadable."""
     files = sorted(Path(folder).glob("*.safetensors"))
     count = 0
     try:

@@ -1,4 +1,4 @@
-"""Source of a model: `model.weights=hub`, a folder, or `random` (the shape alone, nothing is downloaded)."""
+"""Source of a model's weights: `model.weights=hub`, a folder, or `random` (only the shape is needed, nothing is downloaded)."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     import torch
 
 HUB, FOLDER, RANDOM = "hub", "folder", "random"
-PLAIN = "plain"  # the one template that a setting names
-_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")  # that tell a family's checkpoints apart
+PLAIN = "plain"  # the only value of model.template
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")  # keys that differ between a family's checkpoints
 
 
 @dataclass(frozen=True)
 class Source:
-    """One model of a run and its origin.
+    """One model of a run and the source of its weights.
 
     Attributes:
-        kind: `hub`, `folder` or `random`, the column `weights` of the rows.
+        kind: `hub`, `folder` or `random`; the value of the rows' column `weights`.
         path: hub id, local folder or GGUF file; None for random weights.
         settings: the run's `model` node.
     """
@@ -57,20 +57,21 @@ class Source:
         """Read the `model` node of a configuration. Nothing is loaded.
 
         Raises:
-            ConfigError: weights that are no word and no folder, `layers` without random weights, random weights of a
-                model without a shape, a model without path, a revision of anything but a hub repository.
+            ConfigError: `weights` is neither hub, random nor a folder; `layers` without random weights; random weights of a
+                model without a shape; a model without path; a revision of anything but a hub repository.
         """
         source = cls._located(model)
         if model.tokenizer is not None:
             source._check_named_tokenizer()
         if model.template not in (None, PLAIN) or (model.template and source.kind == RANDOM):
             raise ConfigError(
-                f"model.template={model.template}: allowed: {PLAIN}, with the weights of a text model; give that, or leave it out"
+                f"model.template={model.template} is not allowed; allowed: {PLAIN}, only for a text model with trained "
+                "weights; leave model.template out, or give such weights"
             )
         if model.revision is not None and source.kind != HUB:
             raise ConfigError(
-                f"model.revision={model.revision} is a commit of a hub repository, and these weights are "
-                f"{'random' if source.kind == RANDOM else 'those of a folder'}; leave model.revision out"
+                f"model.revision={model.revision} is a commit of a hub repository, but these weights are "
+                f"{'random' if source.kind == RANDOM else 'in a folder'}; leave model.revision out"
             )
         return source
 
@@ -81,16 +82,16 @@ class Source:
             if not model.shape or not model.processor:
                 raise ConfigError(
                     f"model={model.name} has no shape, so its weights cannot be random; allowed: "
-                    f"{', '.join(shaped())}; choose one of these, or weights that exist"
+                    f"{', '.join(shaped())}; choose one of these models, or trained weights"
                 )
             if model.adapter is not None:
                 raise ConfigError(
-                    f"model.adapter={model.adapter} was trained on weights, and these are random; leave one of them out"
+                    f"model.adapter={model.adapter} needs trained weights, but model.weights=random; leave out one of the two"
                 )
             return cls(RANDOM, None, model)
         if model.layers is not None:
             raise ConfigError(
-                f"model.layers={model.layers} needs random weights: a checkpoint with layers left out is another model; "
+                f"model.layers={model.layers} needs random weights, because a checkpoint without some layers is another model; "
                 "write model.weights=random, or leave model.layers out"
             )
         if weights != HUB:
@@ -98,7 +99,7 @@ class Source:
             if not Path(folder).is_dir() and not is_gguf(folder):
                 raise ConfigError(
                     f"model.weights={weights} is not a folder; allowed: hub, random, the folder of a checkpoint, or "
-                    "a GGUF file; give one"
+                    "a GGUF file"
                 )
             return cls(FOLDER, folder, model)
         if not model.path:
@@ -110,7 +111,7 @@ class Source:
         if model.path.startswith(FETCHED_SCHEME) and not Path(path).exists():
             raise ConfigError(
                 f"the weights of model={model.name} are not in {path}; `mmkv-bench fetch model "
-                f"{model.path.removeprefix(FETCHED_SCHEME).partition('/')[0]}` gets them"
+                f"{model.path.removeprefix(FETCHED_SCHEME).partition('/')[0]}` fetches them"
             )
         return cls(FOLDER if Path(path).is_dir() or is_gguf(path) else HUB, path, model)
 
@@ -118,39 +119,40 @@ class Source:
         folder = Path(resolve_path(self.settings.tokenizer))
         if self.path is None or not is_gguf(self.path):
             raise ConfigError(
-                f"model.tokenizer={self.settings.tokenizer} is for GGUF files, and other checkpoints bring their tokenizer; "
+                f"model.tokenizer={self.settings.tokenizer} is for GGUF files, because other checkpoints contain a tokenizer; "
                 "leave it out"
             )
         if not (folder / "tokenizer.json").is_file():
             raise ConfigError(
-                f"model.tokenizer={self.settings.tokenizer} has no tokenizer.json; give a tokenizer's folder"
+                f"model.tokenizer={self.settings.tokenizer} has no tokenizer.json; give the folder of a tokenizer"
             )
 
     @property
     def place(self) -> str:
-        """`path` of weights that exist."""
+        """Return `path`; only random weights have none."""
         assert self.path is not None, "only random weights have no path"
         return self.path
 
     @property
     def gguf_file(self) -> str | None:
-        """Name of a GGUF file with the types of its tensors, `model.gguf (Q4_1 210, F32 61)`; None of other weights."""
+        """Return a GGUF file's name with its tensor types, `model.gguf (Q4_1 210, F32 61)`; None for other weights."""
         if self.path is None or not is_gguf(self.path):
             return None
         return f"{Path(self.path).name} ({tensor_types(Path(self.path))})"
 
     @cached_property
     def commit(self) -> str | None:
-        """The commit of a hub id, asked once: everything is read at it. None for folders and random weights."""
+        """Return the commit of a hub id, which is asked for once and used for everything; None for folders and random weights."""
         return hub_folder(self.place, self.settings.revision).name if self.kind == HUB else None
 
     @cached_property
     def hf_config(self) -> Any:
-        """The transformers config, read or built once.
+        """Return the transformers config, which is read or built once.
 
         Raises:
-            ConfigError: nothing there, or another architecture than the model's file says; more layers than it has.
-            UnsupportedError: an architecture outside the supported families.
+            ConfigError: the files are missing, have another architecture than the model's file in conf/model says, or
+                have fewer layers than asked for.
+            UnsupportedError: the architecture belongs to no supported family.
         """
         if self.kind == RANDOM:
             return config_of(self.settings.shape, self.settings.layers)
@@ -164,11 +166,11 @@ class Source:
             check_tokenizer(Path(self.place))
 
     def _require_same(self, config: Any) -> None:
-        """Refuse another model, or another checkpoint of the family: its rows would stand under this model's name."""
+        """Refuse another model, or another checkpoint of the family: its rows would have this model's name."""
         expected = (self.settings.shape or {}).get("model_type")
         if expected is not None and config.model_type != expected:
             raise ConfigError(
-                f"model={self.settings.name} is a {expected} model and {self.path} holds a {config.model_type} one; give "
+                f"model={self.settings.name} is a {expected} model, but {self.path} has a {config.model_type} model; give "
                 f"the folder or hub id of a {expected} checkpoint, or model=hf model.path={self.path}"
             )
         if expected is None:
@@ -179,21 +181,22 @@ class Source:
         if differing:
             sizes = ", ".join(f"{name} {getattr(actual, name)} for {getattr(shape, name)}" for name in differing)
             raise ConfigError(
-                f"{self.path} is not {self.settings.name}: it has {sizes}; give that model's checkpoint, or "
+                f"{self.path} is not {self.settings.name}: it has {sizes}; give the checkpoint of {self.settings.name}, or "
                 f"model=hf model.path={self.path}"
             )
 
     @cached_property
     def described(self) -> Any:
-        """The config that `model_facts` reads, without transformers where the files state enough. Raises
-        what `hf_config` raises."""
+        """Return the config that `model_facts` reads; transformers is imported only if the files state too little.
+
+        Raises what `hf_config` raises."""
         if self.kind == RANDOM:
             return self._shaped() or self.hf_config
         if is_gguf(self.place):
             self._check_tokenizer()
             try:
                 config = stated(config_values(Path(self.place)))
-            except Exception:  # noqa: BLE001 - `hf_config` says in a sentence what transformers says of such a file
+            except Exception:  # noqa: BLE001 - `hf_config` then raises a readable error for such a file
                 config = None
         else:
             config = read(Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision))
@@ -206,18 +209,19 @@ class Source:
         return stated(values_of(self.settings.shape, self.settings.layers))
 
     def described_here(self) -> Any:
-        """`described` as far as it is known without a connection, None where it is not: of a hub id what the cache has, else its
-        file in conf/model. Raises what `described` raises, of what is there."""
+        """Return `described` without a connection, or None.
+
+        For a hub id this is the config in the hub's cache, otherwise the shape in conf/model. Raises what `described` raises."""
         if self.kind != HUB:
             return self.described
         folder = cached_folder(self.place, self.settings.revision)
         return (read(folder) if folder else None) or (self._shaped() if self.settings.shape else None)
 
     def outlined(self) -> tuple[Any, str | None, str | None]:
-        """`described_here`, fingerprint and commit as far as they are known without a connection: None for what is not.
+        """Return `described_here`, fingerprint and commit, each None if it is unknown without a connection.
 
         Raises:
-            ConfigError, UnsupportedError: as `described`, of what is there.
+            ConfigError, UnsupportedError: see `described`.
         """
         if self.kind != HUB:
             return self.described, *self.fingerprint()
@@ -226,17 +230,17 @@ class Source:
         return self.described_here(), *identity
 
     def fingerprint(self) -> tuple[str, str | None]:
-        """Fingerprint of the model in rows and calibrations, 16 hex digits, and the commit of a hub id.
+        """Return the model's fingerprint in rows and calibrations, 16 hex digits, and the commit of a hub id.
 
-        Random weights: a checksum of shape, layers, processor settings, the rules that make weights, tokens and prompts
-        (`SCHEME` of their files), and the version of transformers that builds the architecture. Their precision is a
-        column of its own. An adapter's files are part of the model.
+        The fingerprint of random weights is a checksum of shape, layers, processor settings, the rules that make weights, tokens
+        and prompts (`SCHEME` of their files), and the version of transformers. The precision is a separate column of the rows.
+        An adapter's files are part of the fingerprint.
         """
         weights, commit = self._of_weights()
         return self._adapted(weights), commit
 
     def _adapted(self, weights: str) -> str:
-        """The fingerprint with the files of adapter and tokenizer, and the template; that of the weights where none is named."""
+        """Return the fingerprint `weights`, combined with the files of adapter and tokenizer and the template, if any is set."""
         beside = self._beside()
         if beside:
             files = digest_of((file.name, file) for file in beside)
@@ -246,7 +250,7 @@ class Source:
         return weights
 
     def _beside(self) -> list[Path]:
-        """The files of an adapter and of a tokenizer that are named beside the weights."""
+        """Return the files of the adapter and of the tokenizer that the settings name."""
         settings = self.settings
         named = adapter.files(settings.adapter) if settings.adapter else []
         if settings.tokenizer:
@@ -275,30 +279,31 @@ class Source:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16], None
 
     def confirm(self, fingerprint: str) -> None:
-        """Check that the files of a folder and of an adapter are still those of `fingerprint`, so that rows name what was
-        loaded. Only files that changed since are read.
+        """Check that the files of a folder and of an adapter still have `fingerprint`, so that rows name the loaded weights.
+
+        Only files that changed are read again.
 
         Raises:
-            ConfigError: files that changed since; which of the two contents was loaded nobody knows.
+            ConfigError: a file changed while the model was loaded, so it is unknown which content was loaded.
         """
         if (self.kind == FOLDER or self._beside()) and self.fingerprint()[0] != fingerprint:
             raise ConfigError(
-                f"the files of model {self.settings.name} in {self.path} changed while this run was loading them, so its "
-                "answers could be of neither version; nothing was written: start the run again when they stay as they are"
+                f"the files of model {self.settings.name} in {self.path} changed while this run loaded them, so nobody knows "
+                "which version answered; nothing was written; run again when the files no longer change"
             )
 
     def files(self) -> list[Path]:
-        """The files that the model is read from, sorted; none of random weights."""
+        """Return the files that the model is read from, sorted; random weights have none."""
         if self.kind == RANDOM:
             return []
         folder = Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision)
         return [*model_files(folder), *self._beside()]
 
     def load(self) -> LoadedModel:
-        """The model in eval mode with its processor, on its device and in its precision, as the settings say.
+        """Load the model in eval mode with its processor, on the device and in the precision of the settings.
 
         Raises:
-            ConfigError, UnsupportedError: what cannot be loaded, limits that the family's processor does not have.
+            ConfigError, UnsupportedError: the model cannot be loaded, or the family's processor lacks a limit that is set.
         """
         quiet_transformers()
         model = self.settings
@@ -337,7 +342,7 @@ class Source:
 
 
 def shaped() -> tuple[str, ...]:
-    """Names in conf/model whose files hold a shape and processor settings."""
+    """Return the names in conf/model whose files have a shape and processor settings."""
     from omegaconf import OmegaConf
 
     from mmkv_bench.config.files import conf_dir
@@ -353,5 +358,5 @@ def _dtype(setting: str, config: Any) -> torch.dtype:
         return getattr(torch, setting)
     declared = getattr(config, "dtype", None)
     if declared is None:
-        raise ConfigError("the shape names no dtype; name it with model.dtype=bfloat16 (or another)")
+        raise ConfigError("the shape has no dtype; set model.dtype=bfloat16 (or another)")
     return getattr(torch, str(declared).removeprefix("torch."))

@@ -1,11 +1,11 @@
-"""Frames of a video, evenly spaced, decoded with PyAV.
+"""Sample evenly spaced frames of a video, decoded with PyAV.
 
-The rule is the papers' and lmms-eval's: of the n frames that decode (within the span, where one is given) those at
-`linspace(0, n - 1, count)`, rounded down; the first and the last are always among them. A video with fewer frames than
-asked gives all of them, once each. Frames are as stored: no scaling, no display rotation.
+The rule is the papers' and lmms-eval's: of the n frames that decode (within the span, if given), take those at
+`linspace(0, n - 1, count)`, rounded down; the first and the last frame are always taken. A video with fewer frames than
+`count` gives each frame once. Frames are as stored: no scaling, no display rotation.
 
-n is what decodes, not what the header says: many containers say nothing (webm, gif) or something else. A video that ends
-before its header says is refused, because its frames would be other ones than those of the whole video.
+n counts the frames that decode. The header is not used: in many containers it states no number (webm, gif) or a wrong one. A
+video that ends earlier than its header states is refused, because other frames would be sampled than from the whole video.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 DEFAULT_FRAMES = 32
-"""Frames taken of a video where model.frames does not say: what most of the papers take (some take 64)."""
+"""Default of model.frames, the number of frames sampled of a video: most papers take 32, some 64."""
 
-COMPLETE = 0.9  # of the frames or seconds that the header announces; real files miss a few at their ends
-MAX_BYTES = 8 << 30  # of the frames kept
+COMPLETE = (
+    0.9  # least fraction of the frames or seconds in the header that must decode; real files miss a few at the end
+)
+MAX_BYTES = 8 << 30  # limit of the sampled frames
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Frames:
     frames      uint8 [T, H, W, 3], RGB
     timestamps  seconds of each frame after the video's first one
     indices     position of each frame among all that decode, from 0
-    total       frames that decode, within the span where one was given
-    fps         frames per second of the source (of a variable frame rate the mean)
+    total       number of frames that decode, within the span if one was given
+    fps         frames per second of the source (the mean of a variable frame rate)
     """
 
     frames: np.ndarray
@@ -51,27 +53,27 @@ class Frames:
 
 
 def evenly_spaced(total: int, count: int) -> list[int]:
-    """Positions of `count` of `total` frames, both >= 1: all of them when there are not more."""
+    """Return evenly spaced positions of `count` of `total` frames, both >= 1; all positions if `total` <= `count`."""
     import numpy as np
 
     return list(range(total)) if total <= count else np.linspace(0, total - 1, count, dtype=int).tolist()
 
 
 def sample_frames(path: str | os.PathLike, count: int, start: float | None = None, end: float | None = None) -> Frames:
-    """`count` >= 1 evenly spaced frames of a local file, of its seconds `start` to `end` where given.
+    """Sample `count` >= 1 evenly spaced frames of a local file, between seconds `start` and `end` if given.
 
-    Any container and codec that PyAV reads. The file is decoded once when its header (or its number of packets) tells the
-    number of frames that decode, else twice, and twice for a span; only the wanted frames are held.
+    PyAV must be able to read container and codec. The file is decoded once if the header (or the number of packets) equals
+    the number of frames that decode; otherwise, or for a span, twice. Only the sampled frames are kept in memory.
 
     Raises:
-        DataError: missing, empty, corrupt or truncated file, no video stream, no frame in the span, frames that change
-            their size or would take more than 8 GiB. The message names the file without its folder.
+        DataError: a missing, empty, corrupt or truncated file, no video stream, no frame in the span, frames of changing
+            size, or frames of more than 8 GiB. The message names the file without its folder.
     """
     import numpy as np
 
     name = os.path.basename(os.fspath(path))
     if not os.path.isfile(path):
-        raise DataError(f"video {name} is not there; put it where the task expects it")
+        raise DataError(f"video {name} is missing; put it into the folder that the task's YAML names")
     if not os.path.getsize(path):
         raise DataError(f"video {name} is an empty file; restore it")
     expected = _announced(path, name) if start is None and end is None else 0
@@ -83,7 +85,8 @@ def sample_frames(path: str | os.PathLike, count: int, start: float | None = Non
         if not inside:
             until = "its end" if end is None else f"{end} s"
             raise DataError(
-                f"video {name} has no frame from {start or 0} s to {until}; its last one is at {times[-1]:.2f} s"
+                f"video {name} has no frame from {start or 0} s to {until}; its last frame is at {times[-1]:.2f} s; give "
+                "another span"
             )
         total = len(inside)
         wanted = [inside[i] for i in evenly_spaced(total, count)]
@@ -91,19 +94,19 @@ def sample_frames(path: str | os.PathLike, count: int, start: float | None = Non
     sizes = {frame.shape for frame in frames}
     if len(sizes) > 1:
         shown = " and ".join(f"{width}x{height}" for height, width, _ in sorted(sizes))
-        raise DataError(f"video {name} changes its frame size ({shown}); make it of one size")
+        raise DataError(f"video {name} changes its frame size ({shown}); convert it to one size")
     return Frames(
         frames=np.stack(frames),
         timestamps=tuple(times[i] for i in wanted),
         indices=tuple(wanted),
         total=total,
-        fps=(len(times) - 1) / times[-1] if times[-1] > 0 else rate or 1.0,  # of one frame no time passes
+        fps=(len(times) - 1) / times[-1] if times[-1] > 0 else rate or 1.0,  # a single frame has no duration
     )
 
 
 @contextmanager
 def _opened(path: str | os.PathLike, name: str) -> Iterator[tuple[Any, av.VideoStream]]:
-    """The container and its first stream of moving pictures; what PyAV raises inside becomes a DataError."""
+    """Yield the container and its first video stream; errors of PyAV inside the block become a DataError."""
     import av
     from av.stream import Disposition
 
@@ -123,7 +126,7 @@ def _opened(path: str | os.PathLike, name: str) -> Iterator[tuple[Any, av.VideoS
 
 
 def _announced(path: str | os.PathLike, name: str) -> int:
-    """Number of frames that the header tells, or else the number of packets, which is read without decoding: a guess."""
+    """Guess the number of frames: the header's, or the number of packets, which is read without decoding."""
     with _opened(path, name) as (container, stream):
         return int(stream.frames or sum(packet.size > 0 for packet in container.demux(stream)))
 
@@ -131,7 +134,7 @@ def _announced(path: str | os.PathLike, name: str) -> int:
 def _decode(
     path: str | os.PathLike, name: str, wanted: Collection[int], end: float | None
 ) -> tuple[list[np.ndarray], list[float], float | None]:
-    """Decode up to second `end`: the wanted frames, the time of every frame, and the rate that the stream tells."""
+    """Decode up to second `end`; return the wanted frames, the time of every frame, and the stream's frame rate."""
     frames, times, wanted = [], [], set(wanted)
     with _opened(path, name) as (container, stream):
         rate = stream.average_rate or stream.guessed_rate
@@ -146,7 +149,7 @@ def _decode(
             if index in wanted:
                 if len(wanted) * frame.width * frame.height * 3 > MAX_BYTES:
                     raise DataError(
-                        f"video {name} has frames of {frame.width}x{frame.height}: {len(wanted)} of them need more than "
+                        f"video {name} has frames of {frame.width}x{frame.height}, and {len(wanted)} frames need more than "
                         f"{MAX_BYTES >> 30} GiB; lower model.frames or scale the file down"
                     )
                 frames.append(frame.to_ndarray(format="rgb24"))
@@ -155,14 +158,14 @@ def _decode(
                 shown = float(last.duration * last.time_base) if last.duration else 1 / float(rate or 1)
                 _check_complete(container, stream, times, shown, name)
     if not times:
-        raise DataError(f"video {name} has no frame that decodes; restore the file")
+        raise DataError(f"video {name} has no frame that can be decoded; restore the file")
     return frames, times, float(rate) if rate else None
 
 
 def _check_complete(container: Any, stream: av.VideoStream, times: list[float], last: float, name: str) -> None:
-    """Compare what decoded with what the header announces: frames, or seconds where nothing else could fill them.
+    """Raise DataError if fewer frames were decoded than the header states, or fewer seconds if there is no other stream.
 
-    A container that announces neither (gif, transport streams, raw streams) passes whatever there is.
+    A container whose header states neither (gif, transport streams, raw streams) is not checked.
     """
     import av
 
@@ -178,5 +181,5 @@ def _check_complete(container: Any, stream: av.VideoStream, times: list[float], 
 
 
 def _reason(error: Exception) -> str:
-    """The error's reason without the path that PyAV adds."""
+    """Return the error's reason without the path that PyAV adds."""
     return getattr(error, "strerror", None) or str(error).splitlines()[0]

@@ -1,10 +1,10 @@
-"""Documents with questions: pages of lines of cells, and the same as text.
+"""Documents with questions, and their content as text.
 
-A document is a list of pages of lines; a line is a list of cells. How
-it looks is decided by `render`, and `as_text` spells the same content out. `form` is one of `FORMS`:
+A document is a list of pages, a page a list of lines, a line a list of cells. `render` draws a document, and `as_text` writes its
+content as text. `form` is one of `FORMS`:
 
     page     one page for 448 px: 7 to 14 lines of up to 21 characters
-    pages    two such pages with different entries
+    pages    two pages like `page`, with different entries
     receipt  one page for 336 px: 6 to 11 lines of up to 16 characters
     video    8 frames for 224 px: a title and 3 entries of up to 12 characters, one of which changes at one frame
 """
@@ -17,9 +17,9 @@ FORMS = {"page": (448, 1), "pages": (448, 2), "receipt": (336, 1), "video": (224
 """Side of the square pictures in pixels, and their number."""
 
 PATCH = 14
-"""Pixels of the side of a patch; each is one visual token."""
+"""Side of a patch in pixels; a patch is one visual token."""
 WIDTH = {448: 21, 336: 16, 224: 12}
-"""Characters of a line, at most."""
+"""Side of the picture -> largest number of characters in a line."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its one right answer. task: value, row or change; entry: number of the entry that it asks about."""
+    """A question with its only right answer. task: value, row or change; entry: number of the entry that is asked about."""
 
     task: str
     text: str
@@ -47,7 +47,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Document:
-    """Pages (or frames) of lines, with all questions that can be asked; no two documents share questions by chance."""
+    """Pages (or frames) of lines, with all questions about them; two documents share a question only by chance."""
 
     form: str
     kind: str
@@ -56,7 +56,7 @@ class Document:
 
 
 def as_text(paper: Document) -> str:
-    """Return the content as plain text, in reading order; frames under the times that the video prompt gives them."""
+    """Return the content as plain text, in reading order; a frame follows the time that the video prompt states for it."""
     bodies = ["\n".join(line.text for line in page) for page in paper.pages]
     if paper.form == "video":
         return "\n\n".join(f"Frame from 00:{place:02d}:\n{body}" for place, body in enumerate(bodies))
@@ -66,7 +66,7 @@ def as_text(paper: Document) -> str:
 
 
 def tokens_about(text: str) -> int:
-    """Estimate SmolLM2's tokens: a digit or sign is one, a space before a digit too, and four letters of a word are one."""
+    """Estimate SmolLM2's token count: a digit, a sign, a space before a digit, and four letters of a word are one token each."""
     total = 0
     for word in text.split():
         letters = sum(sign.isalpha() for sign in word)

@@ -1,7 +1,7 @@
-"""Random content of documents, split by what it says: no name, word or value of `train` stands in `dev` or `test`.
+"""Random content of documents, split by content: no name, word or value of `train` is in `dev` or `test`.
 
-A text belongs to the split that a hash of it names. Words come from `words.txt` or are made of syllables; values (dates, sums,
-ids) are drawn until one falls into the split. Only `random.Random.random` is drawn from, so every Python makes the same content.
+A hash of a text determines its split. Words come from `words.txt` or are made of syllables; values (dates, sums, ids) are drawn
+again until one belongs to the split. Only `random.Random.random` is used, so every Python makes the same content.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 SHARES = {"train": range(14), "dev": range(14, 17), "test": range(17, 20)}
-"""Remainders of a hash modulo 20 that a split takes."""
+"""Split -> its remainders of a hash modulo 20."""
 
 ONSETS = [
     "b",
@@ -84,14 +84,14 @@ LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
 
 
 def split_of(text: str) -> str:
-    """Return the split that a name, word or value belongs to; case and spaces around it do not matter."""
+    """Return the split of a name, word or value; case and surrounding spaces are ignored."""
     rest = int.from_bytes(hashlib.sha256(text.strip().lower().encode()).digest()[:4], "big") % 20
     return next(name for name, share in SHARES.items() if rest in share)
 
 
 @cache
 def words(name: str, split: str) -> tuple[str, ...]:
-    """Return the words of a list of words.txt (`first_names`, `goods`, ...) that belong to a split."""
+    """Return the words of a split in a list of words.txt (`first_names`, `goods`, ...)."""
     return tuple(word for word in _lists()[name] if split_of(word) == split)
 
 
@@ -103,10 +103,10 @@ def _lists() -> dict[str, tuple[str, ...]]:
 
 
 class Draw:
-    """Random content of one document."""
+    """A generator of one document's random content."""
 
     def __init__(self, seed: str, split: str, extra: Sequence[str] = ()):
-        """seed: text; extra: further words of the split that stand in for names at times (training has more of them)."""
+        """seed: any text; extra: further words of the split that sometimes replace names (training has more words)."""
         self._random, self.split, self._extra = random.Random(seed), split, extra
 
     def share(self) -> float:
@@ -127,13 +127,13 @@ class Draw:
         return [items[place] for _, place in order]
 
     def value(self, make: Callable[[], str]) -> str:
-        """Return what `make` draws, drawn again until it belongs to the split."""
+        """Call `make` until its text belongs to the split, and return the text."""
         while split_of(text := make()) != self.split:
             pass
         return text
 
     def word(self, name: str, longest: int = 9) -> str:
-        """Return a word of a list of the split; at times a made-up one, or one of the extra words."""
+        """Return a word of the split from a list; sometimes a made-up word or one of the extra words."""
         kind = self.share()
         if self._extra and kind < 0.3:
             text = self.one(self._extra)
@@ -144,7 +144,7 @@ class Draw:
         return text if len(text) <= longest else self.word(name, longest)
 
     def made_up(self) -> str:
-        """Return a capitalised word of two syllables that no list has."""
+        """Return a capitalised word of two made-up syllables."""
 
         def make() -> str:
             parts = [
@@ -218,5 +218,5 @@ class Draw:
         return self.value(lambda: str(2 + self.below(98) if self.share() < 0.7 else 100 + self.below(400)))
 
     def value_again(self, text: str, make: Callable[[], str]) -> str:
-        """Return the text where it belongs to the split, else what `make` draws."""
+        """Return the text if it belongs to the split, otherwise call `make`."""
         return text if split_of(text) == self.split else make()

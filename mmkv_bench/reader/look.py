@@ -1,4 +1,4 @@
-"""How documents look: typeface, size and spacing, colours, paper, rules, boxes and marks."""
+"""The style of documents: typeface, size and spacing, colours, paper, rules, boxes and marks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmkv_bench.reader.documents import FORMS
 
 @dataclass(frozen=True)
 class Style:
-    """How all pages of a document look. size: pixels of an em; tracking: pixels between glyphs; pitch: pixels of a line."""
+    """The style of a document's pages. size: pixels of an em; tracking: pixels between glyphs; pitch: pixels of a line."""
 
     typeface: str
     size: int
@@ -23,13 +23,13 @@ class Style:
     margin: int
     top: int
     gap: float  # pixels of a space
-    columns: bool  # cells of table rows stand in columns
+    columns: bool  # cells of table rows are aligned in columns
     paper: tuple[int, int, int]
     ink: tuple[int, int, int]
 
 
 def style(seed: str, typefaces: list[str], form: str, lines: int) -> Style:
-    """Draw a style in which a page of `lines` lines fits; the widths of lines are fitted when they are drawn."""
+    """Draw a style with which `lines` lines fit on a page; the widths of lines are adjusted when they are drawn."""
     draw = random.Random(f"style {seed}")
     number = lambda low, high: low + draw.random() * (high - low)  # noqa: E731
     side = FORMS[form][0]
@@ -58,7 +58,7 @@ def style(seed: str, typefaces: list[str], form: str, lines: int) -> Style:
 
 @cache
 def _noise() -> np.ndarray:
-    """A sheet of noise (512, 512) float32 in -1 to 1, and a smoother one, shared by all pages."""
+    """Return a sheet of noise and a smoother one, [2, 512, 512] float32 around 0, shared by all pages."""
     fine = np.random.Generator(np.random.PCG64(1)).random((512, 512), dtype=np.float32) * 2 - 1
     smooth = (fine + np.roll(fine, 1, 0) + np.roll(fine, 1, 1) + np.roll(fine, (1, 1), (0, 1))) / 2
     return np.stack([fine, smooth])

@@ -1,7 +1,7 @@
 """The reader: SmolLM2-135M-Instruct inside transformers' SmolVLM class, with a tower, a connector and a LoRA trained here.
 
-`weights` holds `tower.safetensors` (tower and connector, float16) and a LoRA in PEFT's format (float16), below 10 MB together.
-The language model is read from its GGUF file. `write_folders` puts all together into ordinary Hugging Face folders.
+`weights` has `tower.safetensors` (tower and connector, float16) and a LoRA in PEFT's format (float16), below 10 MB together.
+The language model is read from its GGUF file. `write_folders` combines all parts into ordinary Hugging Face folders.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ RANK, ALPHA = 8, 16
 TOWER_FILE = "tower.safetensors"
 WEIGHTS = Path(__file__).parent / "weights"
 SIDES = {"pages": 448, "frames": 224}
-"""Folder of a reader -> side of its pictures in pixels: a processor of transformers writes one number of visual tokens."""
+"""Folder of a reader -> side of its pictures in pixels. A processor of transformers has a fixed number of visual tokens."""
 
 
 def language_model(gguf: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return SmolLM2's configuration and its weights in float32, by the names of LlamaForCausalLM; about 30 s."""
+    """Return SmolLM2's configuration and its weights in float32, with the names of LlamaForCausalLM; takes about 30 s."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -38,7 +38,7 @@ def language_model(gguf: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def blank_reader(base: tuple[dict[str, Any], dict[str, Any]]) -> Any:
-    """Return SmolVLMForConditionalGeneration in float32 with a language model's weights and a tower of random ones."""
+    """Return SmolVLMForConditionalGeneration in float32 with a language model's weights and a random tower."""
     from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
 
     text = {
@@ -59,7 +59,7 @@ def blank_reader(base: tuple[dict[str, Any], dict[str, Any]]) -> Any:
 
 
 def tower_weights(model: Any) -> dict[str, Any]:
-    """Return the parameters of tower and connector by name, as they are (not copied)."""
+    """Return the parameters of tower and connector by name, not copied."""
     return {
         name: value
         for name, value in model.named_parameters()
@@ -68,7 +68,7 @@ def tower_weights(model: Any) -> dict[str, Any]:
 
 
 def write_folders(gguf: Path, out: Path) -> None:
-    """Write a folder of `SIDES` each with config, weights in float32, processor and tokenizer; the weights are one file, linked.
+    """Write the folders of `SIDES` with config, weights in float32, processor and tokenizer; the weights are one linked file.
 
     The LoRA's products are added in float64 and rounded once, so every machine writes the same bytes.
     """
@@ -101,5 +101,5 @@ def write_folders(gguf: Path, out: Path) -> None:
         model.save_pretrained(folder, max_shard_size="2GB")
         for written in (folder / "config.json", folder / "generation_config.json"):
             values = json.loads(written.read_text())
-            values.pop("transformers_version")  # or every version would make another model
+            values.pop("transformers_version")  # otherwise the fingerprint would depend on the version
             written.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")

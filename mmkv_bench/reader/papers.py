@@ -1,4 +1,4 @@
-"""The kinds of documents, from invoices to boards that change: what stands on them and what can be asked."""
+"""The kinds of documents, from invoices to boards that change: their content and their questions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mmkv_bench.reader.documents import FORMS, WIDTH, Document, Line, Question, tokens_about
 from mmkv_bench.reader.draw import Draw
 
-# kind: (title words, what a key is called, {field: maker}); the key stands first or second in a row
+# kind: (title words, kind of the key, {field: maker}); the key is first or second in a row
 TABLES = {
     "invoice": (("Invoice", "Bill", "Order"), "goods", {"quantity": "count", "price": "sum", "code": "code"}),
     "stock": (("Stock", "Store", "Depot"), "goods", {"stock": "count", "code": "code", "shelf": "place_code"}),
@@ -72,7 +72,7 @@ BOARDS = {
 
 
 def _make(draw: Draw, kind: str, longest: int = 9) -> str:
-    """Draw a word, name or value of a kind; `longest` characters of a word."""
+    """Draw a word, name or value of a kind; a word has at most `longest` characters."""
     if kind in ("goods", "places", "first_names", "last_names"):
         return draw.word(kind, longest)
     return (
@@ -85,13 +85,13 @@ def _make(draw: Draw, kind: str, longest: int = 9) -> str:
 
 
 def document(split: str, number: int, form: str, extra: Sequence[str] = ()) -> Document:
-    """Return a document of a split, the same for the same arguments. extra: further words for `Draw`, of the same split."""
+    """Return a document of a split; equal arguments give equal documents. extra: further words of the split for `Draw`."""
     draw = Draw(f"reader {split} {number} {form}", split, extra)
     return board(draw) if form == "video" else paper(draw, form)
 
 
 def paper(draw: Draw, form: str) -> Document:
-    """Draw the pages of an invoice, list, form, receipt or of notes, and all questions about them."""
+    """Draw the pages of an invoice, list, form, receipt or notes, and all questions about the pages."""
     side, pages = FORMS[form]
     width, kinds = (
         WIDTH[side],
@@ -133,7 +133,7 @@ def paper(draw: Draw, form: str) -> Document:
 
 
 def _row(draw, body, questions, taken, kind, fields, key_first, two_lines, width) -> None:
-    """Add an entry with a key and two or three values, on one line or two."""
+    """Add an entry with a key and one to three values, on one line or two."""
     key_kind, makers = ("goods", {"price": "sum"}) if kind == "receipt" else TABLES[kind][1:]
     key = _make(draw, key_kind)
     while key.lower() in taken:
@@ -161,7 +161,7 @@ def _row(draw, body, questions, taken, kind, fields, key_first, two_lines, width
 
 
 def _field(draw, body, questions, label, value, width) -> None:
-    """Add a label with its value, beside it or under it."""
+    """Add a label with its value, on one line or two."""
     entry = 100 + len(body)
     if len(label) + len(value) + 2 <= width and draw.share() < 0.8:
         body.append(Line((label + draw.one((":", "")), value)))
@@ -171,7 +171,7 @@ def _field(draw, body, questions, label, value, width) -> None:
 
 
 def _note(draw, body, questions, taken) -> None:
-    """Add a note on two lines: whom to see, and when or where."""
+    """Add a note on two lines: whom to see, and when and where."""
     person = draw.person(13)
     while person.lower() in taken:
         person = draw.person(13)
@@ -187,7 +187,7 @@ def _note(draw, body, questions, taken) -> None:
 
 
 def board(draw: Draw) -> Document:
-    """Draw a board of three entries in eight frames, one of which changes once, and the questions about it."""
+    """Draw a board of three entries in eight frames, one of which changes once, and the questions about the board."""
     kind = draw.one(tuple(BOARDS))
     title, key_kind, field, maker = BOARDS[kind]
     rows: list[list[str]] = []

@@ -1,9 +1,9 @@
 """Tokenizer, processor and prompts of the reader.
 
-The vocabulary is SmolLM2's 49,152 tokens. Five of its spare special tokens take the names that SmolVLM's processor knows, so no
-row of embeddings is added: see `RENAMED`. Pictures are asked about in SmolLM2's own chat template. Videos have the template that
-transformers' SmolVLMProcessor puts in place of any other (`<|im_start|>User: <video>..<end_of_utterance>\\nAssistant:`), with its
-times of frames at one frame a second. The model always ends an answer with `<|im_end|>`.
+The vocabulary is SmolLM2's 49,152 tokens. Five spare special tokens are renamed to the names that SmolVLM's processor expects
+(`RENAMED`), so no embedding is added. Prompts with pictures use SmolLM2's chat template. For videos transformers'
+SmolVLMProcessor always uses its own template (`<|im_start|>User: <video>..<end_of_utterance>\\nAssistant:`), which states the
+times of frames at one frame per second. The model always ends an answer with `<|im_end|>`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RENAMED = {
     "<gh_stars>": "<end_of_utterance>",
     "<issue_start>": "<video>",
 }
-"""Spare special tokens of SmolLM2 (ids 4 to 8) and what they are called here."""
+"""Spare special tokens of SmolLM2 (ids 4 to 8) -> their new names."""
 IMAGE_ID = 4
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 TEMPLATE = (
@@ -32,7 +32,7 @@ TEMPLATE = (
     "{% elif part['type'] == 'video' %}{{ '<video>' }}{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
     "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""SmolLM2's chat template, for messages whose content is a text or a list of parts."""
+"""SmolLM2's chat template, extended to messages whose content is a list of parts."""
 
 
 def tokenizer(gguf: Path) -> Any:
@@ -48,7 +48,7 @@ def tokenizer(gguf: Path) -> Any:
 
 
 def tokenizer_from(state: str) -> Any:
-    """Return the tokenizer of the text of a tokenizer.json that `tokenizer` made."""
+    """Return the tokenizer of a tokenizer.json's text, made by `tokenizer`."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -62,7 +62,7 @@ def tokenizer_from(state: str) -> Any:
 
 
 def processor(words: Any, side: int) -> Any:
-    """Return transformers' SmolVLMProcessor for pictures and frames of `side` x `side` pixels; one for each size."""
+    """Return transformers' SmolVLMProcessor for pictures and frames of `side` x `side` pixels; a processor has one size."""
     from transformers import SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
 
     size = {"longest_edge": side}

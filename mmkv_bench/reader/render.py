@@ -1,8 +1,8 @@
-"""Documents drawn as square pictures of 14 px patches, with the glyph that covers each patch.
+"""Draw documents as square pictures of 14 px patches, and label each patch with its glyph.
 
-Glyphs come from an atlas of each typeface and size, pasted at whole pixels, so that a page takes a few milliseconds. Every glyph
-has a cell of at least 15 px, so it is the glyph of one column of patches at least; on average it takes 1.4 columns and two rows.
-Typefaces, sizes, spacing, colours, papers, rules, boxes and logos vary by the seed.
+There is an atlas of glyphs per typeface and size. Glyphs are pasted at whole pixels, so a page takes a few milliseconds. A
+glyph's cell is at least 15 px wide, so it covers the centre of at least one column of patches; on average it takes 1.4 columns
+and two rows. Typefaces, sizes, spacing, colours, papers, rules, boxes and logos depend on the seed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mmkv_bench.reader.look import Style, backdrop_of, inked, style
 CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.,:-/"
 """Signs on pages. Label 0 of a patch is blank, label i is CHARACTERS[i - 1]."""
 SIGN, FIRST_COLUMN, FIRST_ROW = 127, 128, 256
-"""Parts of a label: the sign, and flags of patches in the first column and the first row that their glyph takes."""
+"""Parts of a label: the mask of the sign, and flags of patches in the first column and in the first row of their glyph."""
 NARROWEST = 15
-"""Pixels of the narrowest cell: more than a patch, so each glyph's cell holds the centre of one."""
+"""Pixels of the narrowest cell: more than a patch, so each glyph's cell contains the centre of a patch."""
 
 
 @dataclass(frozen=True)
 class Glyph:
-    """Coverage in 0 to 255, its place relative to the pen on the baseline, and the width of its cell in pixels."""
+    """Coverage of a sign, 0 to 255, its offset from the pen on the baseline, and the width of its cell in pixels."""
 
     ink: np.ndarray
     left: int
@@ -36,7 +36,7 @@ class Glyph:
 
 @lru_cache(maxsize=400)
 def atlas(path: str, size: int) -> dict[str, Glyph]:
-    """Return all glyphs of a typeface at a size in pixels of an em."""
+    """Return all glyphs of a typeface; size: pixels of an em."""
     from PIL import ImageFont
 
     font = ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC)
@@ -52,7 +52,8 @@ def draw_document(paper: Document, seed: str, typefaces: list[str]) -> tuple[np.
     """Return pictures (n, side, side, 3) uint8 and labels (n, side / 14, side / 14) int16 of a document.
 
     Args:
-        seed: text that decides the look; typefaces: paths of font files, one of which is taken.
+        seed: text that determines the style.
+        typefaces: paths of font files, of which one is chosen.
     """
     side, count = FORMS[paper.form]
     lines = max(len(page) for page in paper.pages)
@@ -70,7 +71,7 @@ def draw_document(paper: Document, seed: str, typefaces: list[str]) -> tuple[np.
 
 
 def _write(cover: np.ndarray, labels: np.ndarray, page: tuple[Line, ...], look: Style, shift: tuple[int, int]) -> None:
-    """Draw the lines of a page into `cover`, and the glyphs of patches into `labels`; both are changed."""
+    """Draw the lines of a page into `cover`, and write the glyphs of patches into `labels`; both arrays are changed."""
     side = cover.shape[0]
     glyphs = atlas(look.typeface, look.size)
     stops = _stops(page, glyphs, look, side) if look.columns else None
@@ -81,7 +82,7 @@ def _write(cover: np.ndarray, labels: np.ndarray, page: tuple[Line, ...], look: 
         tracking, gap = look.tracking, look.gap
         while (wide := _width(line.cells, glyphs, tracking, gap)) > room and tracking > -3:
             tracking, gap = tracking - 0.5, max(7.0, gap - 1)
-        narrowest = NARROWEST if wide <= room else 0  # a line that cannot fit otherwise
+        narrowest = NARROWEST if wide <= room else 0  # 0 for a line that does not fit otherwise
         pen = float(start)
         for place, cell in enumerate(line.cells):
             if stops and place and len(line.cells) > 1 and not line.heading and not line.indent and wide <= room:
@@ -100,14 +101,14 @@ def _write(cover: np.ndarray, labels: np.ndarray, page: tuple[Line, ...], look: 
 
 
 def _width(cells: tuple[str, ...], glyphs: dict[str, Glyph], tracking: float, gap: float) -> float:
-    """Pixels that cells take on one line."""
+    """Return the pixels that cells take on one line."""
     signs = "".join(cells).replace(" ", "")
     spaces = sum(cell.count(" ") for cell in cells) + len(cells) - 1
     return sum(max(glyphs[sign].advance + tracking, NARROWEST) for sign in signs) + gap * spaces
 
 
 def _stops(page, glyphs, look: Style, side: int) -> list[float]:
-    """Left edges of columns in pixels, so that all cells of rows fit where that is possible."""
+    """Return the left edges of columns in pixels, so that all cells of rows fit if possible."""
     widest: list[float] = []
     for line in page:
         if line.heading or line.indent:
@@ -123,7 +124,7 @@ def _stops(page, glyphs, look: Style, side: int) -> list[float]:
 
 
 def _paste(cover: np.ndarray, glyph: Glyph, x: int, baseline: int) -> None:
-    """Draw one glyph; what lies outside of the picture is cut off."""
+    """Draw one glyph; parts outside the picture are cut off."""
     high, wide = glyph.ink.shape
     left, top = x + glyph.left, baseline + glyph.top
     part = cover[max(top, 0) : top + high, max(left, 0) : left + wide]
@@ -135,8 +136,8 @@ def _paste(cover: np.ndarray, glyph: Glyph, x: int, baseline: int) -> None:
 
 
 def _label(labels: np.ndarray, left: float, right: float, baseline: int, size: int, sign: str) -> None:
-    """Mark the patches whose centres lie in a glyph's cell: its columns, and the rows between cap height and baseline."""
-    x0, x1 = int(left / PATCH + 0.5), int(right / PATCH + 0.5)  # the first centres at or right of the edges
+    """Label the patches whose centres are in a glyph's cell: its columns, and the rows between cap height and baseline."""
+    x0, x1 = int(left / PATCH + 0.5), int(right / PATCH + 0.5)  # first patch whose centre is at or right of the edge
     y0, y1 = int((baseline - 0.74 * size - 2) / PATCH + 0.5), int((baseline + 3) / PATCH + 0.5)
     part = labels[y0 : max(y1, y0 + 1), x0 : max(x1, x0 + 1)]
     part[:] = _LABELS[sign]

@@ -1,4 +1,4 @@
-"""Samples that a reader is asked: one counted question a document, the same on every machine.
+"""Samples for a reader: one counted question per document, the same on every machine.
 
 The splits `dev` and `test` share no name, word, value or typeface with each other or with training.
 """
@@ -24,12 +24,12 @@ FORMS_OF = {
     "second": ("page", "page", "page", "pages"),
     "change": ("video",),
 }
-"""Task -> forms of its documents in turn. `text` asks the questions of `value` about the pages spelled out."""
+"""Task -> forms of its documents in turn. `text` asks the questions of `value`, with the pages as text."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A document with questions and answers in turn, of which the last question counts; look: what its picture is drawn from."""
+    """A document with questions and answers in turn, of which only the last counts; look: seed of the document's style."""
 
     paper: Document
     turns: list[tuple[str, str]]
@@ -37,9 +37,9 @@ class Trial:
 
 
 def trial(task: str, split: str, number: int, form: str | None = None) -> Trial:
-    """Return sample `number` of a task. form: of its document, by default that of `FORMS_OF`."""
+    """Return sample `number` of a task. form: form of its document; None takes the form of `FORMS_OF`."""
     form = form or FORMS_OF[task][number % len(FORMS_OF[task])]
-    for name in count(number, 10**6):  # a document without a fitting question gives way to another
+    for name in count(number, 10**6):  # skip documents without a fitting question
         paper = document(split, name, form)
         if turns := _turns(paper, task, number):
             return Trial(paper, turns, f"{split} {form} {number}")
@@ -47,7 +47,7 @@ def trial(task: str, split: str, number: int, form: str | None = None) -> Trial:
 
 
 def _turns(paper: Document, task: str, number: int) -> list[tuple[str, str]]:
-    """Return the questions of a sample, the counted one last; none where the document cannot be asked."""
+    """Return the questions of a sample, the counted one last; none if the document has no fitting question."""
     kind = {"second": "value", "text": "value"}.get(task, task)
     draw = random.Random(f"question {'value' if task == 'text' else task} {number}")
     fitting = [question for question in paper.questions if question.task == kind]
@@ -63,7 +63,7 @@ def _turns(paper: Document, task: str, number: int) -> list[tuple[str, str]]:
 
 @lru_cache(maxsize=1)
 def pictures(task: str, split: str, number: int) -> np.ndarray:
-    """Draw the pages or frames of a sample: (n, side, side, 3) uint8. The last ones are kept."""
+    """Draw the pages or frames of a sample: (n, side, side, 3) uint8. The pictures of the last call are cached."""
     from mmkv_bench.reader.render import draw_document
     from mmkv_bench.reader.typefaces import typefaces
 

@@ -1,6 +1,6 @@
-"""Typefaces of documents: those of `dev` and `test` come with matplotlib, those of training with packages of fonts.
+"""Typefaces of documents: `dev` and `test` use matplotlib's, training uses packages of fonts.
 
-No family of one split stands in another. Training's folder is made by `tools.train_reader.gather_typefaces` and is not shipped.
+No family of typefaces is in two splits. `tools.train_reader.gather_typefaces` makes training's folder, which is not shipped.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ SHIPPED = {
         *("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSansMono", "DejaVuSansMono-Bold", "STIXGeneral", "STIXGeneralBol"),
     ),
 }
-"""Files of matplotlib's fonts folder, without their ending."""
+"""Names of files in matplotlib's fonts folder, without the extension."""
 
 
 @cache
 def typefaces(split: str, folder: str | None = None) -> list[str]:
-    """Return the font files of a split, sorted by name. folder: that of training's typefaces, for `train`.
+    """Return the font files of a split, sorted by name. folder: the folder of training's typefaces, for `train`.
 
     Raises:
         FileNotFoundError: the folder has no fonts.

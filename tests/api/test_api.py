@@ -120,14 +120,14 @@ def test_evaluate_is_the_commands_run_and_its_rows_make_the_same_tables(tmp_path
     assert "2 cells of" in repr(load_rows(tmp_path, method=["kivi", "full"]))
     for wrong, said in (
         ({"method": "snapvk"}, "did you mean 'snapkv'"),
-        ({"budget": 17}, "hold no budget 17"),
+        ({"budget": 17}, "have no budget 17"),
         ({"dataset": "docvqa"}, "hold no dataset 'docvqa'"),
     ):
         with pytest.raises(ConfigError, match=said):
             load_rows(tmp_path, **wrong)
     with pytest.raises(ConfigError, match="There is no rows folder"):
         load_rows(tmp_path / "none")
-    with pytest.raises(ConfigError, match="holds no result rows"):
+    with pytest.raises(ConfigError, match="has no result rows"):
         load_rows(tmp_path / "journal")
     with pytest.raises(ConfigError, match="did you mean 'snapkv'"):
         evaluate(method="snapvk", out=str(tmp_path))

@@ -152,7 +152,7 @@ def test_a_calibrated_method_finds_what_was_measured_of_the_models_folder():
     with attach(model, "sparsemm", 32) as session:
         model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=2)
     assert len({heads for layer in session.report().kept for heads in layer}) > 1
-    with pytest.raises(ConfigError, match="belongs to the very weights of a folder"):
+    with pytest.raises(ConfigError, match="belongs to the weights of a folder"):
         attach(zoo.model("qwen2_5_vl"), "sparsemm", 32)
 
 
@@ -178,11 +178,11 @@ def batch(inputs):
 @each(
     ("options", "words"),
     [
-        ({"num_beams": 2}, "one prompt at a time and got 2 rows"),
-        ({"num_return_sequences": 2, "do_sample": True}, "one prompt at a time and got 2 rows"),
-        ({"use_cache": False}, "use_cache=False keeps no cache"),
+        ({"num_beams": 2}, "one prompt at a time, but got 2 rows"),
+        ({"num_return_sequences": 2, "do_sample": True}, "one prompt at a time, but got 2 rows"),
+        ({"use_cache": False}, "use_cache=False leaves no cache"),
         ({"cache_implementation": "static"}, "past_key_values is a StaticCache"),
-        ({"prefill_chunk_size": 20}, "follow a prompt that is compressed already"),
+        ({"prefill_chunk_size": 20}, "follow a prompt that is already compressed"),
         ({"prompt_lookup_num_tokens": 3}, "assisted|at once follow"),
         ({"past_key_values": "full"}, "past_key_values is a DynamicCache of 30 tokens"),
     ],
@@ -216,14 +216,14 @@ def test_a_batch_and_wrong_requests_are_refused_in_a_sentence():
             for name in sorted({*NAMES} - {*FED_ONCE})
         ),
         (("snapkv", 64), {"protocol": "papre"}, "did you mean 'paper'"),
-        (("oracle", 64), {}, "reads the full cache's own answer"),
-        (("meda", 64), {}, "needs visual tokens and Llama"),
-        ((method("snapkv"), 64), {"window": 3}, "whose parameters are set already, and got window"),
+        (("oracle", 64), {}, "reads the full cache's answer"),
+        (("meda", 64), {}, "needs visual tokens, but Llama"),
+        ((method("snapkv"), 64), {"window": 3}, "whose parameters are already set, but got window"),
         ((method("snapkv"), 64), {"reading": "released"}, "got reading"),
     ]:
         with pytest.raises(ConfigError, match=words):
             attach(model, *arguments, **options)
-    with pytest.raises(UnsupportedError, match="no transformers model"):
+    with pytest.raises(UnsupportedError, match="not a transformers model"):
         attach(torch.nn.Linear(2, 2), "snapkv", 64)
     model.train()
     try:

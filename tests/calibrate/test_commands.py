@@ -86,7 +86,7 @@ def test_the_committed_prefix_configuration_comes_from_its_command():
         (["sparsemm", "--kinds", "look_up"], "did you mean 'lookup'"),
         (["hybridkv", "--name", "a/b"], "is not a plain name"),
         (["hybridkv", "--samples", "1", "--quantile", "2"], "--quantile 2.0 is not a quantile; allowed: 0 to 1"),
-        (["prefixkv", "--path", "./nowhere"], "model.path=./nowhere is not there"),
+        (["prefixkv", "--path", "./nowhere"], "model.path=./nowhere does not exist"),
     ],
 )
 def test_wrong_options_are_one_sentence_and_exit_code_2(words, message, capsys, tmp_path):

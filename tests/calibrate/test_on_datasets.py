@@ -77,14 +77,14 @@ def test_a_local_dataset_is_read_by_order_by_chance_and_by_length(own):
 @each(
     ("words", "message"),
     [
-        (["prefixkv", "dataset=pages_lookup"], "are test pages, which no method may know beforehand"),
-        (["prefixkv", "model=tiny"], "model=tiny is no setting of the samples"),
+        (["prefixkv", "dataset=pages_lookup"], "has test pages, on which no method may be calibrated"),
+        (["prefixkv", "model=tiny"], "model=tiny is not a setting of the samples"),
         (["prefixkv", "dataset=pages_lookup", "--kinds", "lookup"], "--kinds is not for samples of a dataset"),
         (["prefixkv", "--draw", "1"], "--draw chooses among samples of a dataset; name one with dataset=<name>"),
         (["sparsemm", *DEV], "sparsemm must know where each character of an answer stands"),
-        (["prefixkv", "dataset=[pages_lookup,pages_walk]"], "samples of one dataset are measured at a time"),
-        (["prefixkv", *DEV, "--samples", "501"], "has 500 samples and 501 are asked for"),
-        (["prefixkv", *DEV, "--instruction", "9"], "--instruction 9 is no range of tokens"),
+        (["prefixkv", "dataset=[pages_lookup,pages_walk]"], "only one dataset can be measured at a time"),
+        (["prefixkv", *DEV, "--samples", "501"], "has 500 samples, fewer than the 501 asked for"),
+        (["prefixkv", *DEV, "--instruction", "9"], "--instruction 9 is not a range of tokens"),
         (["prefixkv", *DEV, "--import", "a.json"], "--import measures nothing"),
         (["hybridkv", "--import", "a.json"], "there are no released calibrations of hybridkv to import"),
         (["prefixkv", "--import", "a_0.9.json"], "a_0.9.json cannot be read"),
@@ -143,14 +143,14 @@ def test_released_head_scores_are_means_of_their_samples(tmp_path):
 @each(
     ("method", "name", "content", "message"),
     [
-        ("prefixkv", "a_0.9.json", [0.9, 0.9], "has 2 layers and the model has 4"),
+        ("prefixkv", "a_0.9.json", [0.9, 0.9], "has 2 layers, but the model has 4"),
         ("prefixkv", "a.json", [0.9] * 4, "does not end with the evicted share"),
         ("prefixkv", "a_0.9.json", [0.9, 0.9, 0.9, 1.5], "has '1.5'; allowed: finite numbers, 0 to 1"),
         ("prefixkv", "a_0.9.json", "[0.9, 0.9, 0.9, NaN]", "has 'nan'; allowed: finite numbers"),
         ("prefixkv", "a_0.9.json", [0.9, 0.9, 0.9, True], "has 'True'"),
         ("prefixkv", "a_0.9.json", "[" * 100_000, "cannot be read as JSON"),
-        ("sparsemm", "a.json", {"0-0": [1.0]}, "has scores of 1 heads, and the model has 4 layers of 4 heads"),
-        ("sparsemm", "a.json", '{"0-0": [1], "0-0": [2]}', "a key stands in it twice"),
+        ("sparsemm", "a.json", {"0-0": [1.0]}, "has scores of 1 heads, but the model has 4 layers of 4 heads"),
+        ("sparsemm", "a.json", '{"0-0": [1], "0-0": [2]}', "a key occurs twice"),
         ("sparsemm", "a.json", [1], "is not a JSON object of heads"),
     ],
 )

@@ -67,10 +67,10 @@ def test_shares_are_those_of_the_attention_that_passages_get(saved, tmp_path, ca
     [
         (["--text", "{here}"], "has no text; give a text file, or a folder with *.txt files"),
         (["--text", "{here}/none.txt"], "has no text"),
-        (["--text", "{file}", "--tokens", "600"], "tokens and 10 passages of 600 need 6000; give more text"),
-        (["--text", "{file}", "--tokens", "0"], "samples=10 of tokens=0 measure nothing"),
-        (["--text", "{file}", "--kinds", "lookup"], "--text takes their place; give one of the two"),
-        ([], "reads no images, and pages are images; give --text"),
+        (["--text", "{file}", "--tokens", "600"], "tokens, but 10 passages of 600 need 6000; give more text"),
+        (["--text", "{file}", "--tokens", "0"], "samples=10 and tokens=0 must both be 1 or more"),
+        (["--text", "{file}", "--kinds", "lookup"], "--text replaces pages; give only one"),
+        ([], "reads no images, but pages are images; give --text"),
     ],
 )
 def test_what_cannot_be_measured_is_one_sentence(saved, tmp_path, capsys, words, message):

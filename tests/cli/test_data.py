@@ -84,9 +84,12 @@ def emptied(file: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda file: file.unlink(), "holds no data files"),
-        (lambda file: file.write_bytes(file.read_bytes()[:300]), "is truncated or no parquet file"),
-        (lambda file: file.rename(file.with_name("test-00000-of-00001.parquet")), "no split 'validation'; it has test"),
+        (lambda file: file.unlink(), "has no data files"),
+        (lambda file: file.write_bytes(file.read_bytes()[:300]), "is truncated or not a parquet file"),
+        (
+            lambda file: file.rename(file.with_name("test-00000-of-00001.parquet")),
+            "no split 'validation'; allowed: test",
+        ),
         (lambda file: write(file, [{"question": "?", "answers": ["a"]}]), "lack column ucsf_document_id"),
         (lambda file: write(file, [PAGE], picture=None), "lack column image"),
         (lambda file: emptied(file), "split validation of .*/docvqa has no rows; give the upstream files"),
@@ -130,7 +133,7 @@ def test_a_run_in_a_process_of_its_own_ends_with_the_sentence(root):
 
 def test_a_split_of_the_command_line_is_the_one_that_is_looked_for(root, capsys):
     code, found = report(capsys, "docvqa", f"data.root={root}", "dataset.split=test")
-    assert code == 2 and "no split 'test'; it has validation" in found["missing"][0]
+    assert code == 2 and "no split 'test'; allowed: validation" in found["missing"][0]
 
 
 def test_a_clone_in_the_hub_cache_is_found(root, tmp_path, capsys):

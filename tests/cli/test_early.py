@@ -44,11 +44,11 @@ def test_what_needs_no_torch_to_be_refused_is_refused_without_it(tmp_path):
         "bad.py:2: the file is not valid Python: ",
         "the method's file nowhere.py does not ex",
         "model.device=cuda, but this machine has ",
-        "decode=compiled needs a C++ compiler, an",
+        "decode=compiled needs a C++ compiler, bu",
         "model.attention=flash_attention_2 needs ",
         "bad.py:2: the file is not valid Python: ",
         "limit=1 has no effect on lorenz; allowed",
-        "foo=1 is no setting of the samples; allo",
+        "foo=1 is not a setting of the samples; a",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["bad.py"]
 

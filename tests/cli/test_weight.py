@@ -57,6 +57,5 @@ def test_yaml_that_cannot_be_read_or_says_a_thing_twice_is_refused(tmp_path):
     done = subprocess.run([*script, *map(str, (good, twice, broken))], capture_output=True, text=True)
     assert done.returncode == 1 and "good" not in done.stderr
     assert (
-        "twice.yaml, line 3: 'c' stands here a second time" in done.stderr
-        and "broken.yaml is not valid YAML" in done.stderr
+        "twice.yaml, line 3: 'c' occurs a second time" in done.stderr and "broken.yaml is not valid YAML" in done.stderr
     )

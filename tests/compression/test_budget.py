@@ -124,9 +124,9 @@ def test_bytes_are_the_entries_that_they_leave_when_windows_and_states_are_paid(
     for text, known in (("0MiB", cost), ("0.5B", cost), ("0MiB", None)):
         with pytest.raises(ConfigError, match=f"budget={text} keeps nothing"):
             Budget.parse(text, known)
-    with pytest.raises(ConfigError, match="more than rows can hold"):
+    with pytest.raises(ConfigError, match="more than rows can store"):
         Budget.parse("99999999999TiB", cost)
-    with pytest.raises(ConfigError, match="shape of the model.*is not known"):
+    with pytest.raises(ConfigError, match="the model's shape is unknown"):
         Budget.parse("16MiB")
     for wrong in ("16Mi", "MiB", "-1MiB", "1e3MiB", "16MiB2"):
         with pytest.raises(ConfigError, match="is not a budget"):

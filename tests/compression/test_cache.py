@@ -284,7 +284,7 @@ def test_no_mask_stays_no_mask_where_every_slot_is_visible():
     assert layer.visible(query, mask) is mask
     layer.retain(torch.arange(1, 4).expand(B, H, -1), Evict().reduce)
     assert layer.visible(query, None) is None and not layer.ragged
-    with pytest.raises(UnsupportedError, match="multi-token"):
+    with pytest.raises(UnsupportedError, match="several query tokens"):
         ragged = CompressedLayer(4)
         ragged.update(*entries(5))
         ragged.retain(ragged_index(5, 3), Evict().reduce)

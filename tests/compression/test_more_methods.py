@@ -328,7 +328,7 @@ class TopHeavy(Allocator):
 def test_a_layer_above_its_declared_share_is_an_error():
     made = Compressor("topheavy", LastQueryScorer(), TopHeavy(), TopK(), Evict())
     made.select([torch.rand(1, 9)], 4, None, [1], 3)
-    with pytest.raises(OverBudgetError, match="topheavy kept 5 entries where the budget allows 4"):
+    with pytest.raises(OverBudgetError, match="topheavy kept 5 entries, but the budget allows 4"):
         made.select([torch.rand(1, 9)], 4, None, [0], 3)
 
 

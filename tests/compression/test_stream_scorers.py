@@ -76,7 +76,7 @@ def test_infinipot_v_without_frames_is_the_value_norm_and_says_so():
     assert torch.allclose(scorer.score(obs, 8, 0), norm / norm.amax(-1, keepdim=True))
     assert scorer.observed_fallbacks(obs, 8, 0) == ("no_frames",) and not scorer.observed_fallbacks(seen(), 8, 0)
     assert scorer.observed_fallbacks(seen(), 2, 0) == ("text_over_budget",)
-    with pytest.raises(ConfigError, match="are no shares"):
+    with pytest.raises(ConfigError, match="are not both shares"):
         InfiniPotVScorer(alpha=1.5)
 
 

@@ -118,7 +118,7 @@ def test_what_is_counted_is_without_padding_and_the_same_of_a_row_among_others_a
             alone = account(kind.from_rows(rows([counts]), 20, slack), fed)
             for name, value in dataclasses.asdict(alone).items():
                 assert str(getattr(among[number], name)) == str(value), (kind, number, name)
-        with pytest.raises(ValueError, match="5 free slots cannot show 6"):
+        with pytest.raises(ValueError, match="5 free slots, fewer than slack=6"):
             accounts(kind.from_rows(rows(lengths), 20, slack - 1), slack, [2, 0, 1])
     whole = CompressedLayer.from_rows([(some(H, 4, D), some(H, 4, D), None)] * 2, 4, slack)
     assert whole.positions is None and accounts(whole, slack, [0, 0])[1].metadata == 0

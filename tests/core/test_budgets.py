@@ -110,7 +110,7 @@ def test_exceeding_the_budget_is_an_error_outside_of_the_released_reading():
 
     model, inputs = zoo.model("llama"), zoo.prompt("llama")
     made = replace(parts.compressor(), allocator=Greedy())
-    with pytest.raises(OverBudgetError, match="proof_uniform kept 18 entries where the budget allows 16"):
+    with pytest.raises(OverBudgetError, match="proof_uniform kept 18 entries, but the budget allows 16"):
         _prefill(model, inputs, made, 8)
     session = _prefill(model, inputs, replace(made, reading="released"), 8)
     assert all((count == 9).all() for count in parts.stored(session))

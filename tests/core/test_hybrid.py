@@ -342,7 +342,7 @@ def test_what_states_cannot_follow_is_refused_and_the_model_left_as_it_was(name)
     with pytest.raises(UnsupportedError, match="positions of cached entries.*positions=own"):
         mmkv_bench.attach(model, "local", 9, reading="released")
     for options in ({"fixed": True}, {"attention": "flash_attention_2"}):
-        with pytest.raises(UnsupportedError, match="allowed for it: decode=eager, attention=sdpa or eager"):
+        with pytest.raises(UnsupportedError, match="allowed for this model: decode=eager, attention=sdpa or eager"):
             Session(model, **options)
     with pytest.raises(UnsupportedError, match="decode=eager"):
         Engine(model, common.family(name), common.rules(model), common.tokenizer(), step=lambda **inputs: None)
@@ -350,7 +350,9 @@ def test_what_states_cannot_follow_is_refused_and_the_model_left_as_it_was(name)
 
 
 def test_learned_sinks_have_a_place_in_eager_attention_alone():
-    with pytest.raises(UnsupportedError, match="learned sinks and got attention=sdpa.*attention=eager"):
+    with pytest.raises(
+        UnsupportedError, match="learned sinks, which attention=sdpa does not support; choose attention=eager"
+    ):
         Session(zoo.model(SINKS), attention="sdpa")
 
 
@@ -394,7 +396,7 @@ def _tiny(config_class, **more):
         ),
         (
             lambda: _tiny(tf.MistralConfig, sliding_window=4),
-            "only full attention in every layer",
+            "allowed: full attention in every layer",
             "sliding_attention layers",
         ),
     ],

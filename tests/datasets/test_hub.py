@@ -111,5 +111,7 @@ def test_the_newest_snapshot_is_the_one_that_is_looked_at(tmp_path, monkeypatch)
 
 def test_a_run_that_may_not_connect_says_what_is_not_there():
     spec = spec_from_config("lmms_eval", {"task": "docvqa_val", "offline": True})
-    with pytest.raises(MissingDataError, match="data of docvqa_val cannot be had: lmms-lab.*offline=false.*data.root"):
+    with pytest.raises(
+        MissingDataError, match="data of docvqa_val are not available: lmms-lab.*offline=false.*data.root"
+    ):
         sample_refs(spec, 1)

@@ -88,7 +88,7 @@ def test_an_image_file_that_does_not_decode_is_named_without_its_folder(tmp_path
 
 
 def test_a_video_that_is_not_there_is_named_without_its_folder(tmp_path):
-    with pytest.raises(DataError, match=r"^task task: video gone\.mp4 is not there") as refused:
+    with pytest.raises(DataError, match=r"^task task: video gone\.mp4 is missing") as refused:
         asked(type="video", url=str(tmp_path / "gone.mp4"))
     assert str(tmp_path) not in str(refused.value)
 

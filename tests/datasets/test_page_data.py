@@ -147,5 +147,5 @@ def test_test_pages_that_are_not_the_frozen_ones_are_refused(fresh_cache, monkey
     frozen["pages_walk_small"][0] = "0" * 64
     monkeypatch.setattr(page_data, "frozen_digests", lambda: frozen)
     page_data.load("pages_walk_small", "dev", 1)
-    with pytest.raises(DataError, match="not the frozen ones"):
+    with pytest.raises(DataError, match="differ from the frozen pages"):
         page_data.load("pages_walk_small", "test", 1)

@@ -52,7 +52,7 @@ def test_the_node_of_other_tasks_has_every_key_but_size():
         ({"split": "train"}, "dev, test"),
         ({"count": 0}, "at least 1"),
         ({"count": True}, "at least 1"),
-        ({"dataset_path": "/data"}, "makes its own data"),
+        ({"dataset_path": "/data"}, "makes its data itself"),
         ({"placeholders": "interleaved"}, "did you mean 'interleave'"),
     ],
 )
@@ -144,5 +144,5 @@ def test_a_headline_metric_that_the_task_does_not_give_is_refused():
 def test_a_task_file_that_is_no_yaml_is_one_sentence_with_its_line(tmp_path, text):
     (tmp_path / "own_syntax.yaml").write_text(text)
     spec = spec_from_config("lmms_eval", {"task": "own_syntax", "include_path": str(tmp_path)})
-    with pytest.raises(ConfigError, match=r"own_syntax\.yaml, line \d.*is not valid YAML.*mend the task's file"):
+    with pytest.raises(ConfigError, match=r"own_syntax\.yaml, line \d.*is not valid YAML.*correct the file"):
         plain_config(task_file(spec))

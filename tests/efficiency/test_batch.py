@@ -313,7 +313,7 @@ def test_the_largest_batch_fits_and_one_more_is_a_row_that_says_oom(ran):
         line = next(one for one in ran[1].document["efficiency"] if one["cell"] == cell)
         largest = line["largest_batch"]
         assert counted[largest]["status"] == "ok" and counted[largest]["peak_allocated"] <= LIMIT
-        assert counted[largest + 1]["status"] == "oom" and "bytes are held" in counted[largest + 1]["error"]
+        assert counted[largest + 1]["status"] == "oom" and "bytes are in use" in counted[largest + 1]["error"]
         assert {row["memory_limit"] for row in counted.values()} == {LIMIT}
         timed = {row["batch"] for row in rows if row["cell"] == cell and row["repeat"] is not None}
         assert timed == {largest}, "what was only tried is not timed"
@@ -338,7 +338,7 @@ def test_memory_ends_on_the_host_where_it_is_told():
     peaks = made.counted(asked, cell).peaks
     most = peaks["total"].allocated
     assert 0 < peaks["join"].allocated <= most and made.counted(asked, cell, most).peaks == peaks
-    with pytest.raises(torch.OutOfMemoryError, match=f"more than the {most - 1} that are allowed"):
+    with pytest.raises(torch.OutOfMemoryError, match=f"more than the limit of {most - 1}"):
         made.counted(asked, cell, most - 1)
 
 

@@ -188,10 +188,10 @@ REFUSED = {
     "use_bidirectional_attention=True.*allowed: null or false": lambda: _small(
         tf.Gemma3TextConfig, use_bidirectional_attention=True, layer_types=["sliding_attention", "full_attention"] * 2
     ),
-    "none of its 2 layers has full attention": lambda: _small(
+    "none of the 2 layers has full attention": lambda: _small(
         tf.Gemma3TextConfig, num_hidden_layers=2, layer_types=["sliding_attention"] * 2
     ),
-    "layers 0 to 0 .1 of 2. use conv.*linear_attention beside it": lambda: _small(
+    "layers 0 to 0 .1 of 2. use conv.*or linear_attention": lambda: _small(
         tf.Qwen3_5TextConfig, num_hidden_layers=2, layer_types=["conv", "full_attention"]
     ),
 }

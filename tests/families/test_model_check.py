@@ -70,7 +70,7 @@ def test_wrong_counts_and_places_are_named(capsys):
 
     assert "image_tokens gives 625, the processor 576" in pictures_are_counted(Miscounted("llava_v1_5_7b"))
     checked.loaded.processor.image_processor.do_resize = False
-    with pytest.raises(UnsupportedError, match="the places of visual tokens are unknown"):
+    with pytest.raises(UnsupportedError, match="visual tokens cannot be located"):
         visual_tokens_have_places(checked)
     assert model_check.main(["paligemma"]) == 2 and "name one model of conf/model" in capsys.readouterr().err
 

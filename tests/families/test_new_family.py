@@ -67,5 +67,5 @@ def _count_place_and_answer() -> None:
 
 
 def test_a_family_with_images_and_no_rule_for_their_tokens_is_refused_when_it_is_made():
-    with pytest.raises(TypeError, match="processor of images and states no image_tokens"):
+    with pytest.raises(TypeError, match="processor of images but no image_tokens"):
         Family("newer_vl", "Newer", (), "NewerForConditionalGeneration", "NewerProcessor", "NewerImageProcessor")

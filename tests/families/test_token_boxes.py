@@ -217,13 +217,13 @@ def asked(**changes):
 
 def test_what_cuts_images_otherwise_is_refused():
     assert len(token_boxes(*asked(), 576)) == 576
-    with pytest.raises(UnsupportedError, match="336x336 have 576 tokens by the rule of llava models and 577 in the"):
+    with pytest.raises(UnsupportedError, match="336x336 have 576 tokens by the rule of llava models but 577 in the"):
         token_boxes(*asked(), 577)
     for change, message in (
         ({"do_pad": True}, "do_pad=True; allowed for a llava model"),
         ({"do_center_crop": False}, "do_center_crop=False"),
         ({"size": {"height": 336, "width": 336}}, "'height': 336.*the shorter edge scaled"),
-        ({"crop_size": {"height": 224, "width": 224}}, "and the vision tower takes 336 pixels"),
+        ({"crop_size": {"height": 224, "width": 224}}, "but the vision tower takes 336 pixels"),
         ({"do_resize": False}, "do_resize=False"),
     ):
         with pytest.raises(UnsupportedError, match=message):

@@ -193,7 +193,7 @@ def test_an_answer_beyond_the_room_is_one_sentence():
     model = zoo.model(name)
     with (
         attach(model, "snapkv", 8, compiled_tokens=3) as session,
-        pytest.raises(UnsupportedError, match="longer than the .* entries per head that were set aside"),
+        pytest.raises(UnsupportedError, match="needs more than the .* entries per head reserved"),
     ):
         model.generate(
             **zoo.prompt(name),
@@ -307,7 +307,7 @@ def test_attach_compiles_by_the_cache_that_it_gives_and_says_where_it_does_not()
             ours = model.generate(**inputs, **told, past_key_values=cache, compile_config=config)
             assert torch.equal(ours, eager) and counter.frame_count == 1
         assert session.report().fallback == ()
-        with pytest.raises(UnsupportedError, match=r"give past_key_values=session.new_cache\(\)"):
+        with pytest.raises(UnsupportedError, match=r"give generate\(\) past_key_values=session.new_cache\(\)"):
             model.generate(**inputs, **told)
     with attach(model, "h2o_decode", 12, compiled_tokens=5) as session:
         model.generate(**inputs, **told, past_key_values=session.new_cache())
@@ -316,7 +316,7 @@ def test_attach_compiles_by_the_cache_that_it_gives_and_says_where_it_does_not()
 
 def test_without_a_compiler_there_is_one_sentence(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ConfigError, match="decode=compiled needs a C\\+\\+ compiler, and there is no no-such-compiler"):
+    with pytest.raises(ConfigError, match="decode=compiled needs a C\\+\\+ compiler, but there is no no-such-compiler"):
         check_compiler()
     with pytest.raises(ConfigError, match="needs a C\\+\\+ compiler"):
         attach(zoo.model("llama"), "snapkv", 8, compiled_tokens=5)

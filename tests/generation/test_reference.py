@@ -60,9 +60,9 @@ def test_a_reference_that_the_template_changes_or_moves_is_refused():
     tokenizer = common.tokenizer()
     turn = "{% for m in messages %}{{ m.role }}: {{ m.content[0].text }} {% endfor %}"
     changing = {
-        turn.replace("{{ m.content", "{{ m.content[0].text | upper if m.role == 'assistant' else m.content"): "pass",
+        turn.replace("{{ m.content", "{{ m.content[0].text | upper if m.role == 'assistant' else m.content"): "loses",
         turn.replace("messages", "messages | reverse"): "template does not render the reference",
-        "{{ messages[0].content[0].text }}": "does not pass the text of assistant turns on",
+        "{{ messages[0].content[0].text }}": "loses the text of assistant turns",
         turn + "{% if add_generation_prompt %}bot: {% endif %}": "template does not render the reference",
         turn: "ends the turn",
     }

@@ -300,7 +300,7 @@ BAD = {
     ),
     "odd frames": ("qwen2_5_vl_video", lambda: video("qwen2_5_vl_video"), {"every": 3}, "give a multiple of 2"),
     "another family": ("llava_onevision_video", lambda: common.encoded("llava_onevision_video"), {}, "Qwen2-VL"),
-    "a fraction": ("llama", lambda: text(40, 30), {"cap": "20%"}, "whose length nobody knows"),
+    "a fraction": ("llama", lambda: text(40, 30), {"cap": "20%"}, "whose length is unknown"),
     "a small cap": ("llama", lambda: text(40, 30), {"method": "snapkv"}, "budget=64 or more"),
     "sinks": ("llama", lambda: text(40, 30), {"method": "streamingllm", "cap": 4}, "budget=5 or more"),
     "no template": ("llama", lambda: text(40, 30), {"method": "generic_query"}, "no chat template behind its question"),
@@ -322,5 +322,5 @@ def test_what_is_no_stream_is_refused_in_one_sentence(case):
 
 
 def test_attach_refuses_a_stream():
-    with pytest.raises(UnsupportedError, match="not one of attach"):
+    with pytest.raises(UnsupportedError, match="attach cannot run protocol"):
         attach(zoo.model("llama"), "keydiff", 20, protocol="stream")

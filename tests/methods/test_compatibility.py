@@ -68,7 +68,7 @@ RELEASED_MERGE = LookMMerge(sources="misaligned")
 
 REFUSED = [
     ("nothing_to_do", Compressor("mine", decoding=Sliding()), "the method full"),
-    ("nothing_to_merge", Compressor("mine", reducer=PositionMerge()), "allowed: Evict"),
+    ("nothing_to_merge", Compressor("mine", reducer=PositionMerge()), "allowed: the reducer Evict"),
     ("budget_without_effect", made(allocator=KeepAll()), "such as Uniform, or no scorer"),
     ("budget_without_effect", made(allocator=KeepAll(), decoding=KIVI(), reading="released"), "WindowScorer"),
     ("excess_outside_released", made(allocator=Uniform(excess=32)), "or reading=released"),
@@ -81,7 +81,11 @@ REFUSED = [
     ("incomparable_heads", made(BlindScorer(), HeadPool()), "BlindScorer"),
     ("sums_of_negative_scores", made(KeyDiffScorer(), HeadPool(normalize=True)), "normalize=false"),
     ("sums_of_negative_scores", made(KeyDiffScorer(), selector=ModalityQuota()), "the selector TopK"),
-    ("sums_of_negative_scores", made(LayerMeanScorer("permutation"), selector=ModalityQuota()), "gives negative ones"),
+    (
+        "sums_of_negative_scores",
+        made(LayerMeanScorer("permutation"), selector=ModalityQuota()),
+        "gives negative scores",
+    ),
     ("sums_of_negative_scores", made(KeyDiffScorer(), Prefix(mode="online")), "mode=offline"),
     ("protected_worthless_tokens", made(BlindScorer(), PositiveOnly(), TopK(recents=1)), "recents=0"),
     ("protected_worthless_tokens", made(BlindScorer(), PositiveOnly(), RecentShare()), "the allocator Uniform"),
@@ -89,14 +93,14 @@ REFUSED = [
     ("different_windows", made(WindowScorer(8), selector=TopK(window=32)), "keeps one of 32"),
     ("one_set_of_uneven_caps", made(ColumnSumScorer(), Pyramid(), OneSet()), "the allocator UniformModel"),
     ("one_set_of_uneven_caps", made(ColumnSumScorer(), Uniform(), OneSet()), "layer by layer"),
-    ("different_proxies", made(TailMassScorer(8), Compensation(proxies=32)), "the same number in both"),
+    ("different_proxies", made(TailMassScorer(8), Compensation(proxies=32)), "the same number of proxies in both"),
     ("different_filters", made(DeviationScorer(0.2), Spectral(0.3)), "the same filter in both"),
     ("uneven_eviction_merged", made(TextPriorScorer(), HeadPool(), reducer=RELEASED_MERGE), "HeadPool grants heads"),
     ("other_unit_of_attention", made(decoding=HeavyHitters()), "allowed: ColumnSumScorer"),
     (
         "other_unit_of_attention",
         made(TextPriorScorer(), selector=RecentShare(), decoding=HeavyHitters()),
-        "something else",
+        "have another unit",
     ),
     ("other_unit_of_attention", made(ColumnSumScorer(), selector=TopK(), decoding=HeavyHitters()), "TopK none"),
     (

@@ -104,7 +104,7 @@ class Firsts(TopK):
     assert type(build("methods.custom.path=mine.py", "methods.custom.name=Mine").selector) is TopK, "only what is named"
     both = build("methods.custom.path=mine.py", "methods.custom.name=[Mine,Firsts]")
     assert (type(both.selector).__name__, type(both.allocator)) == ("Firsts", Uniform)
-    with pytest.raises(ConfigError, match="has Firsts; give the value with methods.custom.args"):
+    with pytest.raises(ConfigError, match=r"\(Firsts\); give the value in methods.custom.args"):
         build("methods.custom.path=mine.py", "methods.custom.sinks=4")
 
 
@@ -230,7 +230,7 @@ def test_a_score_of_the_wrong_kind_is_its_own_cells_error_in_both_paths(folder, 
 
 
 def test_a_path_that_is_no_text_is_refused():
-    with pytest.raises(ConfigError, match=r"methods.custom.path=3 is no path; allowed: a .py file"):
+    with pytest.raises(ConfigError, match=r"methods.custom.path=3 is not a path; allowed: a .py file"):
         custom.load(3)
 
 
@@ -271,7 +271,7 @@ BAD = {
         scorer(fields="def __post_init__(self):\n        open('neighbour.py').close()"),
         "methods.custom.args: ",
     ),
-    "relative": ("from . import neighbour\n", "imports a module relative to it"),
+    "relative": ("from . import neighbour\n", "imports a module by a relative path"),
     "arguments": (scorer(), "takes no 'pwoer'; did you mean 'power'"),
     "refused": (
         scorer(fields="def __post_init__(self):\n        raise ValueError('too much')"),
@@ -312,7 +312,7 @@ def test_a_refusal_is_one_sentence_without_a_trace_and_leaves_nothing_behind(fol
     [
         (
             ("methods.custom.path=mine.py", "methods.custom.name=Mnie"),
-            "Mnie is no part of mine.py; did you mean 'Mine'",
+            "Mnie is not a part in mine.py; did you mean 'Mine'",
         ),
         (("methods.custom.path=mine.py", "methods.custom.args=3"), "where keys are needed"),
         (("methods.custom.pth=mine.py",), "unknown key 'pth'"),
@@ -385,7 +385,7 @@ CAUSES = {
     ),
     "torch's own stream": (
         scorer("import torch; return torch.rand(obs.key.shape[:2])"),
-        "another selection the second time; draw with `generator=obs.generator(seed)`",
+        "the second run selects other entries; draw with `generator=obs.generator(seed)`",
         3,
     ),
     "an undeclared seed": (
@@ -461,6 +461,6 @@ def test_the_check_runs_the_example_through_the_embedded_model(capsys):
 def test_the_check_refuses_what_is_no_method(capsys, folder):
     assert main(["check", "nothing.py"]) == 2
     assert main(["check", str(EXAMPLE), "power"]) == 2
-    assert "does not exist" in (err := capsys.readouterr().err) and "'power' is no setting" in err
+    assert "does not exist" in (err := capsys.readouterr().err) and "'power' is not a setting" in err
     assert FOLDERS.keys() == {"scorer", "allocator", "selector", "reducer", "decoding"}
     assert torch.is_tensor(toy_layers.prompt(3, 1, 1, invariants.method(str(EXAMPLE)).needs)[0].key)

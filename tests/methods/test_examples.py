@@ -106,8 +106,8 @@ def test_recent_answer_evicts_the_oldest_of_the_answer():
 @each(
     ("words", "said"),
     [
-        (["there.py"], "there.py exists and is left as it is"),
-        (["mine.txt"], "mine.txt is no Python file's name"),
+        (["there.py"], "there.py exists and was not changed"),
+        (["mine.txt"], "mine.txt is not the name of a Python file"),
         (["snapkv.py"], "snapkv is the name of another method"),
         (["2nd.py"], "'2nd' cannot be a method's name"),
         (["nowhere/mine.py"], "cannot be written (No such file or directory)"),

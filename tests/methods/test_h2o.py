@@ -230,5 +230,5 @@ def test_the_released_ranking_by_hand():
 
 
 def test_one_set_refuses_caps_that_differ():
-    with pytest.raises(ConfigError, match="same cap everywhere"):
+    with pytest.raises(ConfigError, match="equal caps everywhere"):
         OneSet().select(torch.rand(2, 5), torch.tensor([2, 3]), torch.zeros(5, dtype=torch.bool))

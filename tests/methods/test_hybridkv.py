@@ -223,7 +223,7 @@ def test_calibrated_thresholds_replace_theta():
         HeadClasses(calibration={"heads": []})
     with pytest.raises(ConfigError, match="threshold=absolute"):
         HeadClasses(threshold="quantile", calibration={"theta": 0.6})
-    with pytest.raises(ConfigError, match="theta=0.8 has no effect beside a calibration"):
+    with pytest.raises(ConfigError, match="theta=0.8 has no effect with a calibration"):
         HeadClasses(0.8, calibration={"theta": 0.6})
 
 

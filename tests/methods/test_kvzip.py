@@ -162,7 +162,7 @@ def test_what_cannot_feed_a_context_again_is_refused_by_name():
         attach(model, method, common.cell(method, 5).budget),
     ):
         model.generate(**zoo.prompt("llama"), max_new_tokens=2)
-    with pytest.raises(UnsupportedError, match="whose tokens attach does not know"):
+    with pytest.raises(UnsupportedError, match="which attach cannot do"):
         api.attach(model, method, budget=5)
     inputs = zoo.batch([zoo.prompt("llama"), zoo.prompt("llama", seed=1, before=3)])
     with pytest.raises(UnsupportedError, match="one prompt at a time"):
@@ -176,7 +176,7 @@ def test_what_cannot_feed_a_context_again_is_refused_by_name():
     full = GptOssForCausalLM(config).eval()
     full.set_attn_implementation("eager")
     with (
-        pytest.raises(UnsupportedError, match="kvzip reads a softmax without learned sinks"),
+        pytest.raises(UnsupportedError, match="kvzip needs a softmax without learned sinks"),
         attach(full, method, common.cell(method, 5).budget),
     ):
         full(**zoo.prompt("gpt_oss"), use_cache=True)

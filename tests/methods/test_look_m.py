@@ -211,7 +211,7 @@ def test_all_text_is_refused_outside_of_the_released_reading():
     scores = [torch.rand(2, 18)]
     released = method("released")
     assert [int(r) for r in (released.select(scores, 4, types, [0], 1)[0] >= 0).sum(-1)] == [11, 11]
-    with pytest.raises(OverBudgetError, match="look_m kept 22 entries where the budget allows 8"):
+    with pytest.raises(OverBudgetError, match="look_m kept 22 entries, but the budget allows 8"):
         replace(released, reading="paper").select(scores, 4, types, [0], 1)
     with pytest.raises(ConfigError, match="allowed: the paper's parameters, or reading=released"):
         method(budget_rule="all_text")

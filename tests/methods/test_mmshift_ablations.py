@@ -418,7 +418,7 @@ def test_what_an_ablation_lacks_is_said(build, words):
 @each(
     ("scorer", "words"),
     [
-        (MMShiftScorer(N, GROUPS, expansion="layer", layer_gamma=(1.0,)), "1 factors and the model has 4 layers"),
+        (MMShiftScorer(N, GROUPS, expansion="layer", layer_gamma=(1.0,)), "1 factors, but the model has 4 layers"),
         (MMShiftScorer(N, GROUPS, centring="global", calibration={"mean": [[0.0]] * 4}), "for 4 layers of 1 features"),
     ],
 )

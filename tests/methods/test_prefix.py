@@ -366,7 +366,7 @@ def test_a_missing_or_broken_profile_is_refused(calibration, message):
 
 
 def test_a_profile_of_another_depth_is_refused():
-    with pytest.raises(CalibrationError, match="ratios of 4 layers and the model has 3"):
+    with pytest.raises(CalibrationError, match="ratios of 4 layers, but the model has 3"):
         Prefix(calibration=PROFILE).caps([torch.zeros(1, 9)], 4, [0], 3)
 
 

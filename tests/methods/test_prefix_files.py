@@ -118,7 +118,7 @@ def test_unknown_values_are_refused_by_name(parameters):
 def test_an_offline_profile_that_nobody_looked_up_divides_nothing():
     import torch
 
-    with pytest.raises(CalibrationError, match="calibration=auto was not looked up.*mmkv_bench.calibrate prefixkv"):
+    with pytest.raises(CalibrationError, match="calibration=auto was not loaded.*mmkv_bench.calibrate prefixkv"):
         build("prefixkv").allocator.caps([torch.zeros(1, 9)], 4, [0], 3)
     with pytest.raises(ConfigError, match="mode=offline without a calibration"):
         build("prefixkv", calibration=None)

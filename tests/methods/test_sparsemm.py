@@ -208,16 +208,16 @@ def test_uniform_scores_are_snapkv_and_read_no_calibration():
         (lambda: HeadScores(scores="calibrate"), "did you mean 'calibrated'"),
         (lambda: HeadScores(surplus="keep"), "allowed: drop, redistribute"),
         (lambda: HeadScores(rounding="nearest"), "allowed: rounding=remainder, or surplus=drop"),
-        (lambda: HeadScores({"scores": [[1.0, 2.0], [1.0]], "kv_heads": 1}), "no table of head scores"),
-        (lambda: HeadScores({"scores": [[1.0, 2.0, 3.0]], "kv_heads": 2}), "kv_heads, which divides them"),
-        (lambda: HeadScores({"scores": [], "kv_heads": 2}), "no table of head scores"),
-        (lambda: HeadScores({"kv_heads": 2}), "no table of head scores"),
+        (lambda: HeadScores({"scores": [[1.0, 2.0], [1.0]], "kv_heads": 1}), "not a table of head scores"),
+        (lambda: HeadScores({"scores": [[1.0, 2.0, 3.0]], "kv_heads": 2}), "kv_heads, which divides the rows"),
+        (lambda: HeadScores({"scores": [], "kv_heads": 2}), "not a table of head scores"),
+        (lambda: HeadScores({"kv_heads": 2}), "not a table of head scores"),
         (lambda: HeadScores({"scores": [[1.0, -2.0]], "kv_heads": 2}), "a score that is not a number of 0 or more"),
         (lambda: HeadScores({"scores": [[1.0, float("nan")]], "kv_heads": 2}), "a score that is not a number"),
         (lambda: HeadScores("auto").model_caps(4, 9, 1), "no head scores .calibration='auto'.*calibrate sparsemm"),
         (
             lambda: HeadScores(artefact([[1.0, 2.0]], 2)).model_caps(4, 9, 3, 2),
-            "has 1 layers of 2 KV heads, and this model has 3 of 2; calibrate this model",
+            "has 1 layers of 2 KV heads, but this model has 3 of 2; calibrate this model",
         ),
         (lambda: HeadScores(artefact([[1.0, 2.0]], 2)).model_caps(4, 9, 1, 1), "this model has 1 of 1"),
     ],
@@ -326,7 +326,7 @@ def test_a_model_of_another_shape_is_a_row_with_the_sentence():
         zoo.model(family), family, common.encoded(family), [common.cell(shipped(data=wrong), 9)]
     )
     assert (
-        result.status == "error" and "calibration has 4 layers of 2 KV heads, and this model has 3 of 2" in result.error
+        result.status == "error" and "calibration has 4 layers of 2 KV heads, but this model has 3 of 2" in result.error
     )
 
 

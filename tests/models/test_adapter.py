@@ -70,7 +70,7 @@ def test_what_is_no_adapter_of_the_model_is_refused_in_a_sentence(tmp_path):
     trained(tmp_path / "other")
     config = json.loads((tmp_path / "other" / "adapter_config.json").read_text())
     (tmp_path / "other" / "adapter_config.json").write_text(json.dumps(config | {"r": 3}))
-    with pytest.raises(ConfigError, match=r"does not fit this model \(.*\); give one trained on it"):
+    with pytest.raises(ConfigError, match=r"does not fit this model \(.*\); give an adapter trained"):
         of(tmp_path / "other").load()
-    with pytest.raises(ConfigError, match="these are random; leave one of them out"):
+    with pytest.raises(ConfigError, match="needs trained weights, but model.weights=random; leave out"):
         Source.of(node("smolvlm_256m", adapter=str(tmp_path / "other"), weights="random"))

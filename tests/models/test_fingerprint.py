@@ -113,7 +113,7 @@ def test_states_that_show_no_time_of_change_are_remembered_in_their_process_alon
 def test_a_file_that_is_written_while_it_is_read_is_refused(folder, cache, monkeypatch):
     plain = module.file_sha256
     monkeypatch.setattr(module, "file_sha256", lambda file: (plain(file), file.touch())[0])
-    with pytest.raises(ConfigError, match="changed while its checksum was made"):
+    with pytest.raises(ConfigError, match="changed while its checksum was computed"):
         folder_fingerprint(folder, cache)
 
 
@@ -141,7 +141,7 @@ def test_the_cache_lies_where_the_environment_says(monkeypatch, tmp_path):
 
 def test_pickled_weights_are_refused(folder, cache):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match="only safetensors are loaded"):
+    with pytest.raises(ConfigError, match="pickled weights are never loaded"):
         folder_fingerprint(folder, cache)
 
 
@@ -154,7 +154,7 @@ def test_a_folder_without_config_is_refused(folder, cache):
 def test_a_folder_of_several_checkpoints_is_refused_with_one_of_them(folder, tmp_path, cache):
     for name in ("checkpoint-1", "checkpoint-2"):
         shutil.copytree(folder, tmp_path / "several" / name)
-    with pytest.raises(ConfigError, match=r"but 2 checkpoints: give one of them, such as .*checkpoint-1$"):
+    with pytest.raises(ConfigError, match=r"but 2 checkpoints; give one of these folders, such as .*checkpoint-1$"):
         folder_fingerprint(tmp_path / "several", cache)
     whole = next(folder.glob("*.safetensors")).rename(folder / "model.safetensors")
     index = folder / "model.safetensors.index.json"

@@ -187,7 +187,7 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="has no tokenizer"):
         of(written(tmp_path / "bare.gguf", tokenizer=False)).described  # noqa: B018
     (tmp_path / "text.gguf").write_text("no model")
-    with pytest.raises(ConfigError, match="no GGUF file that can be read"):
+    with pytest.raises(ConfigError, match="not a readable GGUF file"):
         of(tmp_path / "text.gguf").described  # noqa: B018
 
 
@@ -216,5 +216,5 @@ def test_plain_prompts_are_the_words_alone_and_part_of_the_model(tmp_path):
     made = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert made == "\u0105\n\n\u0106"
     for model, changes in (("hf", {"path": None, "weights": str(file)}), ("smolvlm_256m", {"weights": "random"})):
-        with pytest.raises(ConfigError, match="allowed: plain, with the weights of a text model"):
+        with pytest.raises(ConfigError, match="allowed: plain, only for a text model"):
             Source.of(node(model, template="plane" if model == "hf" else "plain", **changes))

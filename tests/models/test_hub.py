@@ -23,8 +23,8 @@ ANSWERS = {  # repository -> status and the hub's own header
 WORDS = {
     "gated": "is a gated repository and this machine may not read it; accept its terms",
     "login": "is a gated repository",
-    "missing": "is no repository of the hub, or a private one",
-    "private": "is no repository of the hub, or a private one",
+    "missing": "is not a repository of the hub, or a private one",
+    "private": "is not a repository of the hub, or a private one",
     "revision": "has no revision 'v9'",
     "broken": "the hub answered 500",
 }

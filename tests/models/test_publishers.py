@@ -196,7 +196,7 @@ def test_a_real_tokenizer_of_129280_tokens_is_answered_as_transformers_answers_i
         "limit=1",
     )
     refused = go(tmp_path / "none", *words)
-    assert refused.code == 2 and "without a chat template" in refused.err
+    assert refused.code == 2 and "no chat template" in refused.err
     (folder / "chat_template.jinja").write_text(DEEPSEEK)
     done(tmp_path / "rows", *words, "dataset.generation.max_new_tokens=12")
     (prompt,) = Store(tmp_path / "rows").prompts().to_pylist()

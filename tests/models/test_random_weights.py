@@ -110,7 +110,7 @@ def test_a_device_map_gives_the_same_weights(place):
     assert all(torch.equal(p, other[key]) for key, p in here.named_parameters())
 
 
-@each(("place", "words"), [({"": "disk"}, "on disk"), ({"model.visual": "cpu"}, "no place for some weights")])
+@each(("place", "words"), [({"": "disk"}, "on disk"), ({"model.visual": "cpu"}, "no device for some weights")])
 def test_a_device_map_that_cannot_be_is_refused(place, words):
     with pytest.raises(ConfigError, match=words):
         weights("qwen2_5_vl_7b", device_map=place)

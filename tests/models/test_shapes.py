@@ -136,7 +136,7 @@ def test_layers_that_the_checkpoint_does_not_have_are_refused(layers):
 def test_a_shape_of_no_architecture_is_refused():
     with pytest.raises(ConfigError, match="no model_type"):
         config_of({"hidden_size": 4})
-    with pytest.raises(UnsupportedError, match="no architecture of transformers"):
+    with pytest.raises(UnsupportedError, match="not an architecture of transformers"):
         config_of({"model_type": "llava_onevision1_5"})
     with pytest.raises(UnsupportedError, match="'bert' is not supported"):
         config_of({"model_type": "bert"})

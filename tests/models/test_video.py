@@ -101,7 +101,7 @@ def test_only_the_span_is_sampled(tmp_path):
     assert shown(found.frames) == [10, 13, 16, 20]
     assert sample_frames(clip, 2, start=3.5).indices == (35, 39)
     assert sample_frames(clip, 9, end=0.35).indices == (0, 1, 2, 3)
-    with pytest.raises(DataError, match=r"a\.mp4 has no frame from 99 s to its end; its last one is at 3\.90 s"):
+    with pytest.raises(DataError, match=r"a\.mp4 has no frame from 99 s to its end; its last frame is at 3\.90 s"):
         sample_frames(clip, 4, start=99)
 
 
@@ -120,7 +120,9 @@ def test_frames_that_no_memory_holds_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(video, "MAX_BYTES", 8 * 64 * 48 * 3)
     clip = write_clip(tmp_path / "a.mp4")
     assert len(sample_frames(clip, 8)) == 8
-    with pytest.raises(DataError, match=r"a\.mp4 has frames of 64x48: 9 of them need more than .* lower model\.frames"):
+    with pytest.raises(
+        DataError, match=r"a\.mp4 has frames of 64x48, and 9 frames need more than .* lower model\.frames"
+    ):
         sample_frames(clip, 9)
 
 
@@ -164,8 +166,8 @@ def test_a_codec_that_nobody_knows_is_one_sentence_and_no_crash(tmp_path):
     [
         ("text.mp4", b"hello " * 999, "cannot be decoded"),
         ("empty.mp4", b"", "is an empty file"),
-        ("gone.mp4", None, "is not there"),
-        ("folder.mp4", ..., "is not there"),
+        ("gone.mp4", None, "is missing"),
+        ("folder.mp4", ..., "is missing"),
     ],
 )
 def test_what_is_no_video_is_one_sentence(tmp_path, name, content, why):

@@ -211,7 +211,7 @@ def test_factors_for_another_number_of_layers_are_refused_before_any_work() -> N
     words = ["methods.mmshift.expansion=layer", "methods.mmshift.layer_gamma=[2.0,3.0]"]
     config = compose(["method=mmshift", *words])
     methods = [method.compressor for method in build_methods(method_entries(config.method_config))]
-    with pytest.raises(ConfigError, match="2 factors and the model has 4 layers"):
+    with pytest.raises(ConfigError, match="2 factors, but the model has 4 layers"):
         validate_combinations(config.protocol, MULTIMODAL, methods, [])
 
 
@@ -227,7 +227,7 @@ def test_what_windows_and_states_cannot_follow_is_refused_before_any_work():
     with pytest.raises(UnsupportedError, match="protocol=masked hides evicted tokens .* of Gemma 3"):
         validate_combinations(["paper", "masked"], facts, [full()], [])
     validate_combinations(["paper", "strict"], facts, [full()], [])
-    with pytest.raises(UnsupportedError, match="protocol=stream evicts while it prefills, and Gemma 3"):
+    with pytest.raises(UnsupportedError, match="protocol=stream evicts while it prefills, but Gemma 3"):
         validate_stream("eager", [(full(), None)], facts, [])
     measured = {"one": SimpleNamespace(questions_key=None, measures=("ppl",))}
     with pytest.raises(

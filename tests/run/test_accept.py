@@ -120,7 +120,7 @@ def test_a_bundle_is_accepted_as_it_was_made_and_its_lines_say_what_was_checked(
 
 TAMPERED = {
     "a byte": (flip, {"files": "has sha256"}),
-    "a row": (of_first_snapkv(answer=lambda row: "zebra"), {"scores": "of other answers", "tables": "line", "receipt": "other"}),
+    "a row": (of_first_snapkv(answer=lambda row: "zebra"), {"scores": "to other answers", "tables": "line", "receipt": "other"}),
     "tokens": (of_first_snapkv(token_ids=lambda row: [*row["token_ids"], 5]), {"answers": "another token_ids"}),
     "a lost row": (
         lambda bundle: rewrite(bundle, "responses", lambda rows: rows[:-1]),

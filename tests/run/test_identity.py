@@ -120,7 +120,7 @@ def test_weights_that_change_while_they_are_loaded_leave_no_row(tmp_path, monkey
     monkeypatch.setattr(stages, "_load", and_changed)
     asked = (*WALK, "model=hf", f"model.path={weights}")
     outcome = go(tmp_path / "rows", *asked)
-    assert outcome.code == 2 and "changed while this run was loading them" in outcome.err
+    assert outcome.code == 2 and "changed while this run loaded them" in outcome.err
     store = Store(tmp_path / "rows")
     assert store.cells().num_rows == store.responses().num_rows == 0
     monkeypatch.undo()

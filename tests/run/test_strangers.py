@@ -99,7 +99,7 @@ def test_with_consent_the_rows_own_file_runs_and_no_other(rows, capsys):
     try:
         assert main(["verify", str(rows), "--run-code"]) == 0  # full and snapkv are equal
         said = capsys.readouterr()
-        assert not ran() and "it is not the file of the rows" in said.out and "2 of 4" in said.out
+        assert not ran() and "get the file that the rows were made with" in said.out and "2 of 4" in said.out
     finally:
         file.write_text(METHOD)
 

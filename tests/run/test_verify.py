@@ -101,7 +101,7 @@ def test_words_choose_the_cells_whose_answers_are_all_made_again_and_the_receipt
     with pytest.raises(ConfigError, match="about other answers of cell"):
         receipts_of([receipt], [root])
     for text, message in (
-        ('{"receipt": 1}', "is no receipt .*verify anew"),
+        ('{"receipt": 1}', "is not a receipt .*verify again"),
         (receipt.read_text().replace(entry["cell"], "0" * 16), "no cell of"),
     ):
         receipt.write_text(text)

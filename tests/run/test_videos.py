@@ -68,7 +68,7 @@ def test_a_video_that_cannot_be_read_is_a_row_and_the_run_goes_on(rows):
     assert outcome.code == 1 and len(found) == 2 * len(VIDEOS)
     ends = {row["doc_id"]: (row["status"], row["error"]) for row in found.values()}
     assert {doc: status for doc, (status, _) in ends.items()} == {0: "ok", 1: "error", 2: "error", 3: "ok", 4: "error"}
-    for doc, words in {1: "cut.mp4", 2: "gone.mp4 is not there", 4: "text.avi cannot be decoded"}.items():
+    for doc, words in {1: "cut.mp4", 2: "gone.mp4 is missing", 4: "text.avi cannot be decoded"}.items():
         assert words in ends[doc][1] and "\n" not in ends[doc][1]
     assert {row["n_tokens"] for row in found.values() if row["status"] == "ok"} == {4}
 

@@ -88,7 +88,7 @@ def test_fidelity_stands_at_the_end_of_its_stretch_of_a_continuation() -> None:
     points = [[tuple(point) for point in axes.get_lines()[0].get_xydata()] for axes in drawn.axes]
     assert points == [[(32, 1.0), (64, 0.5)], [(32, 2.0), (64, 1.0)]]
     assert drawn.axes[1].get_title().endswith("64") and drawn.axes[0].get_ylabel() == "fidelity kl"
-    with pytest.raises(ConfigError, match="got --metric ppl; name one of them"):
+    with pytest.raises(ConfigError, match="got --metric ppl; give one of the two"):
         draw(PlotRequest("position", Path("rows"), metric="ppl"))
 
 
@@ -149,7 +149,7 @@ def test_the_verb_draws_the_lines_and_budgets_that_are_named(tmp_path: Path, cap
         assert main([*argv, *words]) == 2
         assert sentence in capsys.readouterr().err
     assert main(["length", *argv[1:], "--methods", "snapkv"]) == 2
-    assert "--methods snapkv chooses among scores, and plot length draws none" in capsys.readouterr().err
+    assert "--methods snapkv selects scores, but plot length draws no scores" in capsys.readouterr().err
 
 
 def test_a_line_has_the_name_that_is_given_and_a_line_that_is_not_there_is_refused(

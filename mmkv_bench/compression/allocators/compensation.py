@@ -1,4 +1,4 @@
-"""MadaKV: layers that need more entries than their share take them from the layers behind."""
+"""MadaKV: a layer that needs more entries than its share takes them from later layers."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.parameters import check_least, check_words
 from mmkv_bench.errors import ConfigError
 
-ROUNDING = 1e-12  # of float64 sums, so that equal masses meet theta exactly where the arithmetic does
+ROUNDING = 1e-12  # tolerance of float64 sums, so that equal masses meet theta exactly
 
 
 @dataclass(frozen=True)
 class Compensation(Allocator):
     """MadaKV's hierarchical compression compensation (arXiv 2506.15724), layer after layer during the prefill.
 
-    A KV head of layer l needs ``k_v + k_t`` entries: the fewest visual and the fewest text tokens that hold theta of the
-    attention mass of their modality. Layers start with ``phi_1 = C`` entries per KV head, and the difference
-    ``K_l = sum_h (k_v + k_t - phi_l)`` is settled with the layers behind: ``phi_{l+1} = phi_l - K_l / (L - l)``. K_l adds
-    up over the H KV heads while phi is per head, so K_l is divided by H here. All heads of a layer get the same cap, at
+    A KV head of layer l needs ``k_v + k_t`` entries: the fewest visual and the fewest text tokens that hold theta of
+    the attention mass of their modality. Layers start with ``phi_1 = C`` entries per KV head, and the difference ``K_l
+    = sum_h (k_v + k_t - phi_l)`` is settled with the later layers: ``phi_{l+1} = phi_l - K_l / (L - l)``. K_l adds up
+    over the H KV heads while phi is per head, so K_l is divided by H here. All heads of a layer get the same cap, at
     least 1 and at most n, rounded to the nearest whole entry.
 
     Args:
         theta: share of a modality's mass that its tokens must cover, in (0, 1].
         proxies: the queries whose attention is measured, see ``TailMassScorer``; give both the same.
-        carry: what a layer holds itself. "granted": ``phi_l + K_l / H``, the entries that it needs, so that the
-            recurrence conserves the model's total; the last layer takes what is left, and the total is exactly
-            ``L * C``. Hungry first layers can leave the others one entry each. "printed": phi_l, as the formulas read
-            by themselves; then the layers behind pay for entries that nobody holds, or gain entries that nobody gave.
-            The total is cut at ``L * C``, and may stay below it.
+        carry: the entries that a layer gets. "granted": ``phi_l + K_l / H``, the entries that it needs, so that the
+            recurrence conserves the model's total; the last layer takes what is left, and the total is exactly ``L *
+            C``. Hungry first layers can leave the others one entry each. "printed": phi_l, as the formulas read by
+            themselves; then later layers pay for entries that no layer has, or gain entries that no layer gave. The
+            total is cut at ``L * C``, and may stay below it.
 
-    What is open or contradictory in the paper (as far as its third-party notes tell), and the choice here: theta (0.9),
-    the units of K_l (divided by H), who holds the compensation (``carry=granted``). No code was found.
+    Open or contradictory in the paper (according to third-party notes), and the choice here: theta (0.9), the units of
+    K_l (divided by H), which layer gets the compensation (``carry=granted``). No code was found.
     """
 
     theta: float = 0.9
@@ -62,14 +62,14 @@ class Compensation(Allocator):
         return (self.theta, min(self.proxies, length))
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """``[Hkv]``: k_v + k_t of each KV head. Unknown types are text."""
+        """Return k_v + k_t of each KV head, ``[Hkv]``. Tokens of unknown type count as text."""
         mass = obs.window_mass(min(self.proxies, obs.length))
         visual = torch.zeros(obs.length, dtype=torch.bool) if obs.token_types is None else obs.token_types != 0
         visual = visual.to(mass.device)
         return (self._cover(mass[:, visual]) + self._cover(mass[:, ~visual])).double().cpu()
 
     def _cover(self, mass: Tensor) -> Tensor:
-        """int64 ``[Hkv]``: the fewest columns of ``mass [Hkv, m]`` that hold theta of each row's sum, to 12 digits."""
+        """Return the fewest columns of ``mass [Hkv, m]`` that hold theta of each row's sum, to 12 digits: int64 ``[Hkv]``."""
         if mass.shape[1] == 0:
             return torch.zeros(len(mass), dtype=torch.int64, device=mass.device)
         reached = mass.sort(-1, descending=True).values.double().cumsum(-1)
@@ -77,7 +77,8 @@ class Compensation(Allocator):
         return torch.where(reached[:, -1] > 0, fewest, 0)
 
     def layer_caps(self, needs: Sequence[Fraction], budget: int, candidates: int, n_layers: int) -> list[int]:
-        """Entries per KV head for the first ``len(needs)`` layers, whose heads need so many on average."""
+        """Return the entries per KV head of the first ``len(needs)`` layers; needs: entries that their heads need on
+        average."""
         if budget >= candidates:
             return [candidates] * len(needs)
         floor, left, phi, caps = min(1, budget), budget * n_layers, Fraction(budget), []
@@ -96,7 +97,7 @@ class Compensation(Allocator):
         return caps
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        # Known only once the layers before have been seen: one layer may hold what all may hold together.
+        # Known only once the earlier layers have been seen: one layer may take the budget of all.
         return min(budget * n_layers, candidates * len(layers))
 
     def caps(

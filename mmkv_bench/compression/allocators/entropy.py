@@ -1,4 +1,4 @@
-"""MEDA: layers whose attention between text and image is spread get more entries."""
+"""MEDA: layers whose attention between text and image is spread out get more entries."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Entropy(Allocator):
     """MEDA (arXiv 2502.17599, eq. 4 to 7): layer l gets ``softmax(E)_l * L * C`` entries per KV head.
 
     ``E_l`` is the cross-modal attention entropy of the layer (``numerics/entropy.py``). Without a temperature 2 nats
-    are a factor of 7.4, so shares above the prompt's own length are common: they are clipped and what they cannot take
-    is divided among the other layers in proportion (water-filling; the paper is silent), whole entries by largest
+    are a factor of 7.4, so shares above the prompt's own length are common: they are clipped, and the excess is divided
+    among the other layers in proportion (water-filling; the paper does not say). Whole entries come from the largest
     remainder. The model holds exactly ``C * L`` entries per KV head. All layers' entropies must be known first: the
     peak is the full cache's.
 
@@ -36,14 +36,15 @@ class Entropy(Allocator):
     Args:
         entropy: "cross_modal": of the two maps between modalities, averaged over heads first; "full": mean entropy of
             the causal attention rows of all heads.
-        clamp: "none", or "released": shares are clamped to [0.01, 1] of the candidates, rounded down, and nothing is
-            divided again, so that the total is not the budget's.
-        rho: fraction kept [of the candidates] in the place of the cell's budget; 0 = the cell's budget.
-        dynamic: false gives every layer the same (MEDA's ablation "without dynamic allocation", table 5).
+        clamp: "none", or "released": shares are clamped to [0.01, 1] of the candidates, rounded down, and the excess is
+            not divided again, so that the total differs from the budget.
+        rho: fraction kept [of the candidates] in place of the cell's budget; 0 = the cell's budget.
+        dynamic: false gives every layer the same number of entries (MEDA's ablation "without dynamic allocation", table
+            5).
 
-    Paper and code (``reading=released``): the release computes ``entropy=full``, ``clamp=released`` and a ``rho`` of 0.2
-    that no option changes, where the paper reports 0.1 on MileBench. Its cross-modal routine, never called, averages
-    entropies of heads instead of maps. float16 entropies that become NaN are not reproduced.
+    Paper and code (``reading=released``): the release computes ``entropy=full``, ``clamp=released`` and a ``rho`` of
+    0.2 that no option changes, where the paper reports 0.1 on MileBench. Its cross-modal routine, never called,
+    averages entropies of heads instead of maps. float16 entropies that become NaN are not reproduced.
     """
 
     entropy: Literal["cross_modal", "full"] = "cross_modal"
@@ -76,7 +77,7 @@ class Entropy(Allocator):
         return (self.entropy,) if self.dynamic else None
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """``[1]``: the layer's entropy [nats]."""
+        """Return the layer's entropy [nats], ``[1]``."""
         if not self.dynamic:
             return None
         if self.entropy == "full":
@@ -90,7 +91,7 @@ class Entropy(Allocator):
     # ---- all layers
 
     def layer_caps(self, entropies: Sequence[float], budget: int, candidates: int) -> list[int]:
-        """Entries per KV head for every layer of the model, from its layers' entropies [nats]."""
+        """Return the entries per KV head of every layer of the model, from the layers' entropies [nats]."""
         mean = Fraction(Decimal(str(self.rho))) * candidates if self.rho else Fraction(budget)
         highest = max(entropies)
         weights = [exp(value - highest) for value in entropies]
@@ -124,5 +125,5 @@ class Entropy(Allocator):
 
 
 def _modalities(types: Tensor | None) -> int:
-    """Kinds of tokens in a prompt: text, and images or videos. Unknown types count as text."""
+    """Return the number of modalities in a prompt: text, and images or videos. Unknown types count as text."""
     return 1 if types is None else len({bool(kind > 0) for kind in types.unique()})

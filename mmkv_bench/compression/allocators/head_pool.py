@@ -1,4 +1,4 @@
-"""AdaKV: the KV heads of a layer draw on one common budget."""
+"""AdaKV: the KV heads of a layer share one budget."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class HeadPool(Allocator):
     """AdaKV (arXiv 2407.11550): heads that spread their attention get more entries.
 
     With n candidates, C entries per KV head and w of them for the observation window, ``base = C - w``. The scores of
-    all KV heads of a layer before the window are put in one row, the ``Hkv * base`` largest are taken (equal scores:
-    lower head, then lower token, first), and head h is credited with its n_h of them. Its cap is
-    ``alpha * base + (1 - alpha) * n_h + w``: a floor that every head gets, and the rest by credit. A layer holds exactly
-    ``C * Hkv`` entries. A single KV head has nothing to share: the uniform budget.
+    all KV heads of a layer before the window are put in one row, and the ``Hkv * base`` largest are taken (equal
+    scores: lower head, then lower token, first). Head h is credited with n_h, its number of these scores. Its cap is
+    ``alpha * base + (1 - alpha) * n_h + w``: a floor that every head gets, and the rest by credit. A layer holds
+    exactly ``C * Hkv`` entries. A single KV head has nothing to share: the uniform budget.
 
     Args:
-        window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every head first; the selector's window.
-            Its columns are not credited.
+        window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every head first; the selector's window. Its
+            columns are not credited.
         alpha: share of base, the budget without its window, that every head gets, in [0, 1].
-        normalize: for the credit, multiply each head's scores by the fraction of their sum that its own ``base``
-            largest hold. Needs scores of 0 or more.
-        rounding: "remainder": largest remainder, exact totals; "nearest", as released: every cap is rounded by itself, see
-            below.
+        normalize: for the credit, multiply each head's scores by the fraction of their sum that the head's ``base``
+            largest scores hold. Needs scores of 0 or more.
+        rounding: "remainder": largest remainder, exact totals; "nearest", as released: each cap is rounded separately,
+            see below.
 
     Paper and code (``reading=released``, AdaKV's release as MM-ShiftKV's fork of it sets it): normalised credit, the
-    floor ``alpha * base`` rounded down and each cap rounded to the nearest by itself, so that a layer may hold a few
+    floor ``alpha * base`` rounded down and each cap rounded to the nearest separately, so that a layer may hold a few
     entries more or fewer than its budget (more under ``reading=released`` alone). AdaKV's own release pools scores by
     maximum over 7 tokens; here all methods of the window family pool by average over 5, so that only the allocation
     differs.
@@ -85,12 +85,13 @@ class HeadPool(Allocator):
         return torch.tensor(shares, dtype=torch.int64) + window
 
     def _credit(self, prefix: Tensor, base: int) -> list[int]:
-        """Count, per head, its members of the ``heads * base`` largest scores of ``prefix [Hkv, n - w]``."""
+        """Count how many of the ``heads * base`` largest scores in ``prefix`` belong to each head. prefix: ``[Hkv, n -
+        w]``."""
         heads, columns = prefix.shape
         if self.normalize:
             if bool((prefix < 0).any()):
                 raise UnsupportedError(
-                    "normalize compares sums of scores, and this scorer gives negative ones; allowed: normalize=false"
+                    "normalize compares sums of scores, but this scorer gives negative scores; allowed: normalize=false"
                 )
             total = prefix.sum(-1, keepdim=True)
             share = prefix.topk(base, -1).values.sum(-1, keepdim=True) / total.masked_fill(total == 0, 1)

@@ -1,4 +1,4 @@
-"""SparseMM: heads that read images get a larger part of the cache; which heads these are was measured beforehand."""
+"""SparseMM: heads that read images get a larger part of the cache; the heads' scores are measured beforehand."""
 
 from __future__ import annotations
 
@@ -24,38 +24,40 @@ from mmkv_bench.errors import CalibrationError, ConfigError
 class HeadScores(Allocator):
     """SparseMM (arXiv 2506.05344): every head of the whole model gets entries in proportion to its visual score.
 
-    With n candidates, C entries per KV head on average and w of them for the observation window, ``base = C - w``. Of
-    base every KV head gets the same floor ``r = rho_min * base``; what remains of all ``L * Hkv`` heads together is
+    With n candidates, C entries per KV head on average and w of them for the observation window, ``base = C - w``.
+    Every KV head gets the same floor ``r = rho_min * base``. The rest of base, summed over all ``L * Hkv`` heads, is
     divided in proportion to their scores s:
 
         cap = (base - r) * L * Hkv * s / sum(s)  +  r  +  w
 
     The score of a KV head is the sum over its g query heads. Scores are measured offline (``python -m
-    mmkv_bench.calibrate sparsemm``), so caps are known before the prefill and no layer waits for another. A head
-    cannot hold more than n entries: what it cannot take goes to the other heads in proportion to their shares
-    (water-filling), and the model holds exactly ``C * L * Hkv`` entries. If all scores are 0, every cap is ``r + w``
-    (the sum of the floors is rounded down), and the rest of the budget stays unused.
+    mmkv_bench.calibrate sparsemm``), so caps are known before the prefill and no layer waits for another. A head cannot
+    hold more than n entries: the excess goes to the other heads in proportion to their shares (water-filling), and the
+    model holds exactly ``C * L * Hkv`` entries. If all scores are 0, every cap is ``r + w`` (the sum of the floors is
+    rounded down), and the rest of the budget stays unused.
 
     Args:
-        calibration: ``{"scores": [[one per query head] per layer], "kv_heads": Hkv}``, finite, 0 or more. The string of
-            a configuration (``auto`` or a path) while no model is known: such an allocator cannot divide anything.
+        calibration: ``{"scores": [[one per query head] per layer], "kv_heads": Hkv}``, finite, 0 or more. While no
+            model is known this is the configuration's string (``auto`` or a path), and the allocator cannot divide
+            anything.
         window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every head first; the selector's window.
         rho_min: share of base, the budget without its window, that every head gets, in [0, 1].
         scores: "calibrated"; "random": a control of the paper, scores of the same shape drawn evenly from [0, 1) with
-            ``draw`` as seed; "uniform": every head the same, which is what MM-ShiftKV's release calls SparseMM (it
+            ``draw`` as seed; "uniform": the same cap for every head, which MM-ShiftKV's release calls SparseMM (it
             computes the caps and then overwrites them with a constant): SnapKV at the uniform budget.
         draw: seed of the random scores; no other setting reads it.
-        surplus: "redistribute": what a head of a short prompt cannot take goes to the others, see above;
-            "drop": it is kept by nobody, so that short prompts store less than their budget.
-        rounding: "remainder": largest remainder, exact totals; "nearest": the floor r is rounded down first, and each cap
-            is rounded by itself, halves to the even number, so that the model may hold a few entries more than its budget
-            (under ``reading=released`` alone).
+        surplus: "redistribute": the excess of a head of a short prompt goes to the other heads, see above; "drop": it
+            is lost, so that short prompts store less than their budget.
+        rounding: "remainder": largest remainder, exact totals; "nearest": the floor r is rounded down first, and each
+            cap is rounded separately, halves to the even number, so that the model may hold a few entries more than its
+            budget (under ``reading=released`` alone).
 
-    Paper and code (``reading=released``): the paper's equation 14 adds r to a term that contains it already; the release
-    computes the cap above, which adds up to the budget, and so does this class. The release takes a whole number of entries
-    for r and divides the rest by scores, rounds each cap to the nearest and drops what a head cannot take. It compresses
-    nothing when ``base > T - w``; that is ``C > T``, where every method here keeps everything. The paper does not mention
-    pooling; the release pools by average over 5 tokens, as all methods of the window family do here.
+    Paper and code (``reading=released``): the paper's equation 14 adds r to a term that contains it already; the
+    release computes the cap above, which adds up to the budget, and so does this class. The release takes a whole
+    number of entries for r and divides the rest by scores, rounds each cap to the nearest and drops the excess of a
+    head. It compresses nothing when ``base > T - w``; that is ``C > T``, where every method here keeps everything. The
+    paper does not mention pooling; the release pools by average over 5 tokens, as all methods of the window family do
+    here.
     """
 
     calibrated_by = "sparsemm"
@@ -74,8 +76,8 @@ class HeadScores(Allocator):
         check_share(self, "rho_min", "the budget")
         if self.rounding == "nearest" and self.surplus == "redistribute":
             raise ConfigError(
-                "rounding=nearest with surplus=redistribute: caps that are rounded one by one keep no total that could be "
-                "redistributed; allowed: rounding=remainder, or surplus=drop"
+                "rounding=nearest with surplus=redistribute: separately rounded caps have no fixed total, so "
+                "nothing can be redistributed; allowed: rounding=remainder, or surplus=drop"
             )
         if isinstance(self.calibration, Mapping):
             _check(self.calibration)
@@ -94,17 +96,17 @@ class HeadScores(Allocator):
         return self.rounding == "nearest" or self.surplus == "drop" or blank
 
     def method_version(self, method: Composed) -> int:
-        """2: the released floor is a whole number of entries."""
+        """Return 2 if the released floor, a whole number of entries, is used; else 1."""
         return 2 if self.rounding == "nearest" and self.scores != "uniform" else 1
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
-        """Return True where these parameters read head scores (random ones take their shape from them)."""
+        """Tell whether these parameters read head scores (random scores take their shape from them)."""
         return parameters.get("scores", "calibrated") != "uniform"
 
     @property
     def follows_prompt(self) -> bool:
-        return False  # scores are measured before, or drawn
+        return False  # scores are measured beforehand, or drawn
 
     def caps(
         self,
@@ -121,26 +123,26 @@ class HeadScores(Allocator):
         return [torch.tensor(caps[layer], dtype=torch.int64) for layer in layers]
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        """The layers' own caps, per KV head and rounded up: heads differ, so a layer's sum need not be a multiple."""
+        """Return the caps of these layers per KV head, rounded up: heads differ, so a layer's sum need not be a multiple."""
         if self.scores == "uniform":
             return super().allowance(budget, candidates, layers, n_layers)
         caps = self.model_caps(budget, candidates, n_layers)
         return math.ceil(Fraction(sum(sum(caps[layer]) for layer in layers), len(caps[0])))
 
     def model_caps(self, budget: int, candidates: int, n_layers: int, kv_heads: int | None = None) -> list[list[int]]:
-        """Entries per layer and KV head of the whole model, window included.
+        """Return the entries per layer and KV head of the whole model, window included.
 
         Args:
-            budget: C; candidates: n; n_layers, kv_heads: the model's, checked against the calibration's.
+            budget: C; candidates: n; n_layers, kv_heads: numbers of the model, checked against the calibration.
 
         Raises:
-            CalibrationError: no calibration, or one of another shape.
+            CalibrationError: no calibration, or a calibration of another shape.
         """
         visual = self._visual()
         if len(visual) != n_layers or kv_heads not in (None, len(visual[0])):
             raise CalibrationError(
-                f"SparseMM's calibration has {len(visual)} layers of {len(visual[0])} KV heads, and this model has "
-                f"{n_layers} of {len(visual[0]) if kv_heads is None else kv_heads}; calibrate this model with "
+                f"SparseMM's calibration has {len(visual)} layers of {len(visual[0])} KV heads, but this model "
+                f"has {n_layers} of {len(visual[0]) if kv_heads is None else kv_heads}; calibrate this model with "
                 "python -m mmkv_bench calibrate sparsemm"
             )
         if budget >= candidates:
@@ -158,7 +160,7 @@ class HeadScores(Allocator):
         return [[cap + window for cap in flat[i : i + width]] for i in range(0, len(flat), width)]
 
     def _visual(self) -> list[list[float]]:
-        """One score per layer and KV head."""
+        """Return one score per layer and KV head."""
         if not isinstance(self.calibration, Mapping):
             raise CalibrationError(
                 f"SparseMM has no head scores (calibration={self.calibration!r}); give it a model's artefact, made with "
@@ -176,7 +178,7 @@ class HeadScores(Allocator):
 def _caps(
     visual: tuple[float, ...], base: int, room: int, rho_min: float, surplus: str, rounding: str
 ) -> tuple[int, ...]:
-    """Entries beside the window for every head of the model, none above ``room``."""
+    """Return the entries beside the window of every head of the model, none above ``room``."""
     exact = [Fraction(score) for score in visual]
     floor, total = Fraction(Decimal(str(rho_min))) * base, sum(exact)
     if rounding == "nearest":
@@ -185,14 +187,14 @@ def _caps(
     shares = [spread * score + floor for score in exact]
     if rounding == "nearest":
         return tuple(min(round(share), room) for share in shares)
-    entries = math.floor(sum(shares))  # the whole budget; less only if no head has a score
+    entries = math.floor(sum(shares))  # the whole budget, or less if no head has a score
     if surplus == "redistribute":
         return tuple(water_fill(shares, entries, room))
     return tuple(min(count, room) for count in water_fill(shares, entries, entries))
 
 
 def _check(calibration: Mapping[str, Any]) -> None:
-    """Raise CalibrationError for anything but a table of finite scores that divides into KV heads."""
+    """Raise CalibrationError unless the calibration is a table of finite scores that divides into KV heads."""
     table, heads = calibration.get("scores"), calibration.get("kv_heads")
     if (
         not isinstance(table, Sequence)
@@ -204,11 +206,12 @@ def _check(calibration: Mapping[str, Any]) -> None:
         or len(table[0]) % heads
     ):
         raise CalibrationError(
-            "SparseMM's calibration is no table of head scores; allowed: scores, one row of query heads per layer, and "
-            "kv_heads, which divides them; make it with python -m mmkv_bench calibrate sparsemm"
+            "SparseMM's calibration is not a table of head scores; allowed: scores, one row of query heads per "
+            "layer, and kv_heads, which divides the rows; make the calibration with python -m mmkv_bench "
+            "calibrate sparsemm"
         )
     if not all(isinstance(s, int | float) and math.isfinite(s) and s >= 0 for row in table for s in row):
         raise CalibrationError(
-            "SparseMM's calibration has a score that is not a number of 0 or more; make it again with "
-            "python -m mmkv_bench calibrate sparsemm"
+            "SparseMM's calibration has a score that is not a number of 0 or more; make the calibration again "
+            "with python -m mmkv_bench calibrate sparsemm"
         )

@@ -1,4 +1,4 @@
-"""HybridKV: heads are static or dynamic, and either kind gets its share of the model's budget."""
+"""HybridKV: heads are static or dynamic, and each kind gets its share of the model's budget."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from mmkv_bench.errors import ConfigError
 
 
 def _exact(value: float) -> Fraction:
-    """The decimal that was written: 0.05 of 60 is 3."""
+    """Return the decimal that was written, exactly: 0.05 of 60 is 3."""
     return Fraction(Decimal(str(value)))
 
 
 @dataclass(frozen=True)
 class HeadClasses:
-    """Rule that divides KV heads into static and dynamic ones (section 3.1).
+    """A rule that divides KV heads into static and dynamic heads (section 3.1).
 
-    A head is static where its text looks at few tokens: ``S* >= theta``.
+    A head is static if its text attends to few tokens: ``S* >= theta``.
 
     Args:
-        theta: cutoff of the sparsity score, in [0, 1]; a head is static from it on (table 6).
+        theta: cutoff of the sparsity score, in [0, 1]; heads with this score or more are static (table 6).
         threshold: "absolute": theta itself; "quantile": the theta-quantile (linear interpolation) of the scores of all
-            KV heads of the model, so that about the fraction theta of them is dynamic.
+            KV heads of the model, so that about the fraction theta of the heads is dynamic.
         classes: "hybrid"; "static" or "dynamic" makes all heads one kind (table 4).
-        calibration: ``{"theta": value}`` measured on the model, in the place of theta (null = theta); absolute only. A
-            configuration names the artefact: ``auto``, the model's committed one, or a path; a name that was not loaded
-            refuses to work.
+        calibration: ``{"theta": value}`` measured on the model, in place of theta (null = theta); absolute only. A
+            configuration names the artefact: ``auto`` (the committed artefact of the model) or a path; an artefact that
+            was not loaded refuses to work.
 
     Paper: the text calls theta "quantile-based, tuned on a validation set"; its appendix sweeps 0.75 to 0.95 on scores
     that cluster at the upper end, which only an absolute cutoff explains. That is the default.
@@ -53,10 +53,14 @@ class HeadClasses:
     def __post_init__(self) -> None:
         check_words(self)
         if self.calibration is not None and self.threshold == "quantile":
-            raise ConfigError("a calibrated theta is a score; allowed with calibration: threshold=absolute")
+            raise ConfigError(
+                "a calibrated theta is a score, so threshold=quantile cannot use it; allowed with a calibration: "
+                "threshold=absolute"
+            )
         if self.calibration is not None and self.theta != type(self).theta:
             raise ConfigError(
-                f"theta={self.theta} has no effect beside a calibration, whose theta is used; leave one of the two at its default"
+                f"theta={self.theta} has no effect with a calibration, whose theta is used; leave theta or the "
+                "calibration at its default"
             )
         for theta in (self.theta, self.theta if self.calibration is None or self._unloaded else self.cutoff):
             if not 0 <= theta <= 1:
@@ -73,13 +77,13 @@ class HeadClasses:
             return self.theta
         if isinstance(self.calibration, str) or "theta" not in self.calibration:
             raise ConfigError(
-                f"calibration is {self.calibration!r}, which gives no theta; make one for this model with "
-                "python -m mmkv_bench calibrate hybridkv, or leave calibration empty"
+                f"calibration={self.calibration!r} gives no theta; make a calibration of this model with python "
+                "-m mmkv_bench calibrate hybridkv, or leave calibration empty"
             )
         return float(self.calibration["theta"])
 
     def dynamic(self, summaries: Mapping[int, Tensor]) -> Tensor:
-        """Bool ``[L, Hkv]``: heads whose entries are retrieved.
+        """Return which heads are dynamic, so that their entries are retrieved: bool ``[L, Hkv]``.
 
         Args:
             summaries: layer -> S*, float64 ``[Hkv]``, of all L layers.
@@ -94,7 +98,7 @@ class HeadClasses:
 
 @dataclass(frozen=True)
 class HeadBudgets:
-    """Division of a budget: `dynamic` bool and `entries` int64 ``[L, Hkv]``; `clipped`: r had to be cut."""
+    """A divided budget: `dynamic` bool and `entries` int64 ``[L, Hkv]``; `clipped`: r had to be cut."""
 
     dynamic: Tensor
     entries: Tensor
@@ -109,37 +113,40 @@ class Hybrid(Allocator):
     ``k = ceil(top * T)`` largest attention probabilities of the row (causal, softmax in float32). With
     ``B = C * L * Hkv`` entries for N heads:
 
-    - ``B_dyn = ceil(r * C * N_dyn)``, at most B; a model without static heads gives B to the dynamic ones, without
-      dynamic heads to the static ones.
-    - Dynamic heads share B_dyn equally. What a head may read per step is rounded to a power of two and to whole chunks; a
-      share below one chunk is read as one smaller chunk. What rounding leaves goes to the static heads, and what it takes
-      comes from them.
-    - Static head h gets ``alpha * B_stat / N_stat + (1 - alpha) * B_stat * S*_h / sum(S*)``; nobody more than there are
-      candidates, what is cut goes to the others, and the total is exact.
+    - ``B_dyn = ceil(r * C * N_dyn)``, at most B. A model without static heads gives B to the dynamic heads; without
+      dynamic heads, to the static heads.
+    - Dynamic heads share B_dyn equally. The entries that a head may read per step are rounded to a power of two and to
+      whole chunks; a share below one chunk is read as one smaller chunk. Entries saved by rounding go to the static
+      heads, and entries added by rounding come from them.
+    - Static head h gets ``alpha * B_stat / N_stat + (1 - alpha) * B_stat * S*_h / sum(S*)``; no head gets more than
+      there are candidates, the excess goes to the others, and the total is exact.
 
-    Static entries and the entries that dynamic heads read per step are together at most B. They are fewer only where no
-    static head can take what rounding leaves (``budget_unused``).
+    Static entries and the entries that dynamic heads read per step are together at most B. They are fewer only if no
+    static head can take the entries saved by rounding (``budget_unused``).
 
     Args:
         heads: which heads are dynamic.
-        r: budget of a dynamic head over the mean budget (table 7); above ``N / N_dyn`` it is cut to that
+        r: budget of a dynamic head over the mean budget (table 7); above ``N / N_dyn`` r is cut to this value
             (``infeasible_allocation``).
         alpha: part of the static budget that all static heads share equally, in [0, 1]; 1 is the paper's "w/o H" (table
             5), with r=1 its "w/o H & HT".
-        top: k, the keys per text row whose attention is the sparsity score, as a fraction of the prompt's tokens, in (0, 1].
-        chunk: tokens per chunk; the decode policy's. window: the selector's observation window [tokens].
-        power: a dynamic head's share becomes "nearest": the nearest power of two, the lower of two equally near ones, and
-            the next lower one where the static heads have less than rounding up takes; "up": the next power of two, above
-            B where the static heads have less than it takes; "down": the power of two below; "none": whole chunks only.
+        top: k, the keys per text row whose attention is the sparsity score, as a fraction of the prompt's tokens, in
+            (0, 1].
+        chunk: tokens per chunk, as in the decode policy.
+        window: the selector's observation window [tokens].
+        power: rounding of a dynamic head's share. "nearest": the nearest power of two; the lower of two equally near
+            powers, and the next lower power if the static heads have less than rounding up takes. "up": the next power
+            of two, above B if the static heads have less than it takes. "down": the power of two below. "none": whole
+            chunks only.
 
     Ablations: ``alpha=1`` is the paper's "w/o H" (table 5), ``alpha=1 r=1`` its "w/o H & HT".
 
-    Paper and code: no code was released. Open in the paper and settled here: k (its section 2 counts the top 5 %),
+    Paper and code: no code was released. Open in the paper and chosen here: k (its section 2 counts the top 5 %),
     alpha, the causal mask of equation 2, the head dimension as d in its scaling, and how query heads that share keys
-    are classified. Open as well: dynamic budgets are "padded to its nearest powers of 2", which is the nearest one or, as
-    padding suggests, the next one up. The nearest is the default; "up" is the other reading, whose rows may exceed their
-    budget and are marked. "down" keeps within B by itself and gives dynamic heads .38 to .64 of the mean budget at 10 %
-    where r asks for .75. The paper's ceilings per head would exceed the budget too; here totals are exact.
+    are classified. Also open: dynamic budgets are "padded to its nearest powers of 2", which is the nearest power or,
+    as padding suggests, the next higher power. The nearest is the default; "up" is the other reading; its rows may
+    exceed their budget and are marked. "down" stays within B and gives dynamic heads .38 to .64 of the mean budget at
+    10 % although r is .75. The paper's ceilings per head would exceed the budget too; here totals are exact.
     """
 
     heads: HeadClasses = field(default_factory=HeadClasses)
@@ -169,7 +176,8 @@ class Hybrid(Allocator):
     printed = True  # padding to the next power of two is a reading of the paper's own sentence
 
     def method_version(self, method: Composed) -> int:
-        """2: static heads give what rounding up takes, so that the total is exceeded only where they have too little."""
+        """Return 2 with power=up, where static heads give what rounding up takes, so that the total is exceeded only if
+        they have less; else 1."""
         return 2 if self.power == "up" else 1
 
     @property
@@ -182,7 +190,7 @@ class Hybrid(Allocator):
         return (self.top,)
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """S* of the layer's KV heads, float64 ``[Hkv]``."""
+        """Return S* of the layer's KV heads, float64 ``[Hkv]``."""
         types = obs.token_types
         rows = [] if types is None else (types == 0).nonzero().flatten().tolist()
         top = ceil(_exact(self.top) * obs.length)
@@ -192,8 +200,9 @@ class Hybrid(Allocator):
         return ("no_text_tokens",) if types is not None and bool((types > 0).all()) else ()
 
     def outcome(self, context: Context) -> tuple[str, ...]:
-        """``text_over_budget``: some static head cannot hold window and text; ``chunk_reduced``: dynamic heads cannot read
-        a whole chunk; ``infeasible_allocation``: r was cut; ``budget_unused``: rounding leaves what no static head can take."""
+        """Return the fallbacks of a division. ``text_over_budget``: a static head cannot hold window and text.
+        ``chunk_reduced``: dynamic heads cannot read a whole chunk. ``infeasible_allocation``: r was cut.
+        ``budget_unused``: no static head can take the entries saved by rounding."""
         division = self.divide(context.summaries, context.budget - context.refed, context.candidates)
         window = effective_window(self.window, context.budget, context.length) if self.window else 0
         types = context.candidate_types
@@ -223,7 +232,7 @@ class Hybrid(Allocator):
         return list(self.divide(context.summaries, budget, scores[0].shape[1]).entries)
 
     def divide(self, summaries: Mapping[int, Tensor], budget: int, candidates: int) -> HeadBudgets:
-        """Classes and budgets of all heads: a pure function of the sparsity scores.
+        """Return classes and budgets of all heads: a pure function of the sparsity scores.
 
         Args:
             summaries: layer -> S* float64 ``[Hkv]``, all L layers.
@@ -236,7 +245,7 @@ class Hybrid(Allocator):
         n_static = dynamic.numel() - n_dynamic
         total = budget * dynamic.numel()
         requested = ceil(_exact(self.r) * budget * n_dynamic)
-        # What static heads cannot hold, all of it where there are none, goes to the dynamic ones.
+        # What static heads cannot hold (everything, if there are none) goes to the dynamic heads.
         granted = min(max(requested, total - n_static * candidates), total)
         each = self._readable(granted // n_dynamic, candidates, total // n_dynamic) if n_dynamic else 0
         rest = max(total - each * n_dynamic, 0)
@@ -247,8 +256,8 @@ class Hybrid(Allocator):
         return HeadBudgets(dynamic, entries, bool(n_static) and requested > total)
 
     def _readable(self, share: int, candidates: int, most: int) -> int:
-        """Entries of a share that a dynamic head can read: a power of two (unless all fits), in whole chunks; above ``most``
-        with power=up alone."""
+        """Round a share to entries that a dynamic head can read: a power of two (unless all candidates fit), in whole
+        chunks; above ``most`` only with power=up."""
         if share >= candidates or share == 0:
             return min(share, candidates)
         if self.power != "none":
@@ -258,11 +267,11 @@ class Hybrid(Allocator):
         return self._whole(share, candidates)
 
     def _whole(self, share: int, candidates: int) -> int:
-        """A share in whole chunks, or as one smaller chunk; at most all candidates."""
+        """Return a share in whole chunks, or as one smaller chunk; at most all candidates."""
         return min(share if share < self.chunk else share - share % self.chunk, candidates)
 
     def _weights(self, sparsity: list[float]) -> list[Fraction]:
-        """Shares of the static heads up to a common factor, exact."""
+        """Return the shares of the static heads up to a common factor, exactly."""
         alpha, scores = _exact(self.alpha), [Fraction(value) for value in sparsity]
         total = sum(scores)
         return [alpha * total + (1 - alpha) * len(scores) * score for score in scores]

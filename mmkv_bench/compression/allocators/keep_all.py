@@ -1,4 +1,4 @@
-"""Allocator of the full cache: nothing is evicted."""
+"""The allocator of the full cache: nothing is evicted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from mmkv_bench.compression.lazy_torch import Tensor
 
 @dataclass(frozen=True)
 class KeepAll(Allocator):
-    """Every candidate stays, whatever the budget: the full cache as a compressor, for ``full`` and for proofs."""
+    """An allocator that keeps every candidate, whatever the budget: the full cache as a compressor, for ``full`` and for
+    proofs."""
 
     @property
     def follows_prompt(self) -> bool:

@@ -1,4 +1,4 @@
-"""Uniform budgets that leave out entries without a positive score."""
+"""Uniform budgets without the entries that have no positive score."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from mmkv_bench.compression.lazy_torch import Tensor
 
 @dataclass(frozen=True)
 class PositiveOnly(Allocator):
-    """Every KV head keeps ``min(budget, p)`` entries, p being its candidates with a positive score. No parameters.
+    """An allocator by which every KV head keeps ``min(budget, p)`` entries, p of its candidates having a positive score.
+    No parameters.
 
-    The one allocator that may leave a budget unused: controls use it to drop a kind of token altogether. It needs a
-    selector that protects nothing.
+    No other allocator may leave a budget unused in this way: controls use it to drop a kind of token altogether. It
+    needs a selector that protects nothing.
     """
 
     falls_short = True

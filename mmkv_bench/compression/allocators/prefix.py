@@ -1,4 +1,5 @@
-"""PrefixKV: every layer keeps the shortest prefix of its sorted entries that holds the same share of importance."""
+"""PrefixKV: every layer keeps the shortest prefix of its sorted entries that holds a common share of the layer's
+importance."""
 
 from __future__ import annotations
 
@@ -24,36 +25,38 @@ _ADVICE = "make a profile of this model with python -m mmkv_bench calibrate pref
 class Prefix(Allocator):
     """PrefixKV (arXiv 2412.03409, section 3.3, equation 1, algorithm 1): one threshold p of cumulative importance.
 
-    With n candidates, C entries per KV head and ``rho = C / n``, layer l keeps the fraction
-    ``R_l = min{o : P_l[o] >= p}``, where ``P_l`` is the cumulative sum of its importance (mean of the scores over KV
-    heads), normalised to 1 and sorted descending. A binary search finds the p with ``sum R_l = L * rho``. What the
-    search misses of the total is made up by one common factor on all ``R_l``, with none above 1 and none below two
-    entries (or C, if that is less); whole entries by largest remainder. All KV heads of a layer get the same cap.
+    With n candidates, C entries per KV head and ``rho = C / n``, layer l keeps the fraction ``R_l = min{o : P_l[o] >=
+    p}``, where ``P_l`` is the cumulative sum of its importance (mean of the scores over KV heads), normalised to 1 and
+    sorted descending. A binary search finds the p with ``sum R_l = L * rho``. One common factor on all ``R_l`` corrects
+    the total that the search missed; no ``R_l`` goes above 1 or below two entries (or C, if that is less). Whole
+    entries come from the largest remainder. All KV heads of a layer get the same cap.
 
     Args:
-        mode: "offline": ``R_l`` comes from a profile, and a layer is reduced as soon as it is prefilled (scope "layer").
-            "online": the prompt's own scores are searched after the last layer (scope "model"); needs scores >= 0.
-        calibration: the profile, ``{"grid": [rho, ...], "ratios": [[R_l of every layer], ...]}``: mean ``R_l`` of sample
-            prompts for each budget of a rising grid in (0, 1]. Between budgets ``R_l`` is linear in rho; the ends are
-            ``R_l = 0`` at 0 and ``R_l = 1`` at 1. Made by ``python -m mmkv_bench calibrate prefixkv``. Under "offline"
-            only. The string of a configuration (``auto`` or a path) while no model is known: such an allocator cannot
-            divide anything.
-        delta: ``|sum R_l - L * rho|`` at which the online search stops [layers] (table 10); 0 = exact, or until p has no
-            more digits. The paper calls it small and tries 0.0125 to 0.1; the smallest of these is the default here.
-        steps: more than 0: this many halvings of the online search instead of delta (table 11); 0 = as many as delta asks for.
-        rounding: "remainder": exact totals; "nearest", as released: the evicted count ``(1 - R_l) * n`` of each layer is
-            rounded by itself, halves to the even number, and under "offline" the profile is taken as it is, without the
-            common factor, at the fraction that was asked for (``rho`` is not ``C / n`` then). A model may then hold up to
-            L / 2 entries per KV head more or fewer than its budget, and beyond that what the profile's own ratios are off
-            (more under ``reading=released`` alone).
+        mode: "offline": ``R_l`` comes from a profile, and a layer is reduced as soon as it is prefilled (scope
+            "layer"). "online": the scores of the prompt are searched after the last layer (scope "model"); needs scores
+            >= 0.
+        calibration: the profile, ``{"grid": [rho, ...], "ratios": [[R_l of every layer], ...]}``: mean ``R_l`` of
+            sample prompts for each budget of an ascending grid in (0, 1]. Between budgets ``R_l`` is linear in rho; the
+            ends are ``R_l = 0`` at 0 and ``R_l = 1`` at 1. Made by ``python -m mmkv_bench calibrate prefixkv``. Under
+            "offline" only. While no model is known this is the configuration's string (``auto`` or a path), and the
+            allocator cannot divide anything.
+        delta: ``|sum R_l - L * rho|`` at which the online search stops [layers] (table 10); 0 = exact, or until p has
+            no more digits. The paper calls it small and tries 0.0125 to 0.1; the smallest of these is the default here.
+        steps: more than 0: this many halvings of the online search instead of delta (table 11); 0 = as many as delta
+            asks for.
+        rounding: "remainder": exact totals; "nearest", as released: the evicted count ``(1 - R_l) * n`` of each layer
+            is rounded separately, halves to the even number. Under "offline" the profile is used without the common
+            factor, at the requested fraction (``rho`` is not ``C / n`` then). A model may then hold up to L / 2 entries
+            per KV head more or fewer than its budget, plus the error of the profile's ratios (more under
+            ``reading=released`` alone).
 
     Paper and code: the released run-time code reads evicted fractions per layer from one file for each model and budget
-    and rounds each by itself (``reading=released``); they need not add up to the budget in its name (10.11 % for "10 %" of
-    LLaVA-1.5-7B), and nothing scales them. The code that averaged samples into these files is not released. Its
-    per-sample search stops within 5 tokens of the total, counts two protected entries beside each prefix, scales the
-    EVICTED counts and rounds them down; here the kept ratios are scaled, as the paper's text says, and that search is
-    not reproduced. Tables 7 and 9 (spread of R_l, instruction lengths) analyse profiles: they are no parameters. Prompts
-    of a few tokens are divided like all others, so that no budget is exceeded.
+    and rounds each of them separately (``reading=released``); they need not add up to the budget in its name (10.11 %
+    for "10 %" of LLaVA-1.5-7B), and no code scales them. The code that averaged samples into these files is not
+    released. Its per-sample search stops within 5 tokens of the total, counts two protected entries beside each prefix,
+    scales the EVICTED counts and rounds them down; here the kept ratios are scaled, as the paper's text says, and that
+    search is not reproduced. Tables 7 and 9 (spread of R_l, instruction lengths) analyse profiles: they are not
+    parameters. Prompts of a few tokens are divided like all others, so that no budget is exceeded.
     """
 
     calibrated_by = "prefixkv"
@@ -75,7 +78,7 @@ class Prefix(Allocator):
             raise CalibrationError(f"mode=offline without a calibration: {_ADVICE}")
 
     def method_version(self, method: Composed) -> int:
-        """2: the released rounding takes a profile as it is."""
+        """Return 2 if the profile is used without scaling, as released; else 1."""
         return 2 if self._as_released else 1
 
     @property
@@ -88,7 +91,7 @@ class Prefix(Allocator):
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
-        """Return True where these parameters read a profile."""
+        """Tell whether these parameters read a profile."""
         return parameters.get("mode", "offline") == "offline"
 
     @property
@@ -132,8 +135,8 @@ class Prefix(Allocator):
             return [min(budget, n)] * len(scores)
         if any(bool((score < 0).any()) for score in scores):
             raise UnsupportedError(
-                "PrefixKV's search adds up importance, and this scorer gives negative scores; allowed: scorers that give "
-                "0 or more (layer_mean, column_sums, window), or another allocator"
+                "PrefixKV's search adds up importance, but this scorer gives negative scores; allowed: scorers "
+                "that give 0 or more (layer_mean, column_sums, window), or another allocator"
             )
         curves = prefix_curves([score.double().mean(0) for score in scores])
         total = len(scores) * budget
@@ -145,7 +148,7 @@ class Prefix(Allocator):
         """Grid and ratios of the calibration."""
         if not isinstance(self.calibration, Mapping):
             raise CalibrationError(
-                f"calibration={self.calibration} was not looked up, because no model is known: {_ADVICE}"
+                f"calibration={self.calibration} was not loaded, because no model is known: {_ADVICE}"
             )
         return _checked(self.calibration)
 
@@ -153,7 +156,7 @@ class Prefix(Allocator):
         grid, ratios = self._profile
         if len(ratios[0]) != n_layers:
             raise CalibrationError(
-                f"the PrefixKV profile has ratios of {len(ratios[0])} layers and the model has {n_layers}: {_ADVICE}"
+                f"the PrefixKV profile has ratios of {len(ratios[0])} layers, but the model has {n_layers}: {_ADVICE}"
             )
         if self._as_released and context is not None and context.asked is not None:
             return _released_counts(grid, ratios, context)
@@ -167,13 +170,14 @@ def _profile_counts(
     if budget in (0, n):
         return (budget,) * len(ratios[0])
     weights = interpolated(grid, ratios, Fraction(budget, n))
-    if rounding == "nearest":  # the release takes its file as it is
+    if rounding == "nearest":  # the release uses its file without scaling
         return tuple(_nearest([weight * n for weight in weights], n, min(LEAST, budget)))
     return tuple(_whole(weights, budget, n, rounding))
 
 
 def _released_counts(grid: tuple[float, ...], ratios: tuple[tuple[float, ...], ...], context: Context) -> list[int]:
-    """Entries of every layer of all T tokens at the fraction that was asked for, less those that will be fed again."""
+    """Return the entries of every layer, at the requested fraction of all T tokens, less the tokens that will be fed
+    again."""
     assert context.asked is not None, "of a budget that is a fraction"
     n, least = context.length, min(LEAST, context.budget)
     counts = _nearest([weight * n for weight in interpolated(grid, ratios, context.asked)], n, least)
@@ -181,19 +185,19 @@ def _released_counts(grid: tuple[float, ...], ratios: tuple[tuple[float, ...], .
 
 
 def _whole(weights: list[Fraction], budget: int, n: int, rounding: str) -> list[int]:
-    """Entries of every layer in proportion to the weights, ``budget`` per layer on average (0 < budget < n)."""
+    """Return the entries of every layer in proportion to the weights, ``budget`` per layer on average (0 < budget < n)."""
     least = min(LEAST, budget)
     shares = scaled(weights, Fraction(len(weights) * budget), Fraction(n), Fraction(least))
     return _nearest(shares, n, least) if rounding == "nearest" else largest_remainder(shares)
 
 
 def _nearest(shares: list[Fraction], n: int, least: int) -> list[int]:
-    """Each layer's evicted count rounded by itself, halves to the even number."""
+    """Round each layer's evicted count separately, halves to the even number; return the kept counts."""
     return [max(n - round(n - share), least) for share in shares]
 
 
 def _checked(calibration: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
-    """(grid, ratios) of a profile, as nested tuples."""
+    """Return (grid, ratios) of a profile, as nested tuples; raise CalibrationError if they are not a profile."""
     if not {"grid", "ratios"} <= set(calibration):
         raise CalibrationError(f"the PrefixKV profile has no grid or no ratios: {_ADVICE}")
     grid = tuple(float(rho) for rho in calibration["grid"])

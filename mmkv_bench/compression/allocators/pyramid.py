@@ -1,4 +1,4 @@
-"""PyramidKV: many entries for the first layers, few for the last ones."""
+"""PyramidKV: many entries for the first layers, few for the last."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ class Pyramid(Allocator):
     average. The last layer gets ``low = base / beta`` and the first ``high = 2 * base - low``; if a prompt is so short
     that ``high > n - w``, then ``high = n - w`` and ``low = 2 * base - high``. Layer l of L gets
     ``high - l * (high - low) / (L - 1)`` entries beside the window, in every KV head: base on average, so the model
-    holds exactly C per KV head. Caps are known before any layer is scored; each prompt has its own.
+    holds exactly C per KV head. Caps are known before any layer is scored and depend on the prompt's length.
 
     Args:
-        window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every layer first; the selector's window.
+        window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every layer first; equal to the selector's
+            window.
         beta: base, the average share, over the last layer's share, 1 or more. 1 is the uniform budget.
-        step: "real": exact shares, rounded by largest remainder; "floored", as released: rounded down from layer to layer,
-            so that the total is above the budget, see below.
-        frozen: prompt length [tokens] whose caps are used for all prompts, 0 = each prompt's own. With
-            ``step=floored`` only, because shares of another prompt do not add up to the budget.
+        step: "real": exact shares, rounded by largest remainder; "floored", as released: rounded down from layer to
+            layer, so that the total is above the budget, see below.
+        frozen: prompt length [tokens] whose caps are used for all prompts, 0 = each prompt's own. With ``step=floored``
+            only, because shares of another prompt do not add up to the budget.
 
     Paper and code (``reading=released``): the PyramidKV, AdaKV, SparseMM and MM-ShiftKV releases round low and the step
     between layers down, so that the average cap is above the budget by less than (L - 1) / 2 entries: 68.0 instead of
-    64 in 28 layers, 522.5 instead of 512. ``step=floored`` reproduces that, under ``reading=released`` alone; ``excess``
-    cannot name it because it depends on budget and prompt. The three that are not PyramidKV's own also freeze the caps
-    at the first prompt that the process sees. That is not reproduced by default, since then the order of samples
-    decides; ``frozen=T`` is that state for a first prompt of T tokens. PyramidKV's own takes the uniform budget when
-    ``C <= T < 2 * (C - w)``: not reproduced.
+    64 in 28 layers, 522.5 instead of 512. ``step=floored`` reproduces that, under ``reading=released`` alone;
+    ``excess`` cannot name it because it depends on budget and prompt. The three that are not PyramidKV's own also
+    freeze the caps at the first prompt that the process sees. That is not reproduced by default, since then the order
+    of samples decides; ``frozen=T`` is that state for a first prompt of T tokens. PyramidKV's own takes the uniform
+    budget when ``C <= T < 2 * (C - w)``: not reproduced.
     """
 
     window: int = 32
@@ -64,7 +65,7 @@ class Pyramid(Allocator):
     falls_short = exceeds
 
     def layer_caps(self, budget: int, candidates: int, n_layers: int) -> list[int]:
-        """Entries per KV head for every layer of the model, window included."""
+        """Return the entries per KV head of every layer of the model, window included."""
         window = min(effective_window(self.window, budget, candidates), budget) if self.window else 0
         base = budget - window
         if budget >= candidates:

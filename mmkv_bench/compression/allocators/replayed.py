@@ -1,4 +1,4 @@
-"""Division of a budget as measured on another prompt."""
+"""The division of a budget that was measured on another prompt."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from mmkv_bench.compression.observation import Needs, Observation
 
 @dataclass(frozen=True)
 class Replayed(Allocator):
-    """Every head gets the share of the budget that it had on another prompt, whatever this prompt and the weights are.
+    """An allocator that gives every head the share of the budget that it had on another prompt, whatever this prompt and
+    the weights are.
 
-    The method's own allocator does its work all the same, summaries and division, so that a timed pass takes as long; its
-    division is thrown away.
+    The method's allocator still computes its summaries and its division, so that a timed pass takes as long; its
+    division is discarded.
 
     Args:
-        allocator: the method's own.
-        kept: entries ``[layers][Hkv]`` of the other prompt; entries: its C. Head h of layer l gets ``kept[l][h] / entries`` of
-            this prompt's C, at most all candidates (what is cut goes to the others), rounded by largest remainder so that
-            the model's total is that of the profile, scaled and rounded down.
+        allocator: the method's allocator.
+        kept: entries ``[layers][Hkv]`` of the other prompt; entries: C of the other prompt. Head h of layer l gets
+            ``kept[l][h] / entries`` of this prompt's C, at most all candidates (the excess goes to the other heads),
+            rounded by largest remainder so that the model's total is the profile's total, scaled and rounded down.
     """
 
     allocator: Allocator
@@ -85,7 +86,7 @@ class Replayed(Allocator):
         return -(-sum(sum(divided[layer]) for layer in layers) // len(self.kept[0]))
 
     def divided(self, budget: int, candidates: int) -> list[list[int]]:
-        """Entries ``[layers][Hkv]``.
+        """Return the entries ``[layers][Hkv]``.
 
         Args:
             budget: C; candidates: n, the most that a head can hold.

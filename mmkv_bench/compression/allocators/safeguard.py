@@ -1,4 +1,4 @@
-"""AdaKV as kvpress has it: one budget for a layer's KV heads, and a floor that every head's own best entries get."""
+"""AdaKV as in kvpress: one budget for a layer's KV heads, and a floor for the best entries of every head."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from mmkv_bench.compression.parameters import check_share
 
 @dataclass(frozen=True)
 class Safeguard(Allocator):
-    """The ``C * Hkv`` highest scores of a layer stay, whichever heads they are in, but every head keeps a floor.
+    """An allocator by which the ``C * Hkv`` highest scores of a layer stay, whichever heads they are in, and every head
+    keeps a floor.
 
-    With C entries per KV head, each head's ``floor`` highest scores stay first; what remains of the layer's budget goes to
-    the highest of all other scores (equal scores: lower head, then lower token, first). A layer holds exactly ``C * Hkv``
-    entries.
+    With C entries per KV head, each head's ``floor`` highest scores stay first. The rest of the layer's budget goes to
+    the highest of all other scores (equal scores: lower head, then lower token, first). A layer holds exactly ``C *
+    Hkv`` entries.
 
     Args:
         alpha: share of C that is every head's floor, in [0, 1]; rounded down, and at least one entry unless it is 0.
 
-    Source: kvpress's AdaKVPress (arXiv 2407.11550 as NVIDIA reads it). AdaKV's own algorithm mixes a floor with a credit,
-    which is ``HeadPool``: there a head's cap is ``alpha * C`` PLUS its part of the rest, here it is at least ``alpha * C``.
+    Source: kvpress's AdaKVPress (arXiv 2407.11550 as NVIDIA reads it). AdaKV's own algorithm mixes a floor with a
+    credit, which is ``HeadPool``: there a head's cap is ``alpha * C`` PLUS its part of the rest, here it is at least
+    ``alpha * C``.
     """
 
     alpha: float = 0.2
@@ -32,7 +34,7 @@ class Safeguard(Allocator):
         check_share(self, "alpha", "the budget")
 
     def floor(self, budget: int) -> int:
-        """Entries that every head keeps, in kvpress's floating-point arithmetic."""
+        """Return the entries that every head keeps, in kvpress's floating-point arithmetic."""
         return max(min(budget, 1), int(budget * self.alpha)) if self.alpha > 0 else 0
 
     def caps(
@@ -46,7 +48,7 @@ class Safeguard(Allocator):
         return [self.layer(score, budget).cpu() for score in scores]
 
     def layer(self, score: Tensor, budget: int) -> Tensor:
-        """int64 ``[Hkv]``, the caps of one layer with scores ``[Hkv, n]``, on the scores' device."""
+        """Return the caps of one layer with scores ``[Hkv, n]``: int64 ``[Hkv]`` on the scores' device."""
         heads, candidates = score.shape
         if budget >= candidates:
             return torch.full((heads,), candidates, dtype=torch.int64, device=score.device)

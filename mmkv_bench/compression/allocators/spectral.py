@@ -20,13 +20,13 @@ from mmkv_bench.compression.scorers.deviation import check_gamma, cutoff, filter
 class Spectral(Allocator):
     """FlashCache's dynamic budget allocation (paper section 3.2.2, equations 11 and 12).
 
-    With ``P[m]`` the energy of bin m, summed over the channels of a layer's keys, ``R_k = sum_{m > omega} P[m] /
-    sum_m P[m]``; ``R_v`` likewise; ``R_l = R_k + R_v``. As printed, bin omega is in the upper sum of neither: it is no
-    longer base and not yet outlier. A layer gets ``R_l / sum R * L * C`` entries in each of its KV heads, at most its n
-    candidates; what a full layer cannot take goes to the others in proportion (water-filling), and largest-remainder
-    rounding makes the total exactly ``L * C``. A layer's share may round to 0 entries.
+    With ``P[m]`` the energy of bin m, summed over the channels of a layer's keys, ``R_k = sum_{m > omega} P[m] / sum_m
+    P[m]``; ``R_v`` likewise; ``R_l = R_k + R_v``. As printed, bin omega is in neither upper sum: it is no longer base
+    and not yet outlier. A layer gets ``R_l / sum R * L * C`` entries in each of its KV heads, at most its n candidates;
+    the excess of a full layer goes to the others in proportion (water-filling), and largest-remainder rounding makes
+    the total exactly ``L * C``. A layer's share may round to 0 entries.
 
-    All layers must have been seen, so peak memory is the full cache's; the transform is shared with the scorer.
+    All layers must have been seen, so peak memory equals the full cache's; the transform is shared with the scorer.
 
     Args:
         gamma, keys: the low-pass filter of ``DeviationScorer``; give both the same.
@@ -56,7 +56,7 @@ class Spectral(Allocator):
         return (cutoff(self.gamma, length), self.keys) if self.dba else None
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """``[2]``: R_k and R_v."""
+        """Return R_k and R_v, ``[2]``."""
         if not self.dba:
             return None
         parts = filtered(obs, self.gamma, self.keys)
@@ -75,7 +75,10 @@ class Spectral(Allocator):
         if not self.dba:
             return Uniform().caps(scores, budget, layers, n_layers)
         if context is None or any(layer not in context.summaries for layer in layers):
-            raise ValueError(f"layers {list(layers)} are divided by their spectra; give the summaries of all of them")
+            raise ValueError(
+                f"layers {list(layers)} are divided by their spectra, but summaries are missing; give the summaries "
+                "of all of them"
+            )
         candidates = scores[0].shape[1]
         weights = [float(context.summaries[layer].sum()) for layer in layers]
         shares = water_fill(weights, min(budget, candidates) * len(layers), candidates)

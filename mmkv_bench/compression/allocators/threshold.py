@@ -13,10 +13,11 @@ from mmkv_bench.compression.lazy_torch import Tensor, torch
 
 @dataclass(frozen=True)
 class Threshold(Allocator):
-    """The highest scores of the whole model stay, whichever layers and heads they are in; no head has a floor.
+    """An allocator by which the highest scores of the whole model stay, whichever layers and heads they are in; no head
+    has a floor.
 
-    Of L layers the ``C * Hkv * L`` highest scores stay (equal scores: lower layer, then head, then token, first), so that a head
-    may keep everything or nothing. Scores of different layers have to lie on one scale.
+    The ``C * Hkv * L`` highest scores of the L layers stay (equal scores: lower layer, then head, then token, first),
+    so that a head may keep everything or nothing. Scores of different layers must have one scale.
 
     Args:
         layerwise: the ``C * Hkv`` highest scores of each layer stay; layers do not compete.

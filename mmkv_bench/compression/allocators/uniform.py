@@ -1,4 +1,4 @@
-"""The same number of entries for every layer and KV head."""
+"""Equal numbers of entries for all layers and KV heads."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mmkv_bench.compression.parameters import check_least
 
 @dataclass(frozen=True)
 class Uniform(Allocator):
-    """Every KV head of every layer keeps ``min(budget + excess - unused, n)`` of its n candidates.
+    """An allocator by which every KV head of every layer keeps ``min(budget + excess - unused, n)`` of its n candidates.
 
     Args:
-        excess: entries per KV head above the budget. 0 in every paper reading. MM-ShiftKV's released KeyDiff stores
-            32 more than it is given, which ``reading=released`` reproduces.
+        excess: entries per KV head above the budget. 0 in every paper reading. MM-ShiftKV's released KeyDiff stores 32
+            more than it is given, which ``reading=released`` reproduces.
         unused: entries per KV head that are granted and not kept, short of the last one. 0 in every paper reading.
             ElasticCache's release evicts one more than it means to.
     """

@@ -11,7 +11,7 @@ from mmkv_bench.compression.allocators.uniform import Uniform
 class UniformModel(Uniform):
     """``Uniform`` for selectors that need the scores of all layers at once (``OneSet``).
 
-    Nothing is freed before the whole prompt is prefilled.
+    No memory is freed before the whole prompt is prefilled.
 
     Args:
         excess: see ``Uniform``.

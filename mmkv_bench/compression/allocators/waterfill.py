@@ -1,4 +1,4 @@
-"""Weights -> whole entries: proportional shares clipped at a cap, and rounding that keeps their sum."""
+"""Division of entries by weights: proportional shares clipped at a cap, and rounding that keeps the total."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from math import isfinite
 
 
 def water_fill(weights: Sequence[float | Fraction], total: int, cap: int | Sequence[int]) -> list[int]:
-    """Divide ``total`` entries in proportion to ``weights``, none above its cap, exactly.
+    """Divide ``total`` entries exactly in proportion to ``weights``, no item above its cap.
 
-    The real shares are ``min(cap_i, level * weight_i)`` with the one ``level`` that makes them add up to ``total``: what
-    a clipped item cannot take is divided among the others in proportion to their weights, again and again until nobody
-    is above its cap. Items of weight 0 get nothing unless all others are full; then they divide the rest equally. The
-    shares are rounded by largest remainder (equal remainders: lower index first). All arithmetic is exact: floats are
-    taken as the fractions they are.
+    The real shares are ``min(cap_i, level * weight_i)``, with the one ``level`` that makes them add up to ``total``:
+    the excess of a clipped item is divided among the others in proportion to their weights, again and again until no
+    item is above its cap. Items of weight 0 get nothing unless all others are full; then they divide the rest equally.
+    The shares are rounded by largest remainder (equal remainders: lower index first). All arithmetic is exact: floats
+    become the fractions that they represent.
 
     Args:
         weights: finite, 0 or more, one per item (layer, head).
@@ -22,7 +22,7 @@ def water_fill(weights: Sequence[float | Fraction], total: int, cap: int | Seque
         cap: the most that an item can take [entries], one number for all or one per item.
 
     Returns:
-        One count per item, ``0 <= count <= cap``, adding up to ``total``.
+        One count per item, ``0 <= count <= cap``; the counts add up to ``total``.
 
     Raises:
         ValueError: negative or non-finite weights, a total below 0 or above the sum of the caps.
@@ -33,7 +33,7 @@ def water_fill(weights: Sequence[float | Fraction], total: int, cap: int | Seque
     if any(not isfinite(weight) or weight < 0 for weight in weights):
         raise ValueError(f"the weights are {list(weights)}; allowed: finite numbers of 0 or more")
     if not 0 <= total <= sum(caps):
-        raise ValueError(f"{total} entries cannot be divided among items that take {sum(caps)} at most and 0 at least")
+        raise ValueError(f"{total} entries cannot be divided; allowed: 0 to {sum(caps)}, the sum of the caps")
     exact = [Fraction(weight) for weight in weights]
     shares = [Fraction(0)] * len(exact)
     unfilled, rest = [i for i, weight in enumerate(exact) if weight > 0], Fraction(total)
@@ -55,16 +55,16 @@ def water_fill(weights: Sequence[float | Fraction], total: int, cap: int | Seque
 
 
 def largest_remainder(shares: Sequence[Fraction]) -> list[int]:
-    """Whole numbers that differ from ``shares`` by less than 1 and add up to the same sum.
+    """Round ``shares`` to whole numbers with the same sum, each less than 1 from its share.
 
-    Every share is rounded down; what is missing goes, one each, to the largest remainders (equal remainders: lower
+    Every share is rounded down. The missing entries go, one each, to the largest remainders (equal remainders: lower
     index first). Shares are exact fractions, so no result depends on floating-point rounding.
 
     Args:
         shares: non-negative, with a whole sum.
 
     Raises:
-        ValueError: the sum is not whole: no rounding keeps it.
+        ValueError: the sum is not whole.
     """
     total = sum(shares, Fraction(0))
     if total.denominator != 1:

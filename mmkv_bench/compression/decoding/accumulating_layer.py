@@ -14,27 +14,29 @@ from mmkv_bench.errors import ConfigError
 
 
 class AccumulatingLayer(CompressedLayer):
-    """One sequence's entries with `gathered`, float32 `[Hkv, stored]`, 0 at padding."""
+    """The entries of one sequence with `gathered`, float32 `[Hkv, stored]`, 0 at padding."""
 
     gathered: Tensor
-    _counted: int  # queries before this one are in the scores already
+    _counted: int  # earlier queries are in the scores already
     _refed: Tensor  # scores of prompt tokens that will be fed again
     _acts_from: int
     _recents_of: Callable[[int], int]  # entries of a head -> recents among them
-    _limit: int  # slots, and recents per head, from the first token of the answer on; none before
+    _limit: int  # slots, and recents per head; set at the first token of the answer
     _recents: Tensor | None
     _sinks: Tensor | None
 
     @classmethod
     def of(cls, start: Start, recents_of: Callable[[int], int]) -> AccumulatingLayer:
         if start.scores is None:
-            raise ConfigError("H2O's decoding starts from the scores of the prefill; give the method a scorer")
+            raise ConfigError(
+                "H2O's decoding starts from the scores of the prefill, but the method has no scorer; give it one"
+            )
         room = start.room_until_evicting(1)
         layer = cls.from_rows([(start.kept_key, start.kept_value, start.positions)], start.seen, room)
         scores = start.scores.float()
         layer.gathered = scores.gather(1, start.index.clamp_min(0)).masked_fill(start.index < 0, 0)
         layer._counted = start.pad + scores.shape[1]
-        layer._refed = scores[:, start.seen - start.pad :].clone()  # a view would keep those of the whole prompt
+        layer._refed = scores[:, start.seen - start.pad :].clone()  # a view would keep the scores of the whole prompt
         layer._acts_from, layer._recents_of = start.acts_from, recents_of
         layer._limit, layer._recents, layer._sinks = 0, None, start.sinks
         return layer
@@ -61,7 +63,7 @@ class AccumulatingLayer(CompressedLayer):
             self._evict(self._recents)
 
     def _admit(self, n: int) -> None:
-        """Slots of gathered attention for n new tokens."""
+        """Append slots of gathered attention for n new tokens."""
         heads = self.gathered.shape[0]
         fresh = self.gathered.new_zeros(heads, n)
         refed = min(self._refed.shape[1], n)
@@ -70,8 +72,8 @@ class AccumulatingLayer(CompressedLayer):
         self.gathered = torch.cat([self.gathered, fresh], 1)
 
     def _rows(self, query: Tensor, scaling: float) -> Tensor:
-        """Float32 `[Hkv, stored]`: attention of the newest tokens' queries `[Hq, n, D]` to every slot, each query seeing
-        what was stored up to its own token, summed over queries and the query heads of a KV head."""
+        """Return the attention that the newest tokens' queries `[Hq, n, D]` pay to every slot, float32 `[Hkv, stored]`,
+        summed over queries and the query heads of a KV head. A query sees the slots up to its own token."""
         keys = self.keys[0]
         if not self.ragged:
             return column_sums(query, keys, scaling, self.stored - query.shape[1], self._sinks)
@@ -88,7 +90,8 @@ class AccumulatingLayer(CompressedLayer):
         return sums
 
     def _evict(self, recents: Tensor) -> None:
-        """Remove the least heavy entry of every head; among equals the later one. recents: int64 `[Hkv]`, out of reach."""
+        """Remove the entry with the least gathered attention of every head; of equal entries the later one. recents: int64
+        `[Hkv]`, last entries that stay."""
         slot = torch.arange(self.stored, device=self.device)
         open_ = (slot < self.stored - recents[:, None]) & (self.slot_positions()[0] >= 0)
         weight = self.gathered.masked_fill(~open_, torch.inf)

@@ -1,4 +1,4 @@
-"""Cache layer that keeps its size while decoding, for fixed-distance eviction and a sliding window."""
+"""Cache layer that evicts while decoding, for fixed-distance eviction and a sliding window."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class EvictingLayer(CompressedLayer):
 
     @classmethod
     def of(cls, start: Start, room: int, slack: int, grows: bool, slot: Callable[[int, int], int]) -> EvictingLayer:
-        """Build the layer of a policy (`Holding`), which knows what every head holds when the answer begins.
+        """Build the layer of a policy (`Holding`).
 
         Args:
-            room: slots for new tokens. slack, slot: the policy's. grows: a head keeps its share of the answer, too.
+            room: slots for new tokens. slack, slot: the policy's. grows: a head also keeps its share of the answer.
         """
         layer = cls.from_rows([(start.kept_key, start.kept_value, start.positions)], start.seen, room)
         layer.acts_from, layer._slot = start.acts_from, slot
@@ -42,7 +42,7 @@ class EvictingLayer(CompressedLayer):
         return layer
 
     def entry_counts(self) -> list[int]:
-        """Current entries per head."""
+        """Return the current entries per head."""
         fed = self.seen - self.acts_from
         return [before + fed - gone for before, gone in zip(self._before, self._evicted, strict=True)]
 
@@ -76,12 +76,12 @@ class EvictingLayer(CompressedLayer):
         stays = (places >= 0) & (
             torch.arange(self.stored, device=self.device) != evicted_slots[..., None].to(self.device)
         )
-        # Right-align what stays: a stable sort puts it last, in its old order.
+        # Right-align what stays: a stable sort puts kept slots last, in their old order.
         width = max(count - is_due for count, is_due in zip(counts, due, strict=True))
         index = stays.int().sort(dim=-1, stable=True).indices[..., self.stored - width :]
         filled = stays.gather(2, index)
         positions = places.gather(2, index).masked_fill(~filled, -1)
-        # Where a head that is not due fills all slots, the others' entries before the one that goes move to the right.
+        # If a head that is not due fills all slots, the other heads' entries before the evicted one move right.
         right = width == self.stored
         self._move(index.where(filled, torch.arange(width, device=index.device)), right)
         places[:, :, :width] = positions

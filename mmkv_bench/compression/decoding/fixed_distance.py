@@ -1,4 +1,4 @@
-"""Fixed-distance eviction: while decoding, the entry at a fixed distance from the newest one goes."""
+"""Fixed-distance eviction: while decoding, the entry at a fixed distance from the newest one is evicted."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from mmkv_bench.compression.parameters import check_least
 
 @dataclass(frozen=True)
 class FixedDistance(Holding):
-    """PrefixKV (arXiv 2412.03409, section 3.1) and ElasticCache (arXiv 2407.18121): the layer's share stays what it was.
+    """PrefixKV (arXiv 2412.03409, section 3.1) and ElasticCache (arXiv 2407.18121): the layer's share stays constant.
 
     Args:
         hold, positions, slack: see ``Holding``.
-        distance: d, how far the entry that goes stands before the newest one, or before the prompt's end (``anchor``)
-            [entries]; 0 evicts the newest one itself.
-        anchor: "newest": the entry d places before the newest one goes, PrefixKV's text ("a fixed distance to the latest
-            generated token"). "prefill": the entry at the fixed place ``m - d`` goes, m being what the head held when the
-            answer began, ElasticCache's "fixed truncation location" near the end of the instruction; both releases.
-            The two are the same place in a cache that has not grown (hold=size). In a cache too short for d, "newest"
-            takes place 1 (after the first token) and "prefill" place ``m // 2``, as PrefixKV's release.
+        distance: d, distance of the evicted entry to the newest one, or to the prompt's end (``anchor``) [entries]; 0
+            evicts the newest entry itself.
+        anchor: "newest": the entry d places before the newest one is evicted, PrefixKV's text ("a fixed distance to the
+            latest generated token"). "prefill": the entry at the fixed place ``m - d`` is evicted, where m is the
+            head's number of entries when the answer began: ElasticCache's "fixed truncation location" near the end of
+            the instruction; both releases do this. Both anchors give the same place in a cache that has not grown
+            (hold=size). In a cache too short for d, "newest" takes place 1 (after the first token) and "prefill" place
+            ``m // 2``, as PrefixKV's release.
 
-    Paper and code: the release of PrefixKV uses anchor=prefill and positions=cached. It compares with the evicted
-    fraction of its file, this class with the share that was kept. In a cache shorter than d ElasticCache's release
-    computes a negative place and then duplicates entries; that is not reproduced.
+    Paper and code: the release of PrefixKV uses anchor=prefill and positions=cached. The release compares with the
+    evicted fraction of its file, this class with the share that was kept. In a cache shorter than d ElasticCache's
+    release computes a negative place and then duplicates entries; that is not reproduced.
     """
 
     distance: int = 25

@@ -17,28 +17,30 @@ if TYPE_CHECKING:
 class HeavyHitters(DecodePolicy):
     """H2O's greedy eviction (arXiv 2306.14048, section 4.1, algorithm 1), per layer and KV head.
 
-    Every stored entry carries the attention that it has gathered. It starts from the entry's score at the end of the
-    prefill; with ``ColumnSumScorer`` that is the sum over all prompt queries, and a query of the answer adds its own
+    Every stored entry carries the attention that it has gathered. This starts from the entry's score at the end of the
+    prefill; with ``ColumnSumScorer`` the score is the sum over all prompt queries. A query of the answer adds its
     softmax over the stored entries, summed over the g query heads. Then, while a head holds more entries than it did
-    when the answer began, the entry with the least gathered attention goes. The newest ``floor(share * held)`` entries,
-    the new token's included, are never considered. Among equals the later one goes, as everywhere in this package.
+    when the answer began, the entry with the least gathered attention is evicted. The newest ``floor(share * held)``
+    entries, the new token's included, are never evicted. Of equal entries the later one is evicted, as everywhere in
+    this package.
 
     A head holds what its selection granted: C entries with uniform budgets. Under ``query_agnostic`` the question's Q
-    entries come on top, for this method as for every other, so that C + Q are held; the question's queries are added to
-    the gathered attention, because no prefill has counted them. Under ``strict`` the re-fed last token makes C - 1
-    entries C; the prefill has counted its query already, and its own entry starts from its score there. A prompt within
-    its budget stays the full cache, also when its answer outgrows the budget.
+    entries come on top, as for every method, so that the head holds C + Q; the question's queries are added to the
+    gathered attention, because no prefill has counted them. Under ``strict`` the re-fed last token makes C - 1 entries
+    C; the prefill has counted the token's query already, and the token's entry starts from its score in the prefill. A
+    prompt within its budget stays the full cache, also when its answer outgrows the budget.
 
     Args:
-        share: of the held entries that are recents, in [0, 1]; use the selector's.
+        share: share of the held entries that are recents, in [0, 1]; equal to the selector's share.
 
-    Paper and code: the authors' release has it in two files. ``h2o_hf/utils_real_drop/modify_llama.py`` accumulates and
-    evicts as here: entries are dropped and their sums with them. ``h2o_hf/utils_hh/modify_llama.py`` stores every entry and
-    masks those that it has given up, with sizes that are fractions of the prompt. ElasticCache's release, behind the H2O rows of
-    PrefixKV's tables, decodes differently: one gathered score for all layers and heads, not gathered along with the
-    entries when the prompt is reduced, so that its minimum points at other tokens than were scored; and a size that
-    follows the ratio as the answer grows. That depends on an accident of buffer indices and is not reproduced; its
-    selection after the prefill is ``method=h2o reading=released``.
+    Paper and code: the authors' release implements it in two files. ``h2o_hf/utils_real_drop/modify_llama.py``
+    accumulates and evicts as this class does: entries are dropped together with their sums.
+    ``h2o_hf/utils_hh/modify_llama.py`` stores every entry and masks those that it would evict, with sizes that are
+    fractions of the prompt. ElasticCache's release, behind the H2O rows of PrefixKV's tables, decodes differently: one
+    gathered score for all layers and heads, not gathered along with the entries when the prompt is reduced, so that its
+    minimum points at other tokens than those scored; and a size that follows the ratio as the answer grows. That
+    depends on an accident of buffer indices and is not reproduced; its selection after the prefill is
+    ``method=h2o reading=released``.
     """
 
     share: float = 0.5
@@ -47,7 +49,7 @@ class HeavyHitters(DecodePolicy):
         check_share(self, "share", "the held entries")
 
     def recents(self, entries: int) -> int:
-        """Entries of a head that are out of reach, in exact decimal arithmetic: 0.29 of 100 is 29."""
+        """Count the last entries of a head that are never evicted, in exact decimal arithmetic: 0.29 of 100 is 29."""
         return int(Decimal(str(self.share)) * entries)
 
     def layer(self, start: Start) -> CompressedLayer:

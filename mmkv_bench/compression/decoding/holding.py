@@ -1,4 +1,4 @@
-"""Holding a layer's size while decoding: after each new token at most one entry of every head goes."""
+"""Decode policies that hold a layer's size: after each new token every head evicts at most one entry."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Holding(DecodePolicy):
-    """Base of fixed-distance eviction and of a sliding window; subclasses choose the entry that goes.
+    """Base of fixed-distance eviction and of a sliding window; subclasses choose the entry to evict.
 
-    Let a head hold m entries when the answer begins; the question that was fed after a reduced context, and the token
-    that ``strict`` feeds again, are among them. Let rho be the share of the prompt (or context) that the head kept. After
-    k answer tokens it may hold ``m + rho * k`` entries under "ratio" and m under "size"; whenever it holds at least one
-    more than that, one entry goes, after the newest token has attended to it. Counts are exact and kept on the host: no
+    Let a head hold m entries when the answer begins, including the question that was fed after a reduced context and
+    the token that ``strict`` feeds again. Let rho be the share of the prompt (or context) that the head kept. After k
+    answer tokens it may hold ``m + rho * k`` entries under "ratio" and m under "size"; as soon as it holds at least one
+    more, one entry is evicted, after the newest token has attended to it. Counts are exact and kept on the host: no
     step waits for the device.
 
     Args:
-        hold: "ratio": a head keeps the same share of the answer as of the prompt, and so grows with it; "size": it stays as
-            large as it was. See above.
+        hold: "ratio": a head keeps the same share of the answer as of the prompt, and so grows with the answer; "size":
+            its size stays constant. See above.
         positions: "own": a new token is rotated at its own position in prompt and answer. "cached": at the number of
-            entries that layer 0 holds, as the releases of PrefixKV and ElasticCache do by handing the model no positions
-            beside a shortened cache: kept keys keep their rotation, so queries sit among or before them.
+            entries that layer 0 holds, as the releases of PrefixKV and ElasticCache do by handing the model no
+            positions beside a shortened cache: kept keys keep their rotation, so queries sit among or before them.
         slack: entries per head that m is taken to be larger than it is.
     """
 
@@ -48,10 +48,10 @@ class Holding(DecodePolicy):
 
     @abstractmethod
     def slot(self, entries: int, start: int) -> int:
-        """Return the number of the head's entry that goes, 0 the oldest, ``entries - 1`` the newest.
+        """Return the index of the head's entry to evict, 0 the oldest, ``entries - 1`` the newest.
 
         Args:
-            entries: number that the head holds, the newest included; start: m, slack included.
+            entries: number of the head's entries, the newest included; start: m, slack included.
         """
 
     def layer(self, start: Start) -> EvictingLayer:
@@ -70,5 +70,5 @@ class Holding(DecodePolicy):
         )
         cached_position_ids = cached.expand_as(position_ids).clone()
         if position_ids.ndim == 3 and position_ids.shape[0] == 4:
-            cached_position_ids[0] = position_ids[0]  # not rotated with: it tells packed sequences apart
+            cached_position_ids[0] = position_ids[0]  # not a rotary axis: it tells packed sequences apart
         return cached_position_ids

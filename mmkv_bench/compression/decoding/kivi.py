@@ -20,32 +20,32 @@ class KIVI(DecodePolicy):
 
     The prompt's own attention runs in full precision. Then, per KV head with m kept entries:
 
-    - keys: the first ``floor(m / R) * R`` are quantised per channel over groups of G consecutive KEPT tokens, ``m mod R``
-      stay as they are; new keys join them, and when they are R they are quantised together;
-    - values: all but the last R are quantised per token over groups of G channels (of the whole head where it has
-      fewer than G channels); from then on the oldest of R + 1 is quantised at every step.
+    - keys: the first ``floor(m / R) * R`` are quantised per channel over groups of G consecutive KEPT tokens; the other
+      ``m mod R`` stay in full precision, new keys join them, and once there are R they are quantised together;
+    - values: all but the last R are quantised per token over groups of G channels (of the whole head where it has fewer
+      than G channels); from then on every step quantises the oldest of R + 1.
 
-    Keys are quantised with their rotation, as released. Whatever a scorer evicted before has no part in any group;
-    heads that kept different numbers of entries form their groups each from their own. Tokens of the prompt that are
-    fed after the reduction (the last one under ``strict``, the question under ``query_agnostic``) are attended to in
-    full precision once, like the rest of the prompt.
+    Keys are quantised with their rotation, as released. Entries that a scorer evicted before are in no group; heads
+    that kept different numbers of entries form separate groups. Tokens of the prompt that are fed after the reduction
+    (the last one under ``strict``, the question under ``query_agnostic``) are attended to in full precision once, like
+    the rest of the prompt.
 
-    Fewer entries than R all fit the residual: nothing is quantised until the answer has made them R, and the row says
+    Fewer entries than R all fit the residual: nothing is quantised until the answer has filled it, and the row says
     `fallback=within_residual`. With eviction, R should therefore be well below the budget.
 
     Every step dequantises a whole layer for the attention kernel and drops that copy again: the stored bytes are those
     of the packed entries, the speed is not that of the paper's fused kernels.
 
     Args:
-        bits: of a stored number, 2 or 4 as in the paper, or 8. Scale and minimum of each group come on top, in the model's
-            dtype: together ``b + 32 / G`` bits per number in half precision.
+        bits: bits of a stored number, 2 or 4 as in the paper, or 8. Scale and minimum of each group come on top, in the
+            model's dtype: together ``b + 32 / G`` bits per number in half precision.
         group: G, numbers of one group: kept tokens of a key channel, channels of a value [tokens, channels].
         residual: R, newest entries that stay in full precision at most [entries per KV head]; a multiple of G.
-        flush: `before` quantises ahead of the attention of the token that filled the residual (algorithm 1), `after`
-            behind it (released code).
+        flush: `before` quantises before the attention of the token that filled the residual (algorithm 1), `after`
+            quantises after it (released code).
 
     Paper and code: see ``flush``. The released code divides by zero for a constant group; here the scale is at least
-    1e-6, and such a group comes back exactly. Its kernels need one sequence length for all heads and as many KV as
+    1e-6, and such a group is restored exactly. Its kernels need one sequence length for all heads and as many KV as
     query heads; neither is needed here.
     """
 
@@ -60,22 +60,22 @@ class KIVI(DecodePolicy):
         check_group(self.bits, self.group)
         if self.residual < self.group or self.residual % self.group:
             raise ConfigError(
-                f"residual is {self.residual}; allowed: multiples of group={self.group} tokens, at least one group; "
-                "choose such a number"
+                f"residual is {self.residual}; allowed: multiples of group={self.group} tokens, at least one "
+                "group; choose such a number"
             )
         check_words(self)
 
     def value_group(self, dim: int) -> int:
-        """Channels of one group of values, given the channels of a head.
+        """Return the channels of one group of values, given the channels of a head.
 
         Raises:
-            UnsupportedError: groups that do not divide a head.
+            UnsupportedError: groups of this size do not divide a head.
         """
         group = min(self.group, dim)
         if dim % group or group * self.bits % 8:
             raise UnsupportedError(
-                f"KIVI with group={self.group} at {self.bits} bits cannot divide heads of {dim} channels into groups of "
-                "whole bytes; allowed: a group that divides the head; set group to such a size"
+                f"KIVI with group={self.group} at {self.bits} bits cannot divide heads of {dim} channels into "
+                "groups of whole bytes; set group to a size that divides the head"
             )
         return group
 

@@ -17,15 +17,15 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class _Store:
-    """Keys or values of one layer: per KV head some packed units, then a rest in full precision.
+    """Keys or values of one layer: per KV head packed units, then a rest in full precision.
 
-    A unit is what is quantised together along the tokens: G tokens of keys, one token of values. Every head's entries
-    begin at the left, in the order of the kept tokens, so that no padding is ever part of a group; heads differ in
-    `units` and `left` when they kept different numbers of entries.
+    A unit is quantised together along the tokens: G tokens of keys, one token of values. Every head's entries begin at
+    the left, in the order of the kept tokens, so that padding is never part of a group. Heads differ in `units` and
+    `left` if they kept different numbers of entries.
 
     Args:
         entries: per head `[m_h, D]`, all in full precision; bits, group: see `quantise`.
-        unit: tokens per unit; room: further tokens that will come.
+        unit: tokens per unit; room: number of further tokens that will be appended.
     """
 
     def __init__(self, entries: list[Tensor], bits: int, group: int, unit: int, room: int):
@@ -40,7 +40,7 @@ class _Store:
             self.rest[row, : len(head)] = head
 
     def append(self, new: Tensor) -> None:
-        """Add `[Hkv, n, D]` behind the rest."""
+        """Append `[Hkv, n, D]` to the rest."""
         heads, n, dim = new.shape
         short = max(self.left) + n - self.rest.shape[1]
         if short > 0:
@@ -50,7 +50,7 @@ class _Store:
         self.left = [left + n for left in self.left]
 
     def flush(self, excess: list[int]) -> None:
-        """Quantise the first `excess[h]` tokens of every head's rest, whole units."""
+        """Quantise the first `excess[h]` tokens of every head's rest, in whole units."""
         if not any(excess):
             return
         done = [(units, amount) for units, amount in zip(self.units, excess, strict=True)]
@@ -60,10 +60,10 @@ class _Store:
                 self.rest[rows, : self.rest.shape[1] - amount] = self.rest[rows, amount:].clone()
         self.units = [units + amount // self.unit for units, amount in done]
         self.left = [left - amount for left, amount in zip(self.left, excess, strict=True)]
-        self.rest = self.rest[:, : max(self.left)].clone()  # what was quantised is not held a second time
+        self.rest = self.rest[:, : max(self.left)].clone()  # frees what was quantised
 
     def _write(self, rows: list[int], first: int, tokens: Tensor) -> None:
-        """Pack `[rows, units * unit, D]` as the units from `first` on."""
+        """Pack `[rows, units * unit, D]` as units `first` and following."""
         units = tokens.unflatten(1, (-1, self.unit)).transpose(2, 3)  # [rows, units, D, unit]
         fresh = quantise(units if self.unit > 1 else units.flatten(2), self.bits, self.group)
         end = first + units.shape[1]
@@ -83,7 +83,7 @@ class _Store:
         return Packed(data, scale, zero, self.bits)
 
     def _used(self) -> Packed | None:
-        """The packed units of the longest head; those that shorter heads have not filled are zeros."""
+        """Return the packed units of the longest head; units that shorter heads have not filled are zeros."""
         most = max(self.units)
         if not most or self.packed is None:
             return None
@@ -91,7 +91,7 @@ class _Store:
         return Packed(data, scale, zero, self.bits)
 
     def read(self) -> Tensor:
-        """`[Hkv, slots, D]` all entries in full precision, heads padded on the left with zeros."""
+        """Return all entries in full precision, `[Hkv, slots, D]`, heads padded on the left with zeros."""
         used = self._used()
         rest = self.rest[:, : max(self.left)]
         if used is None:
@@ -124,17 +124,17 @@ class _Store:
         return self.rest.shape[-1] * self.rest.element_size()
 
     def padding_nbytes(self) -> int:
-        """Bytes of units and slots that shorter heads have not filled."""
+        """Return the bytes of units and slots that shorter heads have not filled."""
         units, left = (max(counts) * len(counts) - sum(counts) for counts in (self.units, self.left))
         return units * self.unit_nbytes + left * self.token_nbytes
 
     def read_nbytes(self, units: list[int], left: list[int]) -> int:
-        """Bytes that are read once heads have so many units and tokens in full precision."""
+        """Return the bytes to read when heads have `units` units and `left` tokens in full precision."""
         return len(units) * (max(units) * self.unit_nbytes + max(left) * self.token_nbytes)
 
     def nbytes(self) -> tuple[int, int]:
-        """(bytes of packed numbers and rest, bytes of scales and minima); units and slots of the longest head count for
-        every head, slack does not."""
+        """Return (bytes of packed numbers and rest, bytes of scales and minima). Units and slots of the longest head count
+        for every head; slack does not count."""
         data, metadata = _bytes(self.rest[:, : max(self.left)]), 0
         used = self._used()
         if used is not None:
@@ -144,18 +144,18 @@ class _Store:
 
 
 class QuantisedLayer(CompressedLayer):
-    """KIVI's layer for one sequence. The base class keeps slots, positions and masks; its own key and value storage has
-    no channels, because the entries live in two `_Store`s. `keys` and `values` read them out anew each time."""
+    """KIVI's layer for one sequence. The base class keeps slots, positions and masks, but its key and value storage has no
+    channels, because the entries are in two `_Store`s. `keys` and `values` dequantise them anew each time."""
 
     acts_from: int
     _residual: int
-    _before: bool  # what fills the residual is quantised ahead of its token's attention
+    _before: bool  # quantise a full residual before the newest token attends
     _keys: _Store
     _values: _Store
 
     @classmethod
     def of(cls, start: Start, bits: int, group: int, value_group: int, residual: int, before: bool) -> QuantisedLayer:
-        """Build the layer of a policy (`KIVI`), whose parameters these are; before: `flush` says so."""
+        """Build the layer of a policy (`KIVI`), whose parameters these are; before: its `flush` is `before`."""
         none = start.kept_key[..., :0]
         layer = cls.from_rows([(none, none, start.positions)], start.seen, start.reserve)
         layer.acts_from, layer._residual, layer._before = start.acts_from, residual, before
@@ -168,15 +168,15 @@ class QuantisedLayer(CompressedLayer):
         return layer
 
     def _read_keys(self) -> Tensor:
-        """`[1, Hkv, stored, D]`, dequantised: a copy."""
+        """Return `[1, Hkv, stored, D]`, dequantised: a copy."""
         return self._keys.read()[None]
 
     def _read_values(self) -> Tensor:
-        """`[1, Hkv, stored, D]`, dequantised: a copy."""
+        """Return `[1, Hkv, stored, D]`, dequantised: a copy."""
         return self._values.read()[None]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[1, Hkv, n, D]`; returns what the attention shall read, `[1, Hkv, stored, D]`, dequantised."""
+        """Append `[1, Hkv, n, D]`; return what the attention shall read, `[1, Hkv, stored, D]`, dequantised."""
         self._keys.append(key_states[0])
         self._values.append(value_states[0])
         if self._before and self.seen >= self.acts_from:
@@ -191,7 +191,7 @@ class QuantisedLayer(CompressedLayer):
             store.flush(self._excess(store, store.left))
 
     def _excess(self, store: _Store, left: list[int]) -> list[int]:
-        """Return the tokens of each head to quantise, of those in full precision: keys in whole residuals."""
+        """Count the tokens of each head to quantise, among those in full precision: keys in whole residuals."""
         residual = self._residual
         return [count // residual * residual if store is self._keys else max(0, count - residual) for count in left]
 
@@ -206,11 +206,12 @@ class QuantisedLayer(CompressedLayer):
         return empty + self._keys.padding_nbytes() + self._values.padding_nbytes()
 
     def read_nbytes(self, fed: int) -> int:
-        """The packed entries, not their unpacked copies."""
+        """Return the bytes of the packed entries that attention reads, not of their unpacked copies."""
         return sum(self._read(store, fed) for store in (self._keys, self._values))
 
     def _read(self, store: _Store, fed: int) -> int:
-        """Prompt tokens are quantised once they have been attended to, the answer's as `flush` says."""
+        """Return the bytes read of one store. Prompt tokens are quantised once they have been attended to, answer tokens
+        as `flush` says."""
         units, left = store.units, [count + fed for count in store.left]
         for new in ((0,) if fed else ()) + ((1,) if self._before else ()):
             left = [count + new for count in left]
@@ -221,13 +222,16 @@ class QuantisedLayer(CompressedLayer):
         return store.read_nbytes(units, [count + appended for count in left])
 
     def nbytes(self) -> tuple[int, int]:
-        """(bytes of packed entries and residuals, bytes of scales, minima and positions)."""
+        """Return (bytes of packed entries and residuals, bytes of scales, minima and positions)."""
         parts, places = (self._keys.nbytes(), self._values.nbytes()), self.positions
         position_bytes = 0 if places is None else _bytes(places)
         return sum(data for data, _ in parts), sum(metadata for _, metadata in parts) + position_bytes
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
-        raise UnsupportedError("a quantised layer holds one finished prompt of one sequence; its entries only grow")
+        raise UnsupportedError(
+            "a quantised layer holds one finished prompt of one sequence, whose entries only grow; use greedy "
+            "decoding, prompt by prompt"
+        )
 
     retain = drop = forget = reorder_cache = batch_repeat_interleave = batch_select_indices = reset = _refuse
 

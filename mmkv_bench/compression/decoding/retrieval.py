@@ -1,4 +1,4 @@
-"""Chunk retrieval: dynamic heads keep everything in host memory and fetch the chunks that a step asks for."""
+"""Chunk retrieval: dynamic heads keep all entries in host memory and fetch the chunks that a step needs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 class ChunkRetrieval(DecodePolicy):
     """HybridKV's dynamic heads (section 3.3, appendix A, figure 6): nothing is deleted, chunks are read on demand.
 
-    After the prefill the n candidates of a dynamic head go to host memory in chunks; the mean key of each stays on the
-    device. At each step the chunks with the largest ``q . mean key`` (q averaged over the g query heads) are fetched,
-    as many as the head's entries hold, and attended to together with all tokens that came after the prompt. Keys carry
-    the rotation of their own positions. What the selector chose for a dynamic head only says how many entries it may
-    read: it fills the head's buffer until the first step.
+    After the prefill the n candidates of a dynamic head go to host memory in chunks; the mean key of each chunk stays
+    on the device. At each step the chunks with the largest ``q . mean key`` (q averaged over the g query heads) are
+    fetched, as many as the head's granted entries can hold, and attended to together with all later tokens. Keys carry
+    the rotation of their own positions. The selector's choice for a dynamic head only says how many entries the head
+    may read: it fills the head's buffer until the first step.
 
     Args:
-        heads: which heads are dynamic; the allocator's.
-        chunk: tokens per chunk. A head that may read fewer entries has chunks of that size.
-        partial: the prompt's last, incomplete chunk is "ranked" as any other by the mean of what exists, or always
-            "visible" in one of the head's chunks.
+        heads: which heads are dynamic, as in the allocator.
+        chunk: tokens per chunk. A head that may read fewer entries has smaller chunks, of that size.
+        partial: the prompt's last, incomplete chunk is "ranked" like any other, by the mean of its tokens, or always
+            "visible" as one of the head's chunks.
 
     The strict protocol's re-fed token and the question of ``query_agnostic`` are steps like any other. A forward pass
     of several tokens is one step: one choice by their mean query. Paper and code: no code was released; the paper says
@@ -58,10 +58,12 @@ class ChunkRetrieval(DecodePolicy):
         heads = self.heads.dynamic(start.context.summaries)[start.layer].nonzero().flatten().to(start.key.device)
         granted = (start.index[heads] >= 0).sum(-1)
         width, candidates = int(granted.max()) if len(heads) else 0, start.key.shape[1]
-        if not width:  # no dynamic heads, or none that may ever read anything
+        if not width:  # no dynamic heads, or none with entries to read
             return layer
         if width != int(granted.min()):
-            raise UnsupportedError("dynamic heads of a layer read the same number of entries; use the hybrid allocator")
+            raise UnsupportedError(
+                "the dynamic heads of a layer were granted different numbers of entries; use the hybrid allocator"
+            )
         chunk = min(self.chunk, width)
         slots = -(-candidates // chunk) if width >= candidates else width // chunk
         pages = Pages(start.key[heads], start.value[heads], chunk, slots)

@@ -15,23 +15,24 @@ from mmkv_bench.errors import UnsupportedError
 
 
 class Pages:
-    """All n entries of a layer's H dynamic heads as P chunks in host memory, and their mean keys on the device.
+    """All n entries of a layer's H dynamic heads as P chunks in host memory, and the chunks' mean keys on the device.
 
-    The last chunk may be incomplete: it is padded with the mean of what exists, so its mean key is that of its tokens.
+    The last chunk may be incomplete: it is padded with the mean of its tokens, so its mean key is the mean of these
+    tokens.
 
     Attributes:
         keys, values: ``[H * P, chunk * D]`` in host memory (pinned beside an accelerator), the model's dtype.
         means: ``[H, P, D]`` on the device, the model's dtype.
         length: n. chunk: tokens per chunk. slots: chunks per step. count: P.
-        staging: two ``[H * slots, chunk * D]`` such buffers that fetched chunks are gathered in, so that a step copies
-            them at once and nothing else.
+        staging: two pinned ``[H * slots, chunk * D]`` buffers in which fetched chunks are gathered, so that a step
+            copies them at once and nothing else.
     """
 
     def __init__(self, key: Tensor, value: Tensor, chunk: int, slots: int):
         self.heads, self.length, _ = key.shape
         self.chunk, self.slots, self.count = chunk, slots, -(-self.length // chunk)
         keys = self._chunked(key)
-        # A half-precision padding rounds the mean; the tokens themselves give that of an incomplete chunk exactly.
+        # Half-precision padding rounds the mean; the tokens themselves give an incomplete chunk's mean exactly.
         means = keys.float().mean(2)
         means[:, -1] = key[:, (self.count - 1) * chunk :].float().mean(1)
         self.means = means.to(key.dtype)
@@ -45,7 +46,7 @@ class Pages:
         ]
 
     def _chunked(self, entries: Tensor) -> Tensor:
-        """Entries ``[H, n, D]`` as ``[H, P, chunk, D]``."""
+        """Return entries ``[H, n, D]`` as ``[H, P, chunk, D]``."""
         padded = entries.new_empty(self.heads, self.count * self.chunk, entries.shape[2])
         padded[:, : self.length] = entries
         last = entries[:, (self.count - 1) * self.chunk :].float().mean(1, keepdim=True)
@@ -53,7 +54,8 @@ class Pages:
         return padded.view(self.heads, self.count, self.chunk, -1)
 
     def best(self, query: Tensor, keep_last: bool) -> Tensor:
-        """Chunks to fetch, int64 ``[H, slots]`` ascending: the largest ``query . mean key``; ties: the lower chunk.
+        """Return the chunks to fetch, int64 ``[H, slots]`` ascending: those with the largest ``query . mean key``; ties:
+        the lower chunk.
 
         Args:
             query: float32 ``[H, D]``. keep_last: the last chunk always takes one of the slots.
@@ -64,7 +66,8 @@ class Pages:
         return scores.sort(dim=-1, descending=True, stable=True).indices[:, : self.slots].sort(dim=-1).values
 
     def asked(self, chosen: Tensor) -> Tensor:
-        """Numbers of the pages' rows, int64 ``[H * slots]`` on the host, once the device's work up to here is done.
+        """Return the row numbers of the chosen chunks, int64 ``[H * slots]`` on the host, readable once the device's work
+        so far is done.
 
         chosen: int64 ``[H, slots]``.
         """
@@ -77,8 +80,8 @@ class Pages:
 
         Args:
             chosen: int64 ``[H, slots]``, ascending.
-            width: slots of the answer; at least as many as the chosen chunks have tokens.
-            rows: what `asked` gave for them, by now readable on the host.
+            width: slots of the result; at least as many as the chosen chunks have tokens.
+            rows: what `asked` returned for them, readable on the host by now.
 
         Returns:
             Keys and values ``[H, width, D]`` and token indices int64 ``[H, width]``, ascending; padding slots are on
@@ -88,12 +91,12 @@ class Pages:
         token = (chosen.unsqueeze(-1) * self.chunk + torch.arange(self.chunk, device=device)).flatten(1)
         token = torch.nn.functional.pad(token, (max(0, width - token.shape[1]), 0), value=-1)
         token = token.masked_fill(token >= self.length, -1)
-        # Padding, of the last chunk too, goes to the left.
+        # All padding, the last chunk's too, goes to the left.
         order = token.argsort(dim=-1, stable=True)[:, token.shape[1] - width :]
         fetched = []
         for pages, buffer in zip((self.keys, self.values), self.staging, strict=True):
             torch.index_select(pages, 0, rows, out=buffer)
-            # The next step waits for its rows first, so this copy has ended when the buffer is written again.
+            # The next step first waits for its row numbers, so this copy has ended before the buffer is written again.
             entries = buffer.to(device, non_blocking=True).view(self.heads, self.slots * self.chunk, -1)
             entries = torch.nn.functional.pad(entries, (0, 0, token.shape[1] - entries.shape[1], 0))
             fetched.append(at_slots(entries, order))
@@ -106,29 +109,29 @@ class Pages:
         return (self.keys, self.values, *self.staging)
 
     def host_nbytes(self) -> int:
-        """Bytes of the pages and of the staging buffers."""
+        """Return the bytes of the pages and of the staging buffers."""
         return sum(tensor.nbytes for tensor in self.host_tensors)
 
     def padding_nbytes(self) -> int:
-        """Bytes of the last chunks' missing tokens."""
+        """Return the bytes of the tokens that the last chunks lack."""
         missing = self.count * self.chunk - self.length
         return self.heads * missing * (self.keys.nbytes + self.values.nbytes) // (self.heads * self.count * self.chunk)
 
     def moved_nbytes(self) -> int:
-        """Bytes that a step copies to the device: the chunks that it fetches."""
+        """Return the bytes that a step copies to the device: the fetched chunks."""
         return sum(buffer.nbytes for buffer in self.staging)
 
     def read_nbytes(self) -> int:
-        """Bytes that a step reads: all mean keys, and the chunks that it fetches."""
+        """Return the bytes that a step reads: all mean keys, and the fetched chunks."""
         return self.means.nbytes + self.moved_nbytes()
 
 
 class RetrievalLayer(CompressedLayer):
     """One layer of one sequence: the static heads' entries, and a buffer that the dynamic heads refill at every step.
 
-    The last ``width`` of the ``prefix`` slots before the appended tokens are the buffer of every dynamic head. A step
-    is one forward pass: its queries (one while decoding, all of a question or of a second turn) choose together, by
-    their mean, so that no more than the budget is ever on the device. Appended tokens are visible as they always are.
+    The buffer of a dynamic head is the last ``width`` of the ``prefix`` slots before the appended tokens. A step is one
+    forward pass: its queries (one while decoding, all of a question or of a second turn) choose together, by their
+    mean, so that no more than the budget is ever on the device. Appended tokens are visible as in other layers.
     """
 
     pages: Pages | None = None
@@ -137,7 +140,8 @@ class RetrievalLayer(CompressedLayer):
         """Make ``heads`` (int64 ``[H]``) dynamic.
 
         Args:
-            pages: their entries. width: slots of their buffer. origin: logical index of the pages' first token.
+            pages: the entries of these heads. width: slots of a head's buffer. origin: logical index of the pages'
+                first token.
             keep_last: see ``Pages.best``.
         """
         self.heads, self.pages, self.width = heads, pages, width
@@ -150,7 +154,8 @@ class RetrievalLayer(CompressedLayer):
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend to static heads while the dynamic heads' chunks are copied, where copies run beside computing."""
+        """Attend with the static heads while the dynamic heads' chunks are copied, if the device can overlap copies and
+        computation."""
         pages = self.pages
         stream = None if pages is None else devices.at(self.device).lane()
         if pages is None or stream is None:
@@ -194,7 +199,8 @@ class RetrievalLayer(CompressedLayer):
         self._fill(*pages.fetch(chosen, self.width, pages.asked(chosen)))
 
     def _chosen(self, query: Tensor, pages: Pages) -> Tensor:
-        """query: ``[1, Hq, n, D]``; mean over the n rows and over the query heads of each KV head."""
+        """Return the chunks to fetch for ``query [1, Hq, n, D]``, by its mean over the n rows and the query heads of each
+        KV head."""
         mean = query[0].float().mean(1).view(self._key_storage.shape[1], -1, query.shape[-1]).mean(1)
         return pages.best(mean[self.heads], self.keep_last)
 
@@ -221,11 +227,11 @@ class RetrievalLayer(CompressedLayer):
         )
 
     def padding_nbytes(self) -> int:
-        """Bytes of padding, the last chunks' missing tokens included."""
+        """Return the bytes of padding, including the tokens that the last chunks lack."""
         return super().padding_nbytes() + (0 if self.pages is None else self.pages.padding_nbytes())
 
     def read_nbytes(self, fed: int) -> int:
-        """Bytes read in a step, with the mean keys of all chunks and the chunks fetched from the host."""
+        """Return the bytes read in a step, including the mean keys of all chunks and the chunks fetched from the host."""
         return super().read_nbytes(fed) + (0 if self.pages is None else self.pages.read_nbytes())
 
     def moved_nbytes(self) -> int:

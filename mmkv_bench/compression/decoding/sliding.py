@@ -1,4 +1,4 @@
-"""A sliding window: while decoding, the oldest entry after the attention sinks goes."""
+"""A sliding window: while decoding, the oldest entry after the attention sinks is evicted."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mmkv_bench.compression.parameters import check_least
 
 @dataclass(frozen=True)
 class Sliding(Holding):
-    """ "Local" of PrefixKV's tables, StreamingLLM (arXiv 2309.17453) with a window that moves on while decoding.
+    """StreamingLLM (arXiv 2309.17453) with a window that moves on while decoding: "Local" in PrefixKV's tables.
 
     Args:
-        hold: "size" by default: a window of constant size, which slides; "ratio": it grows with the answer. For this,
-            ``positions`` and ``slack`` see ``Holding``.
-        sinks: first entries that stay, at most all but the newest; the selector's sinks.
+        hold: "size" by default: a window of constant size, which slides; "ratio": it grows with the answer.
+        positions, slack: see ``Holding``.
+        sinks: first entries that stay, at most all but the newest; equal to the selector's sinks.
 
     Paper and code: the release (ElasticCache's, which PrefixKV's tables use) lets the window grow with the answer
     (hold=ratio) and uses positions=cached. StreamingLLM itself caches keys without rotation and rotates them by their

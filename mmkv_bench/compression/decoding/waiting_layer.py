@@ -19,7 +19,7 @@ from mmkv_bench.errors import ConfigError
 
 
 class WaitingLayer(CompressedLayer):
-    """One layer of one sequence: the full cache until the answer's first token was attended from."""
+    """One layer of one sequence: the full cache until the answer's first token has attended to it."""
 
     _parts: tuple[Allocator, Selector, Reducer]
     _prior: bool
@@ -27,21 +27,23 @@ class WaitingLayer(CompressedLayer):
 
     @classmethod
     def of(cls, start: Start, allocator: Allocator, selector: Selector, reducer: Reducer, prior: bool) -> WaitingLayer:
-        """Build the layer of a policy (`Late`), whose parts these are; prior: see there."""
+        """Build the layer of a policy (`Late`) from its parts; prior: see `Late`."""
         if start.scores is None:
             raise ConfigError(
-                "reducing in the first decode step starts from the prefill's scores; give the method a scorer"
+                "reducing in the first decode step starts from the prefill's scores, but the method has no "
+                "scorer; give it one"
             )
         heads, n, _ = start.key.shape
         places = torch.arange(n, device=start.key.device).expand(heads, -1) + start.pad
         layer = cls.from_rows([(start.key, start.value, places)], start.seen, start.reserve)
         layer._parts, layer._prior = (allocator, selector, reducer), prior
-        none = start.key.new_empty(0)  # the original cache is not kept alive
+        none = start.key.new_empty(0)  # does not keep the original cache alive
         layer._start = replace(start, key=none, value=none, kept_key=none, kept_value=none)
         return layer
 
     def buffers(self) -> list[Tensor]:
-        """The method's index and scores among them; token types and summaries are the prompt's, not a layer's."""
+        """Return all tensors, the method's index and scores among them; token types and summaries belong to the prompt,
+        not to a layer."""
         waiting = () if self._start is None else (self._start.index, self._start.scores)
         return [*super().buffers(), *(tensor for tensor in waiting if tensor is not None)]
 

@@ -1,13 +1,13 @@
-"""Attention mass per key, streamed by blocks of query rows, or by fused kernels (``fused.py``) where the device runs them.
+"""Attention mass per key, streamed by blocks of query rows, or by fused kernels (``fused.py``) if the device runs them.
 
-A block of complete rows holds its own softmax denominators, so one pass is enough and nothing larger than a tile
+A block contains complete rows and so their softmax denominators: one pass is enough, and nothing larger than a tile
 (``tiles.py``) exists at any time. Inputs may be float16 or bfloat16: scores, softmax and sums are float32.
 
 Shapes: Hq query heads, Hkv KV heads, g = Hq / Hkv, w or n query rows, T or S keys, D head dimension. Query head h reads
 KV head h // g.
 
-Sinks, float32 ``[Hq]``, are learned scores beside those of keys (gpt-oss): each takes its share of its head's softmax and goes to
-no key, so that the probabilities of a row sum to less than 1. None: there are none.
+Sinks, float32 ``[Hq]``, are learned scores beside those of keys (gpt-oss): each takes a share of its head's softmax
+that goes to no key, so that the probabilities of a row sum to less than 1. None: there are none.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from mmkv_bench import devices
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
 
-LOWEST = -87.0  # exp of less is subnormal in float32
+LOWEST = -87.0  # below this, exp is subnormal in float32
 
 
 def exponentials(scores: Tensor, masked: bool, sinks: Tensor | None = None) -> Tensor:
-    """Turn ``scores [..., S]`` into exp(score - row maximum), IN PLACE (``torch.softmax`` would hold a second tile).
+    """Turn ``scores [..., S]`` into exp(score - row maximum), IN PLACE (``torch.softmax`` would need a second tile).
 
     Args:
         scores: finite, or with -inf at keys that a row does not see.
         masked: keep exact zeros for -inf. Otherwise exponentials below 1.7e-38 are raised to that value: widely spread
-            proxies reach the subnormal numbers all the time, and a CPU needs ten times as long for each of those.
+            proxies often reach subnormal numbers, each of which takes a CPU ten times as long.
         sinks: ``[...]``, the sink of each row; the maximum is over keys and sink.
 
     Returns:
@@ -45,7 +45,8 @@ def exponentials(scores: Tensor, masked: bool, sinks: Tensor | None = None) -> T
 
 
 def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax of ``scores [..., S]``, float32, over keys and the sink of each row, ``[...]``; without the sink's own share."""
+    """Return the softmax of ``scores [..., S]``, float32, over keys and the sink of each row, ``[...]``; without the
+    sink's share."""
     if sinks is None:
         return scores.softmax(-1, dtype=torch.float32)
     both = torch.cat([scores.float(), sinks.float().expand(scores.shape[:-1]).unsqueeze(-1)], -1)
@@ -53,13 +54,13 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int = 0, sinks: Tensor | None = None) -> Tensor:
-    """Causal attention column sums ``[Hkv, S]`` float32, summed over rows and over the g query heads of a KV head.
+    """Sum the causal attention to each key over rows and over the g query heads of a KV head, float32 ``[Hkv, S]``.
 
     Args:
         query: ``[Hq, n, D]``, rows at positions ``offset .. offset + n - 1``.
         key: ``[Hkv, S, D]`` with ``S = offset + n``.
         scaling: factor of the scores.
-        offset: tokens before this chunk; add the sums of all chunks to get those of the whole prompt.
+        offset: tokens before this chunk; the sums of all chunks add up to those of the whole prompt.
         sinks: ``[Hq]``.
     """
     if devices.at(key.device).fuses:
@@ -79,7 +80,8 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int = 0, sin
 def _add_column_sums(
     sums: Tensor, query: Tensor, key: Tensor, scaling: float, offset: int, sinks: Tensor | None
 ) -> None:
-    """Add the column sums of a few heads, ``query [h, g, n, D]``, ``key [h, S, D]`` and ``sinks [h, g]``, to ``sums [h, S]``."""
+    """Add the column sums of a few heads, ``query [h, g, n, D]``, ``key [h, S, D]`` and ``sinks [h, g]``, to
+    ``sums [h, S]``."""
     heads, total, dim = key.shape
     group, rows = query.shape[1:3]
     keys = key.float().transpose(1, 2)
@@ -94,12 +96,13 @@ def _add_column_sums(
 
 
 def by_row(sinks: Tensor | None, rows: int) -> Tensor | None:
-    """``[h, g]`` -> ``[h, g * rows]``: the sink of each row of a group's query heads."""
+    """Repeat the sinks ``[h, g]`` for each row of a group's query heads: ``[h, g * rows]``."""
     return None if sinks is None else sinks.repeat_interleave(rows, -1)
 
 
 def window_mass(tail: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None) -> Tensor:
-    """Attention of the last w queries to every key, ``[Hkv, T]`` float32: mean over the w rows and the g query heads.
+    """Return the attention of the last w queries to every key, ``[Hkv, T]`` float32: mean over the w rows and the g query
+    heads.
 
     The softmax runs over all T keys, causal inside the window, as in SnapKV (arXiv 2404.14469, section 4).
 
@@ -114,10 +117,10 @@ def window_mass(tail: Tensor, key: Tensor, scaling: float, sinks: Tensor | None 
 
 
 def largest_attention(query: Tensor, key: Tensor, scaling: float, sinks: int, first: int, last: int) -> Tensor:
-    """Largest attention that the newest n queries and the g query heads of a KV head pay to each key of a stretch, ``[Hkv,
-    last - first]`` float32.
+    """Return the largest attention that the newest n queries and the g query heads of a KV head pay to each key from
+    ``first`` to ``last - 1``: ``[Hkv, last - first]`` float32.
 
-    The softmax runs over the first ``sinks`` keys, the stretch, and the queries' own keys, causally; over no other key.
+    The softmax runs over the first ``sinks`` keys, these keys, and the queries' own keys, causally; over no other key.
 
     Args:
         query: ``[Hq, n, D]``; key: ``[Hkv, S, D]``, the queries' own keys last.
@@ -145,19 +148,19 @@ def largest_attention(query: Tensor, key: Tensor, scaling: float, sinks: int, fi
 
 
 def is_half(dtype: torch.dtype) -> bool:
-    """Return True for bfloat16 and float16, whose numbers have fewer digits than scores."""
+    """Tell whether a dtype is bfloat16 or float16, whose numbers have fewer digits than scores."""
     return dtype.is_floating_point and dtype.itemsize == 2
 
 
 def half_window(tail: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None) -> Tensor:
-    """Attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys: mean over the w rows.
+    """Return the attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys: mean over the w rows.
 
-    Products, their scaling, probabilities and means are rounded to that dtype; the softmax, causal inside the window, is
-    float32. Heads are treated some at a time (``tiles.py``).
+    Products, their scaling, probabilities and means are rounded to that dtype; the softmax, causal inside the window,
+    is float32. A few heads are computed at a time (``tiles.py``).
 
     Args:
-        tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T); key: ``[Hkv, T, D]``; scaling: factor of the products;
-            sinks: ``[Hq]``.
+        tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T); key: ``[Hkv, T, D]``; scaling: factor of the
+            products; sinks: ``[Hq]``.
     """
     heads, total, _ = key.shape
     rows, group = tail.shape[1], tail.shape[0] // heads
@@ -165,7 +168,7 @@ def half_window(tail: Tensor, key: Tensor, scaling: float, sinks: Tensor | None 
     parts = []
     for first, last in row_blocks(heads, group * rows * total, key.device):
         keys = key[first:last].repeat_interleave(group, 0)
-        # Divided, as releases do: the factor's inverse gives another last digit now and then.
+        # Divided, as in the releases: multiplying by the factor sometimes changes the last digit.
         logits = torch.bmm(tail[first * group : last * group], keys.transpose(1, 2)) / (1 / scaling)
         logits[..., total - rows :].masked_fill_(future, float("-inf"))
         some = None if sinks is None else sinks[first * group : last * group, None]

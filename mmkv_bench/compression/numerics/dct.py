@@ -2,11 +2,11 @@
 
 ``C[m] = a(m) * sum_n x[n] * cos(pi * (2n + 1) * m / (2T))`` with ``a(0) = sqrt(1 / T)`` and ``a(m) = sqrt(2 / T)``: an
 orthonormal transform, so the energy of the bins is the energy of the tokens (Parseval). One real FFT of length T does
-it (Makhoul 1980): with the even tokens in order followed by the odd ones in reverse, and w = exp(-i pi m / (2T)),
+this (Makhoul 1980): with the even tokens in order followed by the odd ones in reverse, and w = exp(-i pi m / (2T)),
 ``sum_n ... cos = Re(w[m] * FFT[m])`` and bin T - m is ``-Im`` of the same number. Half a spectrum therefore holds all T
 bins, no T x T matrix exists, and a batch of channels needs a few times its own size.
 
-The length is the prompt's, padding excluded, so nothing may be padded to a size that an FFT prefers: lengths with large
+The length is the prompt's, padding excluded, so no length is padded to a size that suits an FFT: lengths with large
 prime factors take several times as long as their neighbours.
 """
 
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.tiles import row_blocks
 
-HELD = 4  # tensors of a block's size that exist at once
+HELD = 4  # tensors of a block's size in memory at once
 
 
 def dct(x: Tensor) -> Tensor:
-    """Orthonormal DCT-II of the last axis. ``x [..., T]`` -> ``[..., T]``, float32 (float64 stays)."""
+    """Return the orthonormal DCT-II along the last axis. ``x [..., T]`` -> ``[..., T]``, float32 (float64 stays)."""
     length = x.shape[-1]
     spectrum = _half_spectrum(_working(x)[..., _order(length, x.device)])
     out = torch.cat([spectrum.real, -spectrum.imag[..., 1 : (length + 1) // 2].flip(-1)], -1)
@@ -33,7 +33,7 @@ def dct(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class HighPass:
-    """High-pass part of ``x [H, T, D]``: without its bins below omega.
+    """The high-pass part of ``x [H, T, D]``: without its bins below omega.
 
     Attributes:
         deviation: ``[H, T]`` float32, mean square over the D channels of what the low-pass filter left out of a token.
@@ -48,9 +48,9 @@ class HighPass:
 def high_pass(x: Tensor, omega: int) -> HighPass:
     """Low-pass every channel of ``x [H, T, D]`` to its bins m < omega, and measure the rest (see ``HighPass``).
 
-    A channel's first token is subtracted from it beforehand: that moves bin 0 alone, which never counts, leaves exact
-    zeros of constant channels, and keeps a large constant part of the keys out of float32 rounding. As many channels are
-    transformed at once as fit a tile (``tiles.py``), one at least, so extra memory is O(T).
+    First, each channel's first token is subtracted from it. This moves only bin 0, which never counts, leaves exact
+    zeros of constant channels, and keeps a large constant part of the keys out of float32 rounding. As many channels as
+    fit a tile (``tiles.py``), at least one, are transformed at once, so extra memory is O(T).
 
     Args:
         x: any float dtype; computed in float32 (float64 stays).
@@ -77,15 +77,15 @@ def high_pass(x: Tensor, omega: int) -> HighPass:
             del block
             edge[start:end] += _drop(spectrum, turns, omega, length)
             deviation[start:end] += torch.fft.irfft(spectrum, n=length).square_().sum(1)
-    # Parseval: tokens hold what the bins from omega on hold. Where none is above omega nothing is, not what rounding leaves.
+    # Parseval: the tokens' energy is that of the bins from omega on. Without a bin above omega, drop what rounding leaves.
     outlier = (deviation.sum(-1, dtype=torch.float64) - edge).clamp_min_(0) * (omega < length - 1)
     return HighPass(torch.empty_like(deviation).index_copy_(1, order, deviation / dim), outlier.cpu(), total.cpu())
 
 
 def _drop(spectrum: Tensor, turns: Tensor, omega: int, length: int) -> Tensor:
-    """Zero the bins m < omega of FFTs ``[h, D, T // 2 + 1]`` IN PLACE; returns the energy of bin omega, ``[h]`` float64.
+    """Zero the bins m < omega of FFTs ``[h, D, T // 2 + 1]`` IN PLACE; return the energy of bin omega, ``[h]`` float64.
 
-    Only numbers that hold a dropped bin, or omega, are turned to bins and back; the others stay what they are.
+    Only numbers that hold a dropped bin, or omega, are turned to bins and back; the others do not change.
     """
     middle = length / 2
     turned = slice(0, omega + 1) if omega < middle else slice(None)
@@ -100,18 +100,19 @@ def _drop(spectrum: Tensor, turns: Tensor, omega: int, length: int) -> Tensor:
 
 
 def _energy(x: Tensor) -> Tensor:
-    """Sum of squares of each head, ``[h, ...]`` -> ``[h]`` float64."""
+    """Sum the squares of each head, ``[h, ...]`` -> ``[h]`` float64."""
     return torch.linalg.vector_norm(x.flatten(1), dim=1).double().square_()
 
 
 def _order(length: int, device: torch.device) -> Tensor:
-    """Token indices, even ones ascending, then odd ones descending."""
+    """Return the token indices, even ones ascending, then odd ones descending."""
     index = torch.arange(length, device=device)
     return torch.cat([index[0::2], index[1::2].flip(0)])
 
 
 def _half_spectrum(folded: Tensor) -> Tensor:
-    """Tokens in ``_order`` -> w * FFT, ``[..., T // 2 + 1]``: bin m is its real part, bin T - m minus its imaginary."""
+    """Return w * FFT, ``[..., T // 2 + 1]``, of tokens in ``_order``: bin m is its real part, bin T - m minus its
+    imaginary part."""
     spectrum = torch.fft.rfft(folded)
     return spectrum.mul_(_quarter_turns(folded.shape[-1], spectrum))
 

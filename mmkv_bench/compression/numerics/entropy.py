@@ -15,7 +15,7 @@ from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
 
 
 def map_entropy(query: Tensor, key: Tensor, scaling: float) -> float:
-    """Mean over rows of the entropy of the attention map averaged over heads, every row seeing every key.
+    """Return the mean over rows of the entropy of the attention map averaged over heads, every row seeing every key.
 
     Args:
         query: ``[Hq, n, D]``, n >= 1 rows.
@@ -43,7 +43,8 @@ def map_entropy(query: Tensor, key: Tensor, scaling: float) -> float:
 
 
 def cross_modal_entropy(query: Tensor, key: Tensor, scaling: float, types: Tensor) -> float:
-    """MEDA's eq. 4 to 6: entropy of text attending to visual tokens plus entropy of visual attending to text.
+    """Return MEDA's eq. 4 to 6: the entropy of text attending to visual tokens plus the entropy of visual attending to
+    text.
 
     The two maps are softmaxes over the other modality's keys alone, without a causal mask (the paper names none; they
     are a diagnostic, not what the model computes), averaged over heads before the entropy is taken.
@@ -63,11 +64,12 @@ def cross_modal_entropy(query: Tensor, key: Tensor, scaling: float, types: Tenso
 
 
 def causal_entropy(query: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None) -> float:
-    """Mean over all heads and rows of the entropy of the layer's own causal attention (MEDA's released figure).
+    """Return the mean over all heads and rows of the entropy of the layer's own causal attention (MEDA's released figure).
 
     Args:
         query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. scaling: factor of the scores.
-        sinks: ``[Hq]``, see ``attention.py``; the sum is over keys, whose probabilities are smaller by the sink's share.
+        sinks: ``[Hq]``, see ``attention.py``; the sum is over keys, whose probabilities are smaller by the sink's
+            share.
     """
     heads, total, dim = key.shape
     by_head = None if sinks is None else sinks.view(heads, -1)
@@ -82,7 +84,7 @@ def causal_entropy(query: Tensor, key: Tensor, scaling: float, sinks: Tensor | N
         future = torch.ones(n, n, dtype=torch.bool, device=key.device).triu_(1)
         scores.view(heads, group, n, end)[..., start:].masked_fill_(future, float("-inf"))
         weight = exponentials(scores, masked=True, sinks=by_row(by_head, n))
-        # With e = exp(score - maximum) and S = sum e, the sink's among them: H = sum(e) / S * log S - sum(e log e) / S.
+        # With e = exp(score - maximum) and S = sum e, the sink's included: H = sum(e) / S * log S - sum(e log e) / S.
         rest = torch.special.entr(scores).sum(-1)
         on_keys = 1 if sinks is None else weight * scores.sum(-1)
         entropy += (weight * rest - on_keys * weight.log()).double().sum()
@@ -92,17 +94,18 @@ def causal_entropy(query: Tensor, key: Tensor, scaling: float, sinks: Tensor | N
 def top_mass(
     query: Tensor, key: Tensor, scaling: float, rows: Sequence[int], top: int, sinks: Tensor | None = None
 ) -> Tensor:
-    """Share of its attention that a row gives to its ``top`` keys, on average: HybridKV's sparsity score (equation 3).
+    """Return the share of its attention that a row gives to its ``top`` keys, on average: HybridKV's sparsity score
+    (equation 3).
 
     Row i attends to keys 0..i (softmax in float32); the ``top`` largest probabilities are added up. Rows that see at
-    most ``top`` keys give exactly 1. Nothing larger than one tile (``tiles.py``) exists at any time.
+    most ``top`` keys have a share of exactly 1. Nothing larger than one tile (``tiles.py``) exists at any time.
 
     Args:
         query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. Any floating dtype.
         scaling: factor of the scores.
         rows: ascending indices of the query rows that count, at least one.
         top: keys per row, 1 or more.
-        sinks: ``[Hq]``, see ``attention.py``; rows give the less to keys, and those that see few keys give less than 1.
+        sinks: ``[Hq]``, see ``attention.py``; rows give less to keys, and rows that see few keys less than 1.
 
     Returns:
         float64 ``[Hkv]`` on the CPU: mean over the rows and over the g query heads of a KV head, in (0, 1].
@@ -123,6 +126,6 @@ def top_mass(
         best = scores.topk(min(top, seen), sorted=False).values
         mass = (best.sum(-1) * weight).double().view(heads, group, n)
         if sinks is None:
-            mass.masked_fill_(position < top, 1.0)  # not 1 up to rounding: heads would not tie
+            mass.masked_fill_(position < top, 1.0)  # exactly 1, so that heads tie
         total += mass.sum((1, 2))
     return (total / (len(rows) * group)).cpu()

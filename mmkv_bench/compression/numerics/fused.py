@@ -1,8 +1,9 @@
 """The streaming attention statistics by fused kernels, for devices that run Triton (``Device.fuses``).
 
-Same promises as the row blocks of ``attention.py`` and ``proxies.py``, which choose between the two: float32 sums of a
-softmax in float32, whatever the inputs' dtype. Beside its result a statistic takes two numbers per query row. Each is an
-operation of torch's, so that what counts memory without a device (fake tensors) knows its result and starts no kernel.
+The promises are those of the row blocks of ``attention.py`` and ``proxies.py``, which choose between the two: float32
+sums of a softmax in float32, whatever the inputs' dtype. Beside its result a statistic needs two numbers per query row.
+Each statistic is a torch operation, so that code that counts memory without a device (fake tensors) knows its result
+and starts no kernel.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from torch import Tensor
 from mmkv_bench import devices
 
 PROGRAMS = 512
-"""About so many are to work at once: rows that are too few for it share their keys among several programs."""
+"""Rough number of programs that work at once: if there are fewer rows, several programs share a row's keys."""
 TILE_BYTES = 2**14
-"""Of one tile of queries or keys: several fit the shared memory of every device that bfloat16 runs on."""
+"""Bytes of one tile of queries or keys: several tiles fit the shared memory of every device that runs bfloat16."""
 BLOCK = 4096
-"""Masses of a row that a program takes at once."""
-_OPTIONS = {"enable_fp_fusion": True}  # said, so that a default that will change in Triton 3.10 changes no number
+"""Masses of a row that a program reads at once."""
+_OPTIONS = {"enable_fp_fusion": True}  # explicit: the default changes in Triton 3.10
 _LIBRARY = torch.library.Library("mmkv_bench", "FRAGMENT")  # not `custom_op`, whose first call imports torch's compiler
 
 
 def _operation(schema: str, made: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Register a function as an operation. made: its result for fake tensors, a shape and a dtype."""
+    """Register a function as a torch operation. made: returns its result for fake tensors, a shape and a dtype."""
 
     def registered(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         name = schema.partition("(")[0]
@@ -72,7 +73,7 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int, sinks: 
     "group_mass(Tensor query, Tensor key, float scaling, int groups, bool apart, Tensor? sinks) -> Tensor", _mass_like
 )
 def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool, sinks: Tensor | None) -> Tensor:
-    """Mass of all groups, ``[Hkv, m, G, T]``; see ``proxies.group_mass``. apart: m is g, else 1."""
+    """Return the mass of all groups, ``[Hkv, m, G, T]``; see ``proxies.group_mass``. apart: m is g, else 1."""
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
     query, key = _rows(query), _rows(key)
@@ -96,7 +97,7 @@ def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: b
     lambda mass, tau, left: mass.new_empty((mass.shape[0], mass.shape[-1])),
 )
 def cover_votes(mass: Tensor, tau: float, left: bool) -> Tensor:
-    """In how many covering sets of a head each key is, float32 ``[Hkv, T]``; see ``nucleus.nucleus``.
+    """Count the covering sets of a head that contain each key, float32 ``[Hkv, T]``; see ``nucleus.nucleus``.
 
     Args:
         mass: float32 ``[Hkv, m, b, T]``, contiguous; tau: fraction covered; left: side of the cover.
@@ -126,15 +127,15 @@ def _softmax(
     """Return each row's largest score and 1 / its sum of exponentials, float32 ``[Hq, n]`` each.
 
     Args:
-        offset: tokens before the first row, of causal rows; None: every row sees every key.
-        sinks: ``[Hq]``, natural logarithms like scores; a row's largest score is then the sink's where that is larger.
+        offset: tokens before the first row, for causal rows; None: every row sees every key.
+        sinks: ``[Hq]``, natural logarithms like scores; a row's largest score is then at least the sink's.
     """
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
     heads, count, _ = query.shape
     seen = key.shape[1]
     blocks = -(-count // shape["ROWS"])
-    most = max(1, seen // (8 * shape["KEYS"]))  # keys of a part are worth a program
+    most = max(1, seen // (8 * shape["KEYS"]))  # a part has at least 8 tiles of keys
     parts = min(max(1, PROGRAMS // (blocks * heads)), most)
     reach = -(-seen // (parts * shape["KEYS"])) * shape["KEYS"]
     peak, total = torch.empty(2, parts, heads, count, dtype=torch.float32, device=key.device)
@@ -150,17 +151,18 @@ def _softmax(
 
 
 def _rows(states: Tensor) -> Tensor:
-    """The same with the head dimension in one piece, as kernels read it."""
+    """Return the states with a contiguous head dimension, as the kernels need."""
     return states if states.stride(-1) == 1 else states.contiguous()
 
 
 def _numbers(query: Tensor, key: Tensor, scaling: float) -> tuple[float, int, int, int, int]:
-    """The factor of scores in powers of two, and the strides of heads and rows."""
+    """Return the factor of scores in powers of two, and the strides of heads and rows."""
     return scaling * math.log2(math.e), query.stride(0), query.stride(1), key.stride(0), key.stride(1)
 
 
 def _shape(query: Tensor, key: Tensor, rows: int) -> dict[str, Any]:
-    """Return the constants that a kernel is compiled for. rows: number that belong together; a tile has no more than it needs."""
+    """Return the constants that a kernel is compiled for. rows: number of rows that belong together; a tile has no more
+    than it needs."""
     from triton import knobs
 
     dim = key.shape[2]
@@ -179,5 +181,5 @@ def _shape(query: Tensor, key: Tensor, rows: int) -> dict[str, Any]:
 
 
 def _power(number: int) -> int:
-    """The smallest power of two that is not below a number."""
+    """Return the smallest power of two that is not below a number."""
     return 1 << (number - 1).bit_length()

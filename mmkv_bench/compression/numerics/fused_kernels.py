@@ -1,25 +1,27 @@
-"""Triton kernels of the attention statistics: scores live in registers, a tile at a time, and never reach memory.
+"""Triton kernels of the attention statistics: scores live in registers, one tile at a time, and are never written to
+memory.
 
-Read by ``fused.py`` alone, which says what they compute. Every softmax takes two passes over the keys: ``row_softmax``
-finds what makes a row a softmax, then one of the others adds its probabilities up, each program for keys of its own, so
-that there are no atomics and results are the same on every run. Instead of a log-sum-exp two numbers are kept per row, the
-maximum and the sum behind it: at scores of some hundreds, as spread proxies have them, one float32 would cost 1e-5.
+Only ``fused.py`` imports this module; it says what the kernels compute. Every softmax takes two passes over the keys:
+``row_softmax`` computes what makes a row a softmax, then another kernel adds up the row's probabilities. Each program
+adds for keys of its own, so that there are no atomics and results are equal on every run. Instead of a log-sum-exp two
+numbers are kept per row, the maximum and the sum relative to it: at scores of some hundreds, as spread proxies have
+them, a single float32 would cost 1e-5.
 
-Products are of the inputs' dtype and summed in float32; float32 inputs are multiplied as such, not as TF32. Scores are in
+Products use the inputs' dtype and are summed in float32; float32 inputs are not multiplied as TF32. Scores are in
 powers of two (``scale`` contains log2 e). Head dimensions, rows and keys that fill no tile are masked. Lengths are not
-specialised: Triton would compile a program for 1, one for multiples of 16 and one for the rest, and lengths change from one
-decode step to the next.
+specialised: Triton would compile one program for 1, one for multiples of 16 and one for the rest, but lengths change
+with every decode step.
 """
 
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-125.0)  # in unmasked rows no exponential is 0, as in `attention.exponentials`
+LOWEST = tl.constexpr(-125.0)  # no exponential of an unmasked row is 0, as in `attention.exponentials`
 
 
 @triton.jit
 def _tile(X, row_stride, rows, count, DIM: tl.constexpr, DEPTH: tl.constexpr):
-    """``[rows, DEPTH]`` of a head; zeros behind the last row and the last dimension."""
+    """Load ``[rows, DEPTH]`` of a head; zeros behind the last row and the last dimension."""
     dim = tl.arange(0, DEPTH)
     place = rows.to(tl.int64)[:, None] * row_stride + dim[None, :]
     return tl.load(X + place, mask=(rows < count)[:, None] & (dim < DIM)[None, :], other=0.0)
@@ -27,7 +29,7 @@ def _tile(X, row_stride, rows, count, DIM: tl.constexpr, DEPTH: tl.constexpr):
 
 @triton.jit
 def _scores(query, key, scale, WIDE: tl.constexpr):
-    """``[rows, keys]`` of two tiles; WIDE: as float32, for inputs of two dtypes."""
+    """Return the scores ``[rows, keys]`` of two tiles. WIDE: multiply as float32, for inputs of two dtypes."""
     if WIDE:
         query = query.to(tl.float32)
         key = key.to(tl.float32)
@@ -40,7 +42,8 @@ def row_softmax(
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, DIM: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Maximum and sum of exponentials of ROWS rows of a query head over ``reach`` keys, the program's part of them all."""
+    """Compute maximum and sum of exponentials of ROWS rows of a query head over ``reach`` keys, this program's part of all
+    keys."""
     block, head, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     rows = block * ROWS + tl.arange(0, ROWS)
     query = _tile(QUERY + head * query_head, query_row, rows, count, DIM, DEPTH)
@@ -72,7 +75,7 @@ def column_sums(
     GROUP: tl.constexpr, DIM: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Causal probabilities of KEYS keys, summed over all rows of the GROUP query heads that read them."""
+    """Sum the causal probabilities of KEYS keys over all rows of the GROUP query heads that read them."""
     block, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     keys = block * KEYS + tl.arange(0, KEYS)
     key = _tile(KEY + head * key_head, key_row, keys, seen, DIM, DEPTH)
@@ -99,7 +102,7 @@ def group_mass(
     GROUP: tl.constexpr, MEMBERS: tl.constexpr, DIM: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Probabilities of KEYS keys, summed over the ``size`` rows of a group, mean over MEMBERS query heads."""
+    """Sum the probabilities of KEYS keys over the ``size`` rows of a group, mean over MEMBERS query heads."""
     block, group, made = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     keys = block * KEYS + tl.arange(0, KEYS)
     key = _tile(KEY + made * MEMBERS // GROUP * key_head, key_row, keys, seen, DIM, DEPTH)
@@ -122,7 +125,7 @@ def group_mass(
 
 @triton.jit
 def _above(MASS, width, bits, BLOCK: tl.constexpr):
-    """Sum of the masses whose bit pattern is larger, float64. Non-negative floats order like their bit patterns."""
+    """Sum the masses with a larger bit pattern, float64. Non-negative floats order like their bit patterns."""
     total = tl.zeros([BLOCK], tl.float64)
     for start in range(0, width, BLOCK):
         index = start + tl.arange(0, BLOCK)
@@ -133,10 +136,10 @@ def _above(MASS, width, bits, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["width"])
 def covering_set(MASS, TARGET, HIGHEST, THRESHOLD, CUT, width, LEFT: tl.constexpr, BLOCK: tl.constexpr):
-    """Smallest mass in a row's covering set, and the last index of those of that very mass that are in it (-1: none).
+    """Compute the smallest mass in a row's covering set, and the last index of a key of that mass in the set (-1: none).
 
-    The bit pattern of the threshold is halved out to its last bit, each time with one sum over the row (``nucleus.py``
-    stops earlier and orders what is left, which a program cannot do as cheaply).
+    The bit pattern of the threshold is bisected down to its last bit, each time with one sum over the row
+    (``nucleus.py`` stops earlier and sorts the rest, which a program cannot do as cheaply).
     """
     row = tl.program_id(0).to(tl.int64)
     MASS += row * width
@@ -170,7 +173,7 @@ def covering_set(MASS, TARGET, HIGHEST, THRESHOLD, CUT, width, LEFT: tl.constexp
 
 @triton.jit(do_not_specialize=["width", "rows"])
 def votes(MASS, THRESHOLD, CUT, VOTES, width, rows, BLOCK: tl.constexpr):
-    """In how many of a head's ``rows`` covering sets each of BLOCK keys is."""
+    """Count for each of BLOCK keys in how many of a head's ``rows`` covering sets it is."""
     head = tl.program_id(1).to(tl.int64)
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     found = tl.zeros([BLOCK], tl.float32)

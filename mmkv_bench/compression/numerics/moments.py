@@ -1,4 +1,5 @@
-"""Rotary embedding as a linear map, moments of streamed vectors, and the expected attention of a Gaussian query in closed form.
+"""Rotary embedding as a linear map, moments of streamed vectors, and the expected attention of a Gaussian query in closed
+form.
 
 Running moments are float64, so that any chunking of the same tokens gives the same result to float32 rounding.
 """
@@ -12,14 +13,14 @@ ROWS = 1024  # tokens converted to float64 at a time
 
 
 class ElementMoments:
-    """Elementwise mean and population variance of vectors ``[E]``; extra memory O(E)."""
+    """The elementwise mean and population variance of vectors ``[E]``; extra memory O(E)."""
 
     def __init__(self) -> None:
         self.count = 0
         self._sum = self._squares = torch.empty(0)
 
     def add(self, x: Tensor) -> None:
-        """Take in ``x [n, E]`` of any float dtype."""
+        """Add ``x [n, E]`` of any float dtype."""
         if not len(self._sum):
             self._sum = torch.zeros(x.shape[-1], dtype=torch.float64, device=x.device)
             self._squares = torch.zeros_like(self._sum)
@@ -30,33 +31,34 @@ class ElementMoments:
         self.count += x.shape[0]
 
     def mean(self) -> Tensor:
-        """``[E]`` float64. Raises ValueError when nothing was taken in."""
+        """Return the mean, ``[E]`` float64. Raises ValueError if nothing was added."""
         if self.count == 0:
             raise ValueError("moments of no rows are undefined")
         return self._sum / self.count
 
     def std(self) -> Tensor:
-        """``[E]`` float64, population (divided by n)."""
+        """Return the population standard deviation (divided by n), ``[E]`` float64."""
         return (self._squares / self.count - self.mean().square()).clamp_min_(0).sqrt_()
 
     def scalars(self) -> tuple[Tensor, Tensor]:
-        """Mean and population std of all n*E values together, float64 ``[]`` each."""
+        """Return mean and population std of all n*E values together, float64 ``[]`` each."""
         mean = self.mean().mean()
         return mean, ((self._squares / self.count).mean() - mean.square()).clamp_min(0).sqrt()
 
 
 class JointMoments:
-    """Mean ``[H, D]`` and population covariance ``[H, D, D]`` per head; extra memory O(H D^2)."""
+    """The mean ``[H, D]`` and population covariance ``[H, D, D]`` per head; extra memory O(H D^2)."""
 
     def __init__(self) -> None:
         self.count = 0
         self._sum = self._products = torch.empty(0)
 
     def add(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None = None) -> None:
-        """Take in ``x [H, n, D]`` of any float dtype (n may be 0). rotation: cos, sin ``[n, D]`` that turned it, undone first.
+        """Add ``x [H, n, D]`` of any float dtype (n may be 0). rotation: cos, sin ``[n, D]`` of a rotation that is undone
+        first.
 
-        Some heads at a time, so that no temporary is larger than a tile: memory that is got anew from the system for every
-        block costs as much as the products.
+        A few heads are added at a time, so that no temporary is larger than a tile: fresh memory from the system for
+        every block would cost as much as the products.
         """
         heads, total, dim = x.shape
         if not len(self._sum):
@@ -74,26 +76,26 @@ class JointMoments:
         self.count += total
 
     def mean(self) -> Tensor:
-        """``[H, D]`` float64. Raises ValueError when nothing was taken in."""
+        """Return the mean, ``[H, D]`` float64. Raises ValueError if nothing was added."""
         if self.count == 0:
             raise ValueError("moments of no rows are undefined")
         return self._sum / self.count
 
     def covariance(self) -> Tensor:
-        """``[H, D, D]`` float64, population (divided by n)."""
+        """Return the population covariance (divided by n), ``[H, D, D]`` float64."""
         mean = self.mean()
         return self._products / self.count - mean.unsqueeze(-1) * mean.unsqueeze(-2)
 
 
 def average_rotation(mean: Tensor, covariance: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean ``[H, D]`` and covariance ``[H, D, D]`` of a query after the average of m rotations ``cos, sin [m, D]``."""
+    """Return mean ``[H, D]`` and covariance ``[H, D, D]`` of a query after the average of m rotations ``cos, sin [m, D]``."""
     cos, sin = cos.to(mean.dtype).mean(0), sin.to(mean.dtype).mean(0)
-    rows = rotate(covariance, cos, sin).transpose(-1, -2)  # rotate(x) = x R^T for rows x, and R C R^T takes it twice
+    rows = rotate(covariance, cos, sin).transpose(-1, -2)  # rotate(x) = x R^T for rows x; R C R^T needs two
     return rotate(mean, cos, sin), rotate(rows, cos, sin).transpose(-1, -2)
 
 
 def expected_logits(key: Tensor, mean: Tensor, covariance: Tensor | None, scaling: float) -> Tensor:
-    """log E[exp(scaling * q.k)] for q ~ N(mean, covariance), float32 ``[Hkv, g, T]``.
+    """Return log E[exp(scaling * q.k)] for q ~ N(mean, covariance), float32 ``[Hkv, g, T]``.
 
     Args:
         key: ``[Hkv, T, D]``.
@@ -122,8 +124,8 @@ def _half_turn(x: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first R of ``x [..., m, D]`` by ``cos, sin [m, R]`` (or ``[R]``), in x's dtype; of these, i and i + R/2 are
-    paired. R is D but for partial rotary embeddings (Qwen3.5), which leave the rest as it is."""
+    """Rotate the first R of ``x [..., m, D]`` by ``cos, sin [m, R]`` (or ``[R]``), in x's dtype; dimensions i and i + R/2
+    are paired. R is D, except for partial rotary embeddings (Qwen3.5), which leave the rest unchanged."""
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     turned = x[..., : cos.shape[-1]]
     turned = turned * cos + _half_turn(turned) * sin
@@ -136,7 +138,7 @@ def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return torch.cat((unrotate(x[..., : cos.shape[-1]], cos, sin), x[..., cos.shape[-1] :].float()), -1)
     x, cos, sin = x.float(), cos.float(), sin.float()
     half = x.shape[-1] // 2
-    turned = x * cos  # of all prompt queries: in place, without a copy that is turned by half
+    turned = x * cos  # in place, because it may be all prompt queries
     turned[..., :half] += x[..., half:] * sin[..., :half]
     turned[..., half:] -= x[..., :half] * sin[..., half:]
     return turned.div_(cos * cos + sin * sin)

@@ -1,4 +1,4 @@
-"""Order entries by their scores: break ties, find a covering set without sorting, and pick entries by slot."""
+"""Order entries by their scores: break ties, find a covering set without sorting, and gather entries by slot."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from mmkv_bench.compression.lazy_torch import Tensor, torch
 
 
 def tie_broken(score: Tensor, breaker: Tensor) -> Tensor:
-    """Float64 like ``score`` that orders its entries by (score, breaker); entries equal in both stay equal.
+    """Return float64 scores like ``score`` that order the entries by (score, breaker); entries equal in both stay equal.
 
-    Selectors and allocators take one number per entry. Entries whose scores are equal are set apart by the smallest steps
-    that float64 has, in the order of ``breaker``: an entry gives way only to those within reach of such steps (at most as
-    many as there are entries, 1e-16 of the score each), every other score comes back bit for bit.
+    Selectors and allocators take one number per entry. Entries with equal scores are separated by the smallest steps
+    that float64 has, in the order of ``breaker``. Such steps only move an entry past scores within their reach (at most
+    as many steps as there are entries, 1e-16 of the score each); every other score comes back bit for bit.
 
     Args:
-        score: float64, 0 or more; breaker: of the same shape. The order is that of all entries together, whatever the shape.
+        score: float64, 0 or more; breaker: of the same shape. All entries are ordered together, whatever the shape.
     """
     flat, second = score.flatten(), breaker.flatten()
     order = second.argsort(stable=True)
@@ -30,25 +30,25 @@ def tie_broken(score: Tensor, breaker: Tensor) -> Tensor:
     return torch.where(score.isfinite(), apart.view(torch.float64).view_as(score), score)
 
 
-HALVINGS = 10  # of the interval that holds the threshold; leaves a few undecided keys per row
+HALVINGS = 10  # of the interval around the threshold; leaves a few undecided keys per row
 
 
 def _mass_above(mass: Tensor, bits: Tensor, threshold: Tensor) -> Tensor:
-    # Times 0 or 1, here and below, is what `torch.where` would give, at a third of its time on a CPU.
+    # A product with 0 or 1, here and below, gives what `torch.where` would, in a third of the time on a CPU.
     return (mass * (bits > threshold.unsqueeze(-1))).sum(-1, dtype=torch.float64)
 
 
 def nucleus(mass: Tensor, tau: float, cover: Literal["left", "right"] = "left") -> Tensor:
-    """Membership of each row's covering set, bool ``[..., T]``.
+    """Return each row's covering set as a mask, bool ``[..., T]``.
 
     With keys sorted by falling mass (equal masses: lower index first) and ``cum`` their cumulative mass, "left" takes
     the first ``searchsorted(cum, tau * total, left) + 1`` keys: the smallest set whose mass reaches ``tau * total``.
-    "right" takes ``searchsorted(cum, tau * total, right)`` keys, which is one fewer unless the mass is met exactly, and
-    none at all when the first key alone exceeds it.
+    "right" takes ``searchsorted(cum, tau * total, right)`` keys, which is one key fewer unless the mass is met exactly,
+    and no key when the first one alone exceeds it.
 
-    The result is that of the sort, by search: the threshold is the smallest mass in the set. Non-negative floats order
-    like their bit patterns, so the interval of bit patterns that holds the threshold is halved a few times, each time
-    with one masked sum; only the few keys still inside are then put in order. Sums are float64.
+    The result equals that of a sort, but is computed by search: the threshold is the smallest mass in the set.
+    Non-negative floats order like their bit patterns, so the interval of bit patterns around the threshold is halved a
+    few times, each time with one masked sum; only the few keys still inside are then sorted. Sums are float64.
 
     Args:
         mass: float32 ``[..., T]``, contiguous, non-negative, each row with a positive sum.
@@ -82,10 +82,10 @@ def nucleus(mass: Tensor, tau: float, cover: Literal["left", "right"] = "left") 
 
 
 def at_slots(entries: Tensor, index: Tensor) -> Tensor:
-    """``entries [H, n, D]`` at the slots ``index [H, m]``, int64 from 0 to n - 1 -> ``[H, m, D]``.
+    """Gather ``entries [H, n, D]`` at the slots ``index [H, m]``, int64 from 0 to n - 1 -> ``[H, m, D]``.
 
-    ``entries.gather(1, ...)`` with the index spread over the channels is the same; it looks up every number by itself
-    and takes two to three times as long on a CPU.
+    ``entries.gather(1, ...)`` with the index expanded over the channels gives the same result, but takes two to three
+    times as long on a CPU, because it looks up every number separately.
     """
     heads = torch.arange(len(index), device=index.device)
     return entries[heads[:, None], index]

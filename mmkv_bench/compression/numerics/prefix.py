@@ -18,10 +18,11 @@ HALVINGS = 64  # of the interval [0, 1]: the two ends are then one float64 unles
 
 
 def prefix_curves(importance: Sequence[Tensor]) -> Tensor:
-    """``P_l``: cumulative priority of every layer, float64 ``[L, n]`` on the CPU, rising to exactly 1.
+    """Return ``P_l``, the cumulative priority of every layer: float64 ``[L, n]`` on the CPU, rising to exactly 1.
 
     Args:
-        importance: per layer ``[n]``, non-negative. A layer without any importance counts as evenly important.
+        importance: per layer ``[n]``, non-negative. The tokens of a layer without any importance count as equally
+            important.
     """
     rows = torch.stack([row.double().cpu() for row in importance])
     total = rows.sum(-1, keepdim=True)
@@ -32,19 +33,20 @@ def prefix_curves(importance: Sequence[Tensor]) -> Tensor:
 
 
 def prefix_counts(curves: Tensor, p: float) -> Tensor:
-    """``n * R_l(p)``: entries of the shortest prefix of each layer whose cumulative priority is at least p, int64
-    ``[L]``, between 1 and n. curves: ``P_l`` of ``prefix_curves``."""
+    """Return ``n * R_l(p)``, the entries of the shortest prefix of each layer whose cumulative priority is at least p:
+    int64 ``[L]``, between 1 and n. curves: ``P_l`` of ``prefix_curves``."""
     return torch.searchsorted(curves, torch.full((len(curves), 1), p, dtype=curves.dtype)).squeeze(1) + 1
 
 
 def search(curves: Tensor, total: Fraction, delta: float = 0.0, steps: int = 0) -> tuple[list[int], int]:
-    """Algorithm 1: halve [0, 1] until the prefixes of all layers hold ``total`` entries.
+    """Run algorithm 1: halve [0, 1] until the prefixes of all layers hold ``total`` entries.
 
     Args:
         curves: ``P_l``, ``[L, n]``; total: ``L * rho * n`` entries.
         delta: ``|sum R_l - L * rho|`` at which the search may stop, in whole layers (the unit of the paper's table 10).
-            0 asks for the exact total, which may not exist: then the search ends when p has no more digits.
-        steps: more than 0: that many halvings, whatever delta says (the paper's table 11); an exact total ends it early.
+            0 demands the exact total, which may not exist: then the search ends when p has no more digits.
+        steps: more than 0: that many halvings, whatever delta says (the paper's table 11); an exact total ends it
+            early.
 
     Returns:
         ``n * R_l`` at the last p, before any scaling, and the number of halvings.
@@ -64,12 +66,12 @@ def search(curves: Tensor, total: Fraction, delta: float = 0.0, steps: int = 0) 
 def scaled(
     weights: Sequence[Fraction], total: Fraction, most: Fraction = Fraction(1), least: Fraction = Fraction(0)
 ) -> list[Fraction]:
-    """Weights times one common factor, clipped to [least, most], with the factor that makes them add up to ``total``.
+    """Return the weights times one common factor, clipped to [least, most], so that they add up to ``total``.
 
-    So what is cut from a clipped layer goes to the others in proportion to their weights. The arithmetic is exact.
+    The excess of a clipped layer goes to the others in proportion to their weights. The arithmetic is exact.
 
     Args:
-        weights: non-negative; when all that are not clipped are 0 they share evenly.
+        weights: non-negative; weights of 0 share the rest evenly if all others are clipped.
 
     Raises:
         ValueError: ``total`` is less than ``least`` or more than ``most`` for every weight.
@@ -86,7 +88,7 @@ def scaled(
     # Between two of these factors the sum is a straight line; the wanted factor lies on one of them.
     corners = sorted({Fraction(bound) / weight for weight in positive for bound in (least, most)})
     above = bisect_left(corners, total, key=lambda factor: sum(clipped(factor), Fraction(0)))
-    if above == len(corners):  # all that have a weight are at their most: the weightless ones share the rest
+    if above == len(corners):  # all layers with a weight are full: the others share the rest
         fixed = most * len(positive)
         return [most if weight else (total - fixed) / (len(weights) - len(positive)) for weight in weights]
     if above == 0:
@@ -97,13 +99,13 @@ def scaled(
 
 
 def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0) -> tuple[list[float], int]:
-    """The global prefix configuration of one prompt: ``R_l`` of every layer, scaled to meet the budget exactly.
+    """Return the global prefix configuration of one prompt: ``R_l`` of every layer, scaled to meet the budget exactly.
 
     Args:
         curves: ``P_l`` of ``prefix_curves``, ``[L, n]``; rho: fraction kept, in (0, 1]; delta, steps: see ``search``.
 
     Returns:
-        ``R_l`` in (0, 1], which add up to ``L * rho`` but for float rounding, and the halvings that were needed.
+        ``R_l`` in (0, 1], which add up to ``L * rho`` apart from float rounding, and the number of halvings.
     """
     layers, n = curves.shape
     total = layers * Fraction(Decimal(str(rho)))
@@ -112,7 +114,7 @@ def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0
 
 
 def interpolated(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: Fraction) -> list[Fraction]:
-    """``R_l`` at rho between the two nearest budgets of a profile, linearly; nothing is kept at 0 and all at 1.
+    """Interpolate ``R_l`` linearly at rho between the two nearest budgets of a profile; nothing is kept at 0 and all at 1.
 
     Args:
         grid: fractions kept, rising, in (0, 1]; ratios: one ``R_l`` per layer for each of them.
@@ -130,5 +132,5 @@ def interpolated(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: 
 
 
 def _exact(value: float) -> Fraction:
-    """The decimal number that is written, not its nearest float."""
+    """Return the decimal number that is written, not its nearest float."""
     return Fraction(Decimal(str(value)))

@@ -1,6 +1,6 @@
-"""Attention mass of groups of proxy queries, one tile at a time; votes of their covering sets, or the bare total.
+"""Attention mass of groups of proxy queries, one tile at a time; votes of their covering sets, or the total mass.
 
-Where the device runs fused kernels (``fused.py``) these take the place of the row blocks.
+If the device runs fused kernels (``fused.py``), they replace the row blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def group_mass(
     rounding: torch.dtype | None = None,
     sinks: Tensor | None = None,
 ) -> Iterator[Tensor]:
-    """Attention mass of each group of proxies, in blocks of consecutive groups.
+    """Yield the attention mass of each group of proxies, in blocks of consecutive groups.
 
     Proxies follow the prompt, so each sees every key and no mask is needed. Proxy i belongs to group i // n, n = N / G.
     The mass of a group is the sum of the softmax over all T keys over its n proxies.
@@ -35,7 +35,7 @@ def group_mass(
         key: ``[Hkv, T, D]``.
         scaling: factor of the scores.
         groups: G.
-        per_query_head: keep query heads apart; otherwise their mean over a KV head's g query heads.
+        per_query_head: keep query heads separate; otherwise their mean over a KV head's g query heads.
         rounding: dtype that probabilities, head means and group sums are rounded to (results stay float32), always by
             row blocks: a last digit of a probability, which kernels may change, decides which way it is rounded. None
             rounds nothing.
@@ -80,7 +80,7 @@ def _fused(key: Tensor, rounding: torch.dtype | None) -> bool:
 def _fused_group_mass(
     query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool, sinks: Tensor | None
 ) -> Iterator[Tensor]:
-    """``group_mass`` by kernels, in blocks of groups whose mass fits one tile."""
+    """Yield ``group_mass`` computed by kernels, in blocks of groups whose mass fits one tile."""
     from mmkv_bench.compression.numerics import fused
 
     size = query.shape[1] // groups
@@ -101,11 +101,11 @@ def adjusted_mass(
     rounding: torch.dtype | None = None,
     sinks: Tensor | None = None,
 ) -> Iterator[Tensor]:
-    """Yield ``group_mass`` as a release changes it before the votes are cast.
+    """Yield ``group_mass`` with a release's changes before the votes are cast.
 
     Args:
         query, key, scaling, groups, per_query_head, rounding, sinks: see ``group_mass``.
-        drop_last: leave the last key out AFTER the softmax; what it received is lost.
+        drop_last: leave the last key out AFTER the softmax; its mass is lost.
         anchor: ``[Hkv, T]``, added to the mass of every group, which is then divided by 1 + n.
 
     Yields:
@@ -136,11 +136,11 @@ def group_votes(
     cover: Literal["left", "right"] = "left",
     **adjust: Any,
 ) -> Tensor:
-    """In how many groups each key belongs to the covering set, float32 ``[Hkv, T]`` with integer values.
+    """Count the groups whose covering set contains each key, float32 ``[Hkv, T]`` with integer values.
 
     Args:
-        query, key, scaling, groups: see ``group_mass``; adjust: keywords of ``adjusted_mass`` (a key that
-            ``drop_last`` leaves out gets no vote).
+        query, key, scaling, groups: see ``group_mass``; adjust: keywords of ``adjusted_mass`` (a key that ``drop_last``
+            leaves out gets no vote).
         tau: fraction of a group's mass that its set covers.
         cover: see ``nucleus``.
     """
@@ -151,7 +151,7 @@ def group_votes(
 
 
 def _cover_votes(mass: Tensor, tau: float, cover: Literal["left", "right"]) -> Tensor:
-    """In how many covering sets of a head each key is, ``[Hkv, T]``."""
+    """Count the covering sets of a head that contain each key, ``[Hkv, T]``."""
     if devices.at(mass.device).fuses:
         from mmkv_bench.compression.numerics import fused
 
@@ -160,7 +160,7 @@ def _cover_votes(mass: Tensor, tau: float, cover: Literal["left", "right"]) -> T
 
 
 def total_mass(query: Tensor, key: Tensor, scaling: float, groups: int, **adjust: Any) -> Tensor:
-    """The mass that each key receives from all groups together, float32 ``[Hkv, T]``: no sets, no votes.
+    """Return the mass that each key receives from all groups together, float32 ``[Hkv, T]``, without sets and votes.
 
     Args:
         query, key, scaling, groups: see ``group_mass``; adjust: keywords of ``adjusted_mass``.
@@ -181,7 +181,8 @@ def _by_heads(
     sinks: Tensor | None = None,
     **adjust: Any,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """``adjusted_mass`` of a few KV heads at a time (kernels: of all), with the heads that each block belongs to."""
+    """Yield ``adjusted_mass`` of a few KV heads at a time (kernels: of all heads), with the heads that each block belongs
+    to."""
     share = query.shape[0] // key.shape[0]
     fused = _fused(key, adjust.get("rounding"))
     together = head_blocks(key.shape[0], share * key.shape[1], key.device)

@@ -1,12 +1,13 @@
 """Asymmetric quantisation of groups, really packed: KIVI's quantiser (arXiv 2402.02750, equation 1).
 
 A group of G numbers with minimum z and range r is stored as integers ``q = round((x - z) / s)`` of b bits with
-``s = r / (2^b - 1)``, and read back as ``q * s + z``. What forms a group is the caller's: KIVI groups keys per channel
-over G consecutive tokens, values per token over G consecutive channels. Here a group always lies along the last axis.
+``s = r / (2^b - 1)``, and read back as ``q * s + z``. The caller decides what forms a group: KIVI groups keys per
+channel over G consecutive tokens, values per token over G consecutive channels. Here a group is always along the last
+axis.
 
 Scales and minima are kept in the dtype of the input: 16 bits each for half-precision models, as the paper counts
-(``b + 32 / G`` bits per number), 32 bits each for float32 models. The minimum is a number of the group itself, so that a
-constant group comes back exactly; the scale is rounded to that dtype BEFORE the integers are computed.
+(``b + 32 / G`` bits per number), 32 bits each for float32 models. The minimum is a number of the group itself, so that
+a constant group is restored exactly; the scale is rounded to that dtype BEFORE the integers are computed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.errors import ConfigError
 
 BITS = (2, 4, 8)
-SMALLEST_SCALE = 1e-6  # a constant group has range 0, and 0 / 0 is not a number
+SMALLEST_SCALE = 1e-6  # a constant group has range 0, and 0 / 0 is NaN
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Packed:
     Attributes:
         data: uint8 ``[..., n * bits / 8]``; the first number of a byte is in its lowest bits.
         scale, zero: ``[..., n / G]`` step and minimum of every group, in the dtype that ``dequantise`` returns.
-        bits: of one number.
+        bits: bits of one number.
     """
 
     data: Tensor
@@ -56,12 +57,13 @@ def quantise(x: Tensor, bits: int, group: int) -> Packed:
     """Quantise ``[..., n]`` in groups of ``group`` consecutive numbers of the last axis; arithmetic runs in float32.
 
     Raises:
-        ConfigError: ``bits`` or ``group`` that cannot be packed; n that is no multiple of ``group``.
+        ConfigError: ``bits`` or ``group`` cannot be packed, or n is not a multiple of ``group``.
     """
     check_group(bits, group)
     if x.shape[-1] % group:
         raise ConfigError(
-            f"{x.shape[-1]} numbers do not divide into groups of {group}; allowed: a group size that divides them"
+            f"{x.shape[-1]} numbers do not divide into groups of {group}; choose a group size that divides "
+            f"{x.shape[-1]}"
         )
     groups = x.unflatten(-1, (-1, group))
     low, high = groups.amin(-1), groups.amax(-1)
@@ -73,7 +75,7 @@ def quantise(x: Tensor, bits: int, group: int) -> Packed:
 
 
 def dequantise(packed: Packed) -> Tensor:
-    """The numbers ``[..., n]`` that ``packed`` stands for, in the dtype of its scales; computed in float32."""
+    """Return the numbers ``[..., n]`` that ``packed`` represents, in the dtype of its scales; computed in float32."""
     level = _unpack(packed.data, packed.bits).unflatten(-1, (packed.scale.shape[-1], -1))
     number = level.float().mul_(packed.scale.float().unsqueeze(-1)).add_(packed.zero.float().unsqueeze(-1))
     return number.flatten(-2).to(packed.scale.dtype)

@@ -1,4 +1,4 @@
-"""Number of attention rows held at once: the only memory that streaming statistics need beyond their result."""
+"""The number of attention rows in memory at once: the only memory that streaming statistics need beyond their result."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from mmkv_bench.compression.lazy_torch import torch
 
 _ENDS = (0, -2, -1)
 _ends_only: ContextVar[bool] = ContextVar("ends_only", default=False)
-ROWS = 128  # of a head in one product: with fewer, as many heads at once leave it short of arithmetic
+ROWS = 128  # of a head in one product; with fewer rows the product is bound by memory
 
 
 def head_blocks(heads: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:
-    """Ranges ``(start, end)`` over ``heads`` such that ``ROWS`` rows of ``width`` values in each of them fit one tile."""
+    """Yield ranges ``(start, end)`` over ``heads`` such that ``ROWS`` rows of ``width`` values of each head in a range fit
+    one tile."""
     return row_blocks(heads, ROWS * width, device)
 
 
 def row_blocks(rows: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:
-    """Ranges ``(start, end)`` over ``rows`` such that a block of ``width`` values per row fits one tile.
+    """Yield ranges ``(start, end)`` over ``rows`` such that a block of ``width`` values per row fits one tile.
 
     A block has at least one row, so extra memory is the larger of one tile and one row: O(T).
     """
@@ -33,7 +34,9 @@ def row_blocks(rows: int, width: int, device: torch.device) -> Iterator[tuple[in
 @contextmanager
 def ends_only() -> Iterator[None]:
     """Skip all but the first and the last two blocks of a pass, to count its memory without its result.
-    All blocks are alike but for the keys that they see, and the last one may be short."""
+
+    Blocks differ only in the keys that they see, and the last one may be short.
+    """
     token = _ends_only.set(True)
     try:
         yield

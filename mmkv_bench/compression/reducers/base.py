@@ -9,10 +9,12 @@ from mmkv_bench.compression.lazy_torch import Tensor
 
 
 class Reducer(ABC):
-    """Builds the entries that stay from a full cache. It never writes to its inputs: other forks still read them.
+    """A rule that builds the entries that stay from a full cache. It never writes to its inputs: other forks still read
+    them.
 
     Class attributes:
-        merges: what is not selected leaves a trace in what is. Set in the class, or a property where it depends on parameters.
+        merges: entries that are not selected leave a trace in those that are. Set in the class, or a property if it
+            depends on parameters.
     """
 
     @property
@@ -20,20 +22,20 @@ class Reducer(ABC):
         return False
 
     def method_version(self, method: Composed) -> int:
-        """Version of this part's numbers, from 1; see ``Scorer.method_version``."""
+        """Return the version of this part's numbers, from 1; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Names of what could not be done as configured; see ``Scorer.fallbacks``."""
+        """Return names of what could not be done as configured; see ``Scorer.fallbacks``."""
         return ()
 
     @abstractmethod
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[Hkv, m, D]`` of the slots in ``index``.
+        """Return keys and values ``[Hkv, m, D]`` of the slots in ``index``.
 
         Args:
-            key: ``[Hkv, n, D]`` of the candidates (padding and a token that will be fed again are no candidates),
-                rotated at the tokens' own positions.
+            key: ``[Hkv, n, D]`` of the candidates, rotated at the tokens' own positions. Padding and a token that will
+                be fed again are not candidates.
             value: ``[Hkv, n, D]``.
             index: int64 ``[Hkv, m]``, ascending, LEFT-padded with -1; padded slots come back as zeros.
             types: int ``[n]`` of the candidates, 0 text, 1 image, 2 video; None when unknown.

@@ -20,32 +20,34 @@ from mmkv_bench.errors import UnsupportedError
 class LookMMerge(Reducer):
     """LOOK-M (arXiv 2406.18139, section 3.3) and MEDA (arXiv 2502.17599, eq. 11 and 12).
 
-    In each KV head, every evicted candidate i, text as well as visual, goes to the kept entry c whose key has the largest
-    cosine with its key (both as stored, rotated; equal cosines: the lower slot). Values follow the same assignment. With n
-    tokens assigned to c, for keys and values alike:
+    In each KV head, every evicted candidate i, text as well as visual, goes to the kept entry c whose key has the
+    largest cosine with its key (both as stored, rotated; equal cosines: the lower slot). Values follow the same
+    assignment. With n tokens assigned to c, for keys and values alike:
 
         average   (k_c + sum k_i) / (n + 1)
         pivot     (k_c + sum (k_i + k_c) / 2) / (n + 1)
         weighted  (k_c + sum cos_i k_i) / (n + 1)        the divisor is n + 1, not the weights' sum
         none      k_c
 
-    Under the text prior text is evicted only where there is more of it than a budget has room for, and at small budgets that
-    is most of a text-rich prompt: it lives on by merging alone. A prompt without visual tokens is H2O's: what it evicts is
-    gone (the releases leave it whole), and the row says ``nothing_merged``. Entries that nothing is assigned to come back
-    bit for bit. Cosines and sums are float32; evicted tokens are taken in blocks, so memory beyond the result is one tile of
-    (evicted block) x (kept).
+    Under the text prior, text is evicted only if it exceeds the budget. At small budgets this is most of a text-rich
+    prompt, and its content survives by merging alone. A prompt without visual tokens is reduced as by H2O: evicted
+    entries are lost (the releases leave the prompt whole), and the row says ``nothing_merged``. Entries that nothing is
+    assigned to come back bit for bit. Cosines and sums are float32; evicted tokens are taken in blocks, so memory
+    beyond the result is one tile of (evicted block) x (kept).
 
     Args:
         merge: how evicted tokens join the kept entry nearest to them: average (MEDA, LOOK-M's A-merge), pivot (LOOK-M's
             best), weighted, or none (ablation without merging).
-        sources: "aligned": every token joins its own nearest entry; "misaligned": filtered as the releases do, see below.
+        sources: "aligned": every token joins the entry nearest to it; "misaligned": filtered as in the releases, see
+            below.
 
-    Paper and code: the released pivot class does the above. The other two merge only tokens whose cosine, averaged over
-    heads, is at least the mean of all cosines. For "weighted", ``sources=misaligned`` is just that. For "average" the
-    release filters the destinations but not the sources: its r-th evicted token is merged into the entry nearest to the
-    r-th token that PASSED, reproduced by ``sources=misaligned`` as well; "pivot" and "none" have nothing to misalign.
-    The filter compares tokens over heads, so it needs the same number of evicted tokens in every head. The releases keep all
-    text, so that only visual tokens are ever merged there. Not reproduced: sums in bfloat16.
+    Paper and code: the released pivot class computes the above. The other two classes merge only tokens whose cosine,
+    averaged over heads, is at least the mean of all cosines. For "weighted", ``sources=misaligned`` does exactly this.
+    For "average" the release filters the destinations but not the sources: its r-th evicted token is merged into the
+    entry nearest to the r-th token that PASSED, which ``sources=misaligned`` reproduces as well; "pivot" and "none"
+    have nothing to misalign. The filter compares tokens over heads, so it needs the same number of evicted tokens in
+    every head. The releases keep all text, so that only visual tokens are ever merged there. Not reproduced: sums in
+    bfloat16.
 
     Raises:
         UnsupportedError: from ``reduce``, ``misaligned`` with heads that evict different numbers of tokens.
@@ -62,7 +64,7 @@ class LookMMerge(Reducer):
         return self.merge != "none"
 
     def method_version(self, method: Composed) -> int:
-        """2: evicted text is merged too. Where the selector keeps all text, as the releases do, none is evicted."""
+        """Return 2 if evicted text is merged too; else 1. A selector that keeps all text, as the releases do, evicts none."""
         return 2 if self.merges and not getattr(method.selector, "keeps_text", False) else 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
@@ -94,12 +96,12 @@ class LookMMerge(Reducer):
     def _filtered(
         self, rows: Tensor, valid: Tensor, cosine: Tensor, slot: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(sources, destinations, weights) of the tokens that the released filter lets through, ``[Hkv, f]`` each."""
+        """Return (sources, destinations, weights) of the tokens that the released filter lets pass, ``[Hkv, f]`` each."""
         if not bool(valid.all()):
             counts = valid.sum(-1).tolist()
             raise UnsupportedError(
-                f"sources=misaligned compares evicted tokens over heads, and these heads evict {counts}; allowed: the same "
-                "number in every head; use an allocator with equal caps, or sources=aligned"
+                f"sources=misaligned compares evicted tokens over heads, but these heads evict {counts}; allowed: "
+                "equal numbers in all heads; use an allocator with equal caps, or sources=aligned"
             )
         passed = (cosine.mean(0) >= cosine.mean()).nonzero().flatten()
         taken = passed if self.merge == "weighted" else passed.new_tensor(range(len(passed)))
@@ -108,8 +110,8 @@ class LookMMerge(Reducer):
     def _merged(
         self, old: Tensor, kept: Tensor, rows: Tensor, slot: Tensor, weight: Tensor | None, count: Tensor
     ) -> Tensor:
-        """``[Hkv, m, D]``: kept entries with the tokens ``rows [Hkv, e]`` of ``old`` added at their slots, ``weight`` times
-        each (None: once)."""
+        """Return the kept entries, ``[Hkv, m, D]``, with the tokens ``rows [Hkv, e]`` of ``old`` added at their slots,
+        times ``weight`` (None: once each)."""
         heads, slots, dim = kept.shape
         in_order = devices.at(kept.device).adds_in_order
         total = torch.zeros(kept.shape, dtype=torch.float32, device=kept.device)
@@ -122,7 +124,7 @@ class LookMMerge(Reducer):
                 total.view(-1, dim).index_add_(0, target.flatten(), source.flatten(0, 1))
                 continue
             share = torch.ones_like(target, dtype=torch.float32) if weight is None else weight[:, start:end]
-            # A product with the assignment matrix: unlike scattered additions, the same on every run.
+            # A product with the assignment matrix: unlike scattered additions, equal on every run.
             assigned = torch.zeros(heads, end - start, slots, device=kept.device)
             total += torch.bmm(assigned.scatter_(2, target[..., None], share[..., None]).transpose(1, 2), source)
         kept_float, count = kept.float(), count[..., None]
@@ -131,7 +133,8 @@ class LookMMerge(Reducer):
 
 
 def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Candidates to merge, int64 ``[Hkv, e]`` ascending, and which of them are real (heads may evict fewer than e)."""
+    """Return the candidates to merge, int64 ``[Hkv, e]`` ascending, and which of them are real (heads may evict fewer than
+    e)."""
     kept = torch.zeros(len(index), n + 1, dtype=torch.bool, device=index.device)
     kept.scatter_(1, index.masked_fill(~real, n), True)  # padding marks a column of its own
     # A head that keeps nothing has nowhere to merge to.
@@ -142,7 +145,8 @@ def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _nearest_kept(key: Tensor, rows: Tensor, kept: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest cosine, float32 ``[Hkv, e]``, between candidates ``rows`` and kept keys ``[Hkv, m, D]``, and its slot."""
+    """Return the largest cosine, float32 ``[Hkv, e]``, between candidates ``rows`` and kept keys ``[Hkv, m, D]``, and its
+    slot."""
     units, padded = torch.nn.functional.normalize(kept.float(), dim=-1).transpose(1, 2), not bool(real.all())
     cosine = torch.empty(rows.shape, dtype=torch.float32, device=key.device)
     slot = torch.empty_like(rows)

@@ -1,4 +1,4 @@
-"""Reducer chosen by name, for methods whose merging is a parameter."""
+"""A reducer chosen by name, for methods whose merging is a parameter."""
 
 from __future__ import annotations
 

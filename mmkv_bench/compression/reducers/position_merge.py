@@ -1,4 +1,4 @@
-"""Merging by position: every pruned entry is averaged into the nearest kept one. ElasticCache's buckets are the same."""
+"""Merging by position: every pruned entry is averaged into the nearest kept entry. ElasticCache's buckets are equivalent."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ class PositionMerge(Reducer):
     """ElasticCache (arXiv 2407.18121) and PrefixKV's ablation "Position" (arXiv 2412.03409, table 12).
 
     Pruned token m goes to the kept token ``n = argmin |m - n|`` of its head (equal distances: the lower n), and
-    ``k_n = mean({k_n} and all k_m that went to it)``, values the same. That cuts the sequence at the midpoints between
+    ``k_n = mean({k_n} and all k_m assigned to n)``; values likewise. This cuts the sequence at the midpoints between
     consecutive kept tokens (ElasticCache's anchors) and replaces each bucket by its mean, the anchor included: the two
     papers describe one operation. Keys are averaged as they are cached, with the rotation of their own positions; the
     merged entry counts at the kept token's position. Extra memory: one float32 copy of a layer's keys or values.
 
     Args:
-        shift: pruned token m brings the content, and goes to the nearest neighbour, of token ``m - shift`` (0 or more
-            tokens). 0 in the papers. ElasticCache's release forgets its offset of one protected first token: 1.
+        shift: pruned token m is merged with the content of token ``m - shift``, and into the kept token nearest to that
+            token (0 or more tokens). 0 in the papers. ElasticCache's release forgets its offset of one protected first
+            token: 1.
         closed: first and last kept candidates of each head that receive nothing [entries], 0 in the papers. In the
-            release the protected first and last token do not: 1 (and the token that ``strict`` feeds again never does).
+            release the protected first and last token receive nothing: 1 (the token that ``strict`` feeds again never
+            receives anything).
 
-    Paper and code: with ``shift=1, closed=1`` the release's arithmetic; it crashes when only the two protected tokens
-    are kept, here nothing is merged then.
+    Paper and code: ``shift=1, closed=1`` is the release's arithmetic. The release crashes when only the two protected
+    tokens are kept; here nothing is merged then.
     """
 
     shift: int = 0
@@ -49,7 +51,7 @@ class PositionMerge(Reducer):
 
 
 def nearest_kept(index: Tensor, where: Tensor) -> Tensor:
-    """For each place the slot of the kept token that is nearest by position, equal distances: the lower token.
+    """Return for each position the slot of the nearest kept token; equal distances: the lower token.
 
     Args:
         index: int64 ``[Hkv, m]`` kept tokens, ascending, LEFT-padded with -1.
@@ -72,15 +74,16 @@ def nearest_kept(index: Tensor, where: Tensor) -> Tensor:
 
 
 def cluster_means(entries: Tensor, index: Tensor, source: Tensor, target: Tensor) -> Tensor:
-    """Every kept entry averaged with the entries that are merged into it; sums in float32.
+    """Average every kept entry with the entries that are merged into it; sums in float32.
 
     Args:
         entries: ``[Hkv, n, D]``; index: int64 ``[Hkv, m]`` kept tokens, LEFT-padded with -1.
-        source: int64 ``[Hkv, k]`` tokens that are merged; target: int64 ``[Hkv, k]`` the column of ``index`` that each
-            goes to, m for none.
+        source: int64 ``[Hkv, k]`` tokens to merge; target: int64 ``[Hkv, k]`` the column of ``index`` that each of
+            these tokens is merged into, m for none.
 
     Returns:
-        ``[Hkv, m, D]`` in the dtype of ``entries``: ``(kept + sum of merged) / (1 + number of merged)``, zeros in padding.
+        ``[Hkv, m, D]`` in the dtype of ``entries``: ``(kept + sum of merged) / (1 + number of merged)``, zeros in
+            padding.
         An entry that nothing is merged into comes back bit for bit.
     """
     heads, slots = index.shape

@@ -1,4 +1,4 @@
-"""Scorers: statistics of one layer's prefill -> how much each entry is worth. One method, one file."""
+"""Scorers: statistics of one layer's prefill -> the value of each entry. One method, one file."""
 
 from mmkv_bench.compression.scorers.base import Scorer
 

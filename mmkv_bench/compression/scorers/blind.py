@@ -12,14 +12,14 @@ from mmkv_bench.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class BlindScorer(Scorer):
-    """Floor for every method's score: no visual entry is left. No parameters.
+    """A control that keeps no visual entry, a floor for every method's score. No parameters.
 
-    Text token j (markers around an image included) is worth j + 1, a visual token -1. ``PositiveOnly`` grants nothing
-    to the latter, so the latest text entries stay, up to C, and fewer than C when the prompt has less text. Text
-    entries behind an image have already absorbed some of it during the full prefill; the control does not undo that.
+    Text token j (markers around an image included) scores j + 1, a visual token -1. ``PositiveOnly`` grants nothing to
+    the latter, so the latest text entries stay, up to C, and fewer than C when the prompt has less text. Text entries
+    behind an image have already absorbed some of it during the full prefill; the control does not undo that.
 
-    A prompt within its budget is kept whole, image included, as with every method; its row says so
-    (``prompt_within_budget``), and the control means nothing there.
+    A prompt within its budget is kept whole, image included, as with every method; its row says
+    ``prompt_within_budget``, and the control has no meaning for it.
 
     Raises:
         UnsupportedError: from ``score``, for a prompt without visual tokens or with unknown token types.
@@ -37,8 +37,8 @@ class BlindScorer(Scorer):
         types = obs.token_types
         if types is None or not bool((types > 0).any()):
             raise UnsupportedError(
-                "blind drops the visual entries and this prompt has none; allowed: prompts with images or videos; "
-                "choose another method for text"
+                "blind drops the visual entries, but this prompt has none; allowed: prompts with images or "
+                "videos; choose another method for text"
             )
         place = torch.arange(1, obs.length + 1, dtype=torch.float32, device=obs.device)
         worth = torch.where(types.to(obs.device) > 0, -1.0, place)

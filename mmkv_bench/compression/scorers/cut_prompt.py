@@ -1,4 +1,4 @@
-"""Control that gives the model a shorter text; it scores nothing."""
+"""A control that gives the model a shorter text; it scores nothing."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from mmkv_bench.compression.scorers.pixels import PixelsScorer
 
 @dataclass(frozen=True)
 class CutPromptScorer(PixelsScorer):
-    """Full cache of the prompt without the middle of its text, so that its entries are the most that do not exceed the budget:
-    what the same memory buys without any method, for prompts without pictures. No parameters.
+    """The full cache of the prompt without the middle of its text, with as many entries as the budget allows: what equal
+    memory gives without any method, for prompts without pictures. No parameters.
 
-    The first and the last half of the tokens that fit stay, as LongBench cuts prompts (Bai et al. 2023, section 4.1);
-    ``generation/smaller_prompts.py`` makes the shorter prompt, and it is prefilled by itself. Where the template alone leaves
-    more entries than the budget, the row says so (``cut_prompt_over_budget``). A prompt within its budget is `full`'s. A prompt
-    with pictures, or of several turns, is an error of its sample.
+    The first and the last half of the tokens that fit stay, as LongBench cuts prompts (Bai et al. 2023, section 4.1).
+    ``generation/smaller_prompts.py`` makes the shorter prompt, which is prefilled by itself. If the template alone
+    leaves more entries than the budget, the row says ``cut_prompt_over_budget``. A prompt within its budget equals
+    `full`. A prompt with pictures, or of several turns, is an error of its sample.
     """
 
     needs_visual = False
     over_budget: ClassVar[str] = "cut_prompt_over_budget"
     alone: ClassVar[str] = (
-        "cut_prompt gives the model a shorter text, which a run makes of each sample's own; it compresses no cache; use it in a "
-        "run (method=cut_prompt)"
+        "cut_prompt gives the model a shorter text, which only a run can make of each sample's own text; it "
+        "compresses no cache; use it in a run (method=cut_prompt)"
     )

@@ -16,12 +16,13 @@ from mmkv_bench.errors import ConfigError
 
 
 def cutoff(gamma: float, length: int) -> int:
-    """omega, the first of the T bins that the low-pass filter drops: ``max(1, int(gamma * T))``, exact decimal arithmetic."""
+    """Return omega, the first of the T bins that the low-pass filter drops: ``max(1, int(gamma * T))``, exact decimal
+    arithmetic."""
     return max(1, int(Decimal(str(gamma)) * length))
 
 
 def check_gamma(gamma: float) -> None:
-    """Refuse a cut-off of the filter that scorer and allocator share."""
+    """Raise ConfigError for a cut-off outside of [0, 1) of the filter that scorer and allocator share."""
     if not 0 <= gamma < 1:
         raise ConfigError(
             f"gamma is {gamma}; allowed: a share of the T bins, 0 <= gamma < 1 (at 1 the base is the prompt itself and"
@@ -48,24 +49,25 @@ def filtered(obs: Observation, gamma: float, keys: str) -> tuple[HighPass, HighP
 
 @dataclass(frozen=True)
 class DeviationScorer(Scorer):
-    """FlashCache's outlier recognition (paper section 3.2.1, equations 6 to 10): no query and no attention is looked at.
+    """FlashCache's outlier recognition (paper section 3.2.1, equations 6 to 10): no query and no attention is used.
 
-    Every channel of the layer's keys and values is a signal over the T tokens. An orthonormal DCT-II, bins ``m < omega``
-    kept, and the inverse transform give the smooth base; a token's score is how far it is from it:
-    ``Dev[n] = MSE(K[n], K_base[n]) + MSE(V[n], V_base[n])``, the means over channels. float32, one FFT there and one
-    back; extra memory O(T * D). Constant keys and values deviate by exactly 0 and rank by position. Padding is no
-    part of the signal.
+    Every channel of the layer's keys and values is a signal over the T tokens. An orthonormal DCT-II, bins
+    ``m < omega`` kept, and the inverse transform give the smooth base; a token's score is its distance from the base:
+    ``Dev[n] = MSE(K[n], K_base[n]) + MSE(V[n], V_base[n])``, the means over channels. float32, one FFT forward and one
+    back; extra memory O(T * D). Constant keys and values deviate by exactly 0 and rank by position. Padding is no part
+    of the signal.
 
     Args:
-        gamma: cut-off as a share of the T bins, in [0, 1): ``omega = max(1, int(gamma * T))``, so that bin 0 (the
-            mean) is always base.
+        gamma: cut-off as a share of the T bins, in [0, 1): ``omega = max(1, int(gamma * T))``, so that bin 0 (the mean)
+            is always base.
         heads: "joint": the means run over the channels of all KV heads, so that all heads of a layer keep the same
             tokens; "per_head": over a head's own channels.
         keys: "cached": the keys as they are stored, rotated; "unrotated": with the rotation of their position undone
             (the layer's inputs and rotations are held until the layer is done: T * (E + 2D) numbers more).
-        removal: which deviations leave the cache first, the paper's Figure 2: "smallest" is the method; "largest" removes
-            outliers first; "random" one token as likely as another, one draw for all heads where these are joint.
-            Draw the figure's curves with ``dba=false``: budgets of layers would follow their outliers, whatever leaves.
+        removal: which deviations leave the cache first, the paper's Figure 2: "smallest" is the method; "largest"
+            removes outliers first; "random" removes any token with equal probability, in one draw for all heads if they
+            are joint. For the figure's curves use ``dba=false``: otherwise the layers' budgets would follow their
+            outliers, whatever is removed.
 
     What the paper leaves open, and the choice here: gamma of its main tables (0.2, the entry of its gamma ablation,
     Table 5, that equals the result with budget allocation in Table 7); joint or per head (joint); before or after
@@ -117,6 +119,7 @@ class DeviationScorer(Scorer):
         return keys.deviation + values.deviation
 
     def _drawn(self, obs: Observation, seed: int) -> Tensor:
-        """Uniform ``[Hkv, T]``, of which `score` takes the mean over joint heads: each token's as any other's."""
+        """Return uniform numbers ``[Hkv, T]``; for joint heads `score` takes their mean, so that all tokens have equal
+        chances."""
         draw = torch.rand(obs.key.shape[:2], generator=obs.generator("flashcache", seed), dtype=torch.float32)
         return draw.to(obs.device)

@@ -1,4 +1,4 @@
-"""Control: frames evenly spaced over all that was seen."""
+"""A control that keeps frames evenly spaced over everything seen so far."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ _TEXT = 64.0  # above every power of two that divides a frame's number
 
 @dataclass(frozen=True)
 class EvenFramesScorer(Scorer):
-    """Every frame, every second, every fourth, ...: as many as the budget holds, whatever they show. No parameters.
+    """A control that keeps every frame, every second, every fourth, ...: as many as the budget holds, whatever they show.
+    No parameters.
 
-    A frame is worth the power of two that divides its number, and the first one most; of equally worthy ones every second
-    goes first, by the same rule. So frames that stay of a stream are evenly spaced at any time without knowing its length,
-    and one that went is never missed later. Text before the first frame and between frames is worth more than frames. Frames
-    of a pair that the model reads at once are one. Outside of a stream (``protocol=stream``), and for a text, tokens take the
-    place of frames.
+    A frame scores the power of two that divides its number, the first frame most; of equal frames every second is
+    evicted first, by the same rule. So the kept frames of a stream are evenly spaced at any time although its length is
+    unknown, and an evicted frame is never needed later. Text before the first frame and between frames scores higher
+    than frames. Frames of a pair that the model reads at once are one. Outside of a stream (``protocol=stream``), and
+    for a text, tokens take the place of frames.
 
     Paper and code: none is reproduced. Sampling fewer frames before the model sees them is ``model.frames``.
     """
@@ -36,12 +37,12 @@ class EvenFramesScorer(Scorer):
         tokens = obs.tokens
         number = tokens if obs.frames is None else obs.frames.number[tokens]
         first = _power(number)
-        second = _power((number >> first.clamp_max(62)) >> 1)  # of odd multiples of one power, by their own turn
+        second = _power((number >> first.clamp_max(62)) >> 1)  # orders odd multiples of one power
         worth = first.double() + second.double() / 64
         return torch.where(number < 0, _TEXT, worth)
 
 
 def _power(number: Tensor) -> Tensor:
-    """The largest k with 2**k dividing the number, int64; 63 of 0."""
+    """Return the largest k with 2**k dividing the number, int64; 63 for 0."""
     lowest = number & -number
     return torch.where(number > 0, lowest.clamp_min(1).double().log2().long(), 63)

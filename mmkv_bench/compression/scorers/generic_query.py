@@ -1,4 +1,4 @@
-"""StreamMem's generic query: what the chat template's own tokens attend to."""
+"""StreamMem's generic query: attention of the chat template's own tokens."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from mmkv_bench.compression.scorers.tail_mass import TailMassScorer
 
 @dataclass(frozen=True)
 class GenericQueryScorer(TailMassScorer):
-    """Attention that the chat template's own tokens pay to each entry, as StreamMem (arXiv 2508.15717) takes for a query.
+    """The attention that the chat template's own tokens pay to each entry, which StreamMem (arXiv 2508.15717) uses as a
+    generic query.
 
-    Under ``protocol=stream`` the tokens that the template writes behind a question (for Qwen ``<|im_end|>``, a line's end and
-    the assistant's header) are fed behind every chunk, where the question would come. Their attention is averaged over them
-    and over the g query heads of a KV head; they are forgotten in the same layer and counted in ``entries_peak``. No question
-    is known. Under other protocols the last tokens of what is prefilled stand in: the same ones under ``paper`` and
-    ``strict``, behind the question that they then know.
+    Under ``protocol=stream`` the tokens that the template puts after a question (for Qwen ``<|im_end|>``, a line's end
+    and the assistant's header) are fed after every chunk, where the question would be. Their attention is averaged over
+    them and over the g query heads of a KV head; the tokens are dropped again in the same layer, and counted in
+    ``entries_peak``. No question is known. Under other protocols the last prefilled tokens replace them. Under
+    ``paper`` and ``strict`` these are the same tokens, but after the question, which they then know.
 
     Args:
-        proxies: at most so many of the template's tokens, the last ones [tokens].
+        proxies: most tokens of the template that are used, its last ones [tokens].
 
-    Paper and code: by the paper's abstract and notes on it; its equations were not at hand and no code was found, so that
-    there is no released reading. Not built are the filter that leaves out frames like the one before, the merged prototype
-    entry of each frame, and positions scaled beyond the model's context (YaRN).
+    Paper and code: written from the paper's abstract and notes on it; its equations were not available and no code was
+    found, so there is no released reading. Not implemented are the filter that leaves out frames similar to the one
+    before, the merged prototype entry of each frame, and positions scaled beyond the model's context (YaRN).
     """
 
     proxies: int = 8

@@ -1,4 +1,4 @@
-"""InfiniPot-V: what recent frames do not repeat, and large values."""
+"""InfiniPot-V: entries that recent frames do not repeat, and large values."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from mmkv_bench.errors import ConfigError
 class InfiniPotVScorer(Scorer):
     """InfiniPot-V (arXiv 2506.15745, sections 3.1 to 3.3): temporal redundancy (TaR) and value norm (VaN).
 
-    Of C entries per KV head a share alpha goes to the r most recent frames and to the older entries that these repeat least;
-    the rest goes to the largest values. With unit keys k and the same cell (i, j) of the frame::
+    Of C entries per KV head a share alpha goes to the r most recent frames and to the older entries that these frames
+    repeat least; the rest goes to the largest values. With unit keys k and the same cell (i, j) of the frame::
 
         TaR(t, i, j) = -1/r sum_{t' recent} cos(k(t, i, j), k(t', i, j))        VaN(t, i, j) = |v(t, i, j)|_2
 
-    Text stays before everything else. An older entry whose cell no recent frame holds any more is repeated by none (0).
+    Text ranks before everything else. An older entry whose cell no recent frame has any more gets TaR 0.
 
     Args:
         alpha: share of the budget for recent frames and TaR, in [0, 1]; 0 is the value norm alone.
         recent: r as a share of the frames that the stored entries would fill, in (0, 1], at least one frame.
 
-    Paper and code (release aiha-lab/InfiniPot-V; the equations are read from it and from notes on the paper, not from the
-    paper itself): the paper compresses to C when the cache reaches a larger M; under ``protocol=stream`` that is C and a
-    chunk. The release lays the entries that stayed out as if they were whole frames, so that after the first compression a
-    cell is compared with others; here each entry keeps its cell. It pools value norms over neighbouring cells, by kernels of
-    7, 5, 3 or 1 that follow the layer; entries that stayed have gaps, so nothing is pooled here. It counts text apart from
-    C, and fails where recent frames alone exceed alpha C; here they then take what VaN would have. Outside of a stream
-    nothing tells the frames: entries are ranked by their value norm, and the row says ``no_frames``.
+    Paper and code (release aiha-lab/InfiniPot-V; the equations are read from it and from notes on the paper, not from
+    the paper itself): the paper compresses to C when the cache reaches a larger M; under ``protocol=stream`` M is C
+    plus a chunk. The release lays the entries that stayed out as if they were whole frames, so that after the first
+    compression a cell is compared with others; here each entry keeps its cell. It pools value norms over neighbouring
+    cells, by kernels of 7, 5, 3 or 1 that follow the layer; entries that stayed have gaps, so nothing is pooled here.
+    It counts text apart from C, and fails if recent frames alone exceed alpha C; here they then take entries from VaN's
+    share. Outside of a stream frames are unknown: entries are ranked by their value norm, and the row says
+    ``no_frames``.
     """
 
     alpha: float = 0.5
@@ -44,7 +45,8 @@ class InfiniPotVScorer(Scorer):
         check_words(self)
         if not 0 <= self.alpha <= 1 or not 0 < self.recent <= 1:
             raise ConfigError(
-                f"alpha={self.alpha} and recent={self.recent} are no shares; allowed: alpha in [0, 1], recent in (0, 1]"
+                f"alpha={self.alpha} and recent={self.recent} are not both shares; allowed: alpha in [0, 1], "
+                "recent in (0, 1]"
             )
 
     def key(self, budget: int, length: int) -> tuple[object, ...]:
@@ -72,7 +74,7 @@ class InfiniPotVScorer(Scorer):
 
     @staticmethod
     def _distinct(obs: Observation, frames: Frames, cell: Tensor, recent: Tensor) -> Tensor:
-        """TaR ``[Hkv, S]``, float32."""
+        """Return TaR ``[Hkv, S]``, float32."""
         unit = torch.nn.functional.normalize(obs.key.float(), dim=-1)
         heads, _, dim = unit.shape
         place = cell[..., None].expand(-1, -1, dim)

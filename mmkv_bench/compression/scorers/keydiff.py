@@ -21,15 +21,15 @@ class KeyDiffScorer(Scorer):
 
     Args:
         window: last tokens left out of the anchor [tokens]. 0 in the paper reading.
-        score_rounding: "none": float32 throughout; "model": unit keys, anchor and similarities are rounded to the model's
-            dtype, which makes many ties in half precision. Nothing changes in float32, and rows of float32 models do not
-            name it.
+        score_rounding: "none": float32 throughout; "model": unit keys, anchor and similarities are rounded to the
+            model's dtype, which makes many ties in half precision. Nothing changes in float32, and rows of float32
+            models do not include this parameter.
 
     Paper and code: the paper evicts block by block as the prompt arrives; one-shot over the whole prompt, as in kvpress
     and MM-ShiftKV, is used here. MM-ShiftKV states that only the last token is forced and that C entries stay; its
-    released class leaves a window of 32 out of the anchor, keeps that window AND C entries of the rest, so it
-    stores ``min(C + 32, T)``. ``reading=released`` does the same: ``window=32`` here and in the selector, and
-    ``excess=32`` in the allocator, where the audit sees it, and ``score_rounding=model``.
+    released class leaves a window of 32 out of the anchor, keeps that window AND C entries of the rest, so it stores
+    ``min(C + 32, T)``. ``reading=released`` reproduces this: ``window=32`` here and in the selector, and ``excess=32``
+    in the allocator, where the audit counts it, and ``score_rounding=model``.
     """
 
     window: int = 0

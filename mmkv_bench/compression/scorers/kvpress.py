@@ -24,27 +24,28 @@ _UNIFORM = {"_target_": "mmkv_bench.compression.allocators.uniform.Uniform"}
 
 @dataclass(frozen=True)
 class PressScorer(Scorer):
-    """The score of a press of kvpress: any `ScorerPress` whose hook and `compress` are the library's common ones, and those
-    that mask by a score, `AdaKVPress` and `CriticalAdaKVPress`.
+    """The score of a press of kvpress: any `ScorerPress` that does not override the library's hook and `compress`, and two
+    presses that mask by a score, `AdaKVPress` and `CriticalAdaKVPress`.
 
-    The press is given what its hook would get in a prefill (module, hidden states, keys, values, position embeddings);
+    The press receives what its hook would get in a prefill (module, hidden states, keys, values, position embeddings);
     it evicts nothing. Entries are then chosen by this package's allocator and selector and really evicted, with exact
-    totals: `compression_ratio` is set so that `int(T * (1 - ratio))` is C, for presses whose score depends on it. The two
-    that mask divide C * Hkv among a layer's heads (`allocator`).
+    totals: `compression_ratio` is set so that `int(T * (1 - ratio))` is C, for presses whose score depends on it. The
+    two masking presses divide C * Hkv among a layer's heads (`allocator`).
 
     Args:
         press: class name in `kvpress`, such as `KnormPress`.
-        args: its constructor's arguments but `compression_ratio`. A press inside a press is a class name, or
+        args: the press's constructor arguments except `compression_ratio`. A press inside a press is a class name, or
             `{press: <name>, <argument>: <value>}`, or `{press: <name>, args: {<argument>: <value>}}`.
 
-    Fallback `press_reduced`: presses give what they keep in any case, an observation window or sinks, their highest score;
-    where that are more entries than C, the library leaves it to `topk` which of them stay, and the prompt's last token may
-    go. Here the last token and the latest others of them stay, as with sinks and recents of this package's methods.
+    Fallback `press_reduced`: presses give their highest score to entries that always stay (an observation window or
+    sinks). If these are more than C, the library lets `topk` decide which of them stay, and the prompt's last token may
+    be evicted. Here the last token and the latest of these entries stay, as with sinks and recents of this package's
+    methods.
 
-    Where this is not the library's own run: scores are read as float32, other ties go to the lower index (kvpress leaves them
-    to `topk`), `torch`'s random stream is seeded per sample, layer and seed, queries have the module's query norm in every
-    family (kvpress knows Qwen3 and Gemma3 only), and positions behind the prompt are the model's own, under mrope too (kvpress
-    counts 1-D positions). The others are refused with the reason (`presses.py`).
+    Differences to the library's own run: scores are read as float32, other ties go to the lower index (kvpress leaves
+    them to `topk`), `torch`'s random stream is seeded per sample, layer and seed, queries have the module's query norm
+    in every family (kvpress knows Qwen3 and Gemma3 only), and positions behind the prompt are the model's own, under
+    mrope too (kvpress counts 1-D positions). All other presses are refused with the reason (`presses.py`).
     """
 
     press: str
@@ -63,7 +64,7 @@ class PressScorer(Scorer):
 
     @cached_property
     def _text(self) -> str:
-        """The arguments that act, as JSON."""
+        """The effective arguments, as JSON."""
         return json.dumps(presses.effective(presses.load(), self.press, self.args), sort_keys=True)
 
     def __hash__(self) -> int:
@@ -71,13 +72,13 @@ class PressScorer(Scorer):
 
     @cached_property
     def stochastic(self) -> bool:
-        """True where the press's module, or that of a press in it, draws random numbers."""
+        """True if the press's module, or that of a press in it, draws random numbers."""
         library = presses.load()
         return presses.draws(library, presses.build(library, self.press, self.args, _ARGS))
 
     def method_version(self, method: Composed) -> int:
-        """2: of more protected entries than the budget the last stay, and a press inside a press is named with its
-        defaults."""
+        """Return 2: if more entries than the budget are protected the last stay, and a press inside a press is recorded
+        with its defaults."""
         return 2
 
     @property
@@ -87,7 +88,7 @@ class PressScorer(Scorer):
 
     @property
     def allocator(self) -> Safeguard | None:
-        """Allocator of a press that masks; None for presses that only score."""
+        """The allocator of a press that masks; None for presses that only score."""
         return Safeguard(json.loads(self._text)["alpha_safeguard"]) if self.press in presses.POOLED else None
 
     def key(self, budget: int, length: int) -> tuple[object, ...]:
@@ -116,12 +117,12 @@ class PressScorer(Scorer):
         return made
 
     def _protected(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """Bool ``[Hkv,T]``: the entries to which the press that scores gives one and the same highest score."""
+        """Return the entries to which the scoring press gives its highest score, bool ``[Hkv,T]``."""
         scores = self._innermost(obs, budget, seed)
         return scores == scores.amax(-1, keepdim=True)
 
     def _innermost(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """Float32 ``[Hkv,T]``: the score of the press that all others work on."""
+        """Return the score of the press inside all others, float32 ``[Hkv,T]``."""
 
         def ask() -> Tensor:
             return self._ask(obs, presses.chain(presses.load(), self._made(obs, budget))[-1], seed)
@@ -132,7 +133,8 @@ class PressScorer(Scorer):
         """Return the press's own `score`, float32 ``[Hkv,T]``."""
         if obs.sinks is not None:
             raise UnsupportedError(
-                f"kvpress' {self.press} knows no learned sinks, which this model's attention has; use a method of this package"
+                f"kvpress' {self.press} does not support learned sinks, which this model's attention has; use a "
+                "method of this package"
             )
         cos, sin = (part[None].to(obs.states.dtype) for part in obs.rotation)
         kwargs = {
@@ -155,13 +157,14 @@ class PressScorer(Scorer):
 
 
 def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the parts that a press decides of `method=kvpress`: the scorer, and the allocator of a press that divides the budget.
+    """Build the parts of `method=kvpress` that the press decides: the scorer, and the allocator of a press that divides
+    the budget.
 
     Args:
         plain: the method's effective node.
 
     Raises:
-        ConfigError: the press cannot be carried, or it divides the budget and the configuration names another allocator.
+        ConfigError: the press cannot be used, or it divides the budget and the configuration names another allocator.
     """
     scorer = PressScorer(plain["press"] or "", plain["args"] or {})
     safeguard, configured = scorer.allocator, dict(plain["allocator"] or {})
@@ -169,14 +172,15 @@ def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
         return {"scorer": scorer}
     if configured != _UNIFORM:
         raise ConfigError(
-            f"methods.kvpress.allocator={configured.get('_target_')}, and kvpress' {scorer.press} divides the budget itself; "
-            "allowed: the method's own allocator, or a press that only scores"
+            f"methods.kvpress.allocator={configured.get('_target_')} has no effect, because kvpress' "
+            f"{scorer.press} divides the budget itself; leave the allocator at its default, or choose a press "
+            "that only scores"
         )
     return {"scorer": scorer, "allocator": safeguard}
 
 
 def _latest(protected: Tensor, budget: int) -> Tensor:
-    """Bool like ``protected [Hkv,T]``: the last token, and the latest protected ones, ``budget`` in all where there are."""
+    """Return the last token and the latest protected ones, at most ``budget`` in all: bool like ``protected [Hkv,T]``."""
     wanted = protected.clone()
     wanted[:, -1] = True
     return wanted & (wanted.flip(-1).cumsum(-1).flip(-1) <= budget)
@@ -185,11 +189,11 @@ def _latest(protected: Tensor, budget: int) -> Tensor:
 def _critical_ada(
     library: Any, made: Any, score: Tensor, allocator: Safeguard, obs: Observation, budget: int
 ) -> Tensor:
-    """CriticalAdaKVPress's selection as a score ``[Hkv,T]`` in [0, 5].
+    """Return CriticalAdaKVPress's selection as a score ``[Hkv,T]`` in [0, 5].
 
-    Of each head's share (`allocator`) a part goes to the highest scores, the rest to the highest
-    ``(score + epsilon) * mean over g of ||W_O v||_1``. Those of the first part get 5, those of the second 2 to 3, all others
-    0 to 1, by that product: the `C * Hkv` highest are what the library leaves.
+    A part of each head's share (`allocator`) goes to the highest scores, the rest to the highest
+    ``(score + epsilon) * mean over g of ||W_O v||_1``. Entries of the first part get 5, those of the second 2 to 3, all
+    others 0 to 1, ordered by that product: the `C * Hkv` highest are the entries that the library keeps.
     """
     shares = allocator.layer(score, budget)[:, None]
     first = (shares * made.first_stage_ratio).long().clamp_min(allocator.floor(budget))
@@ -202,13 +206,13 @@ def _critical_ada(
 
 
 def _ranks(score: Tensor) -> Tensor:
-    """int64 like ``score``: the place of each entry among its head's, highest first, equal ones by rising index."""
+    """Return the rank of each entry in its head, highest score first, equal scores by rising index: int64 like ``score``."""
     return score.argsort(dim=-1, descending=True, stable=True).argsort(-1)
 
 
 class _View:
-    """The attention module as a press sees it: with `rotary_emb`, which kvpress' own hook would attach to the module,
-    and projections that include the module's norms. Everything else is the module's."""
+    """The attention module as a press sees it: with `rotary_emb`, which kvpress' own hook would attach to the module, and
+    projections that include the module's norms. All other attributes are the module's."""
 
     def __init__(self, obs: Observation):
         self._obs = obs
@@ -221,26 +225,28 @@ class _View:
         return _Config(self._obs.module)
 
     def q_proj(self, hidden: Tensor) -> Tensor:
-        """`[1,m,E]` -> `[1,m,Hq*D]`"""
+        """Project `[1,m,E]` -> `[1,m,Hq*D]`."""
         return self._obs.project(hidden[0]).transpose(0, 1).flatten(1)[None]
 
     def k_proj(self, hidden: Tensor) -> Tensor:
-        """`[1,m,E]` -> `[1,m,Hkv*D]`"""
+        """Project `[1,m,E]` -> `[1,m,Hkv*D]`."""
         module: Any = self._obs.module
         key, norm = module.k_proj(hidden), getattr(module, "k_norm", None)
         return key if norm is None else norm(key.unflatten(-1, (-1, module.head_dim))).flatten(-2)
 
     def rotary_emb(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos, sin `[1,n,D]` in the dtype of `like` at positions `[1,n]`, counted from the prompt's first token."""
+        """Return cos, sin `[1,n,D]` in the dtype of `like` at positions `[1,n]`, counted from the prompt's first token."""
         offsets = positions[0] - (self._obs.length - 1)
         if int(offsets.min()) < 1:
-            raise UnsupportedError("it asks for rotations inside the prompt, which mrope does not count along one axis")
+            raise UnsupportedError(
+                "the press needs rotations inside the prompt, which mrope does not number along one axis"
+            )
         cos, sin = self._obs.rope(offsets)
         return cos[None].to(like.dtype), sin[None].to(like.dtype)
 
 
 class _Config:
-    """The text model's configuration, with the `head_dim` that some families leave out and some presses read."""
+    """The text model's configuration, with the `head_dim` that some families leave out but some presses read."""
 
     def __init__(self, module: Any):
         self._module = module

@@ -1,4 +1,4 @@
-"""KVzip: what the model reads when it repeats the context."""
+"""KVzip: attention while the model repeats the context."""
 
 from __future__ import annotations
 
@@ -15,37 +15,41 @@ from mmkv_bench.errors import UnsupportedError
 if TYPE_CHECKING:
     from mmkv_bench.compression.replay import Replay
 
-KEPT = 2.0  # of entries that always stay; no attention is above 1
+KEPT = 2.0  # score of entries that always stay; no attention is above 1
 
 
 @dataclass(frozen=True)
 class KVzipScorer(Scorer):
-    """KVzip (arXiv 2505.23416): an entry is worth the largest attention that it gets while the model repeats the context.
+    """KVzip (arXiv 2505.23416): an entry's score is the largest attention that it gets while the model repeats the
+    context.
 
-    After the prefill the context is fed again in chunks of m tokens, each behind an instruction to repeat the context and the
-    chat template's end of a user's turn. From the second chunk on it is an instruction to repeat the part that begins with the
-    8 tokens before the chunk. With f tokens fed, of which Q is the query, a key of the chunk scores::
+    After the prefill the context is fed again in chunks of m tokens, each after an instruction to repeat the context
+    and the chat template's end of a user's turn. From the second chunk on, the instruction is to repeat the part that
+    begins with the 8 tokens before the chunk. With f tokens fed, of which Q is the query, a key of the chunk scores::
 
-        max over the f queries and the g query heads of softmax(Q [K_sinks, K_chunk, K_fed]^T) at that key, causal among the fed
+        max over the f queries and the g query heads of softmax(Q [K_sinks, K_chunk, K_fed]^T) at that key, causal among
+            the fed
 
-    What was fed is dropped: the cache is what the prefill left, bit for bit. No question is known to the scores, under any
-    protocol: under ``query_aware``, ``query_joint`` and their like the context alone is fed again, and what stays is that of
-    ``query_agnostic``. Where the whole prompt is compressed, the question is part of the context; what the template writes
-    behind it is not, and stays. The replay costs two to three prefills, which count as compression.
+    The fed tokens are dropped: the cache is left as after the prefill, bit for bit. Scores never know the question,
+    under any protocol: under ``query_aware``, ``query_joint`` and similar protocols only the context is fed again, and
+    the same entries stay as under ``query_agnostic``. Where the whole prompt is compressed, the question is part of the
+    context; the template's tokens after it are not, and stay. The replay costs two to three prefills, which count as
+    compression.
 
-    Pictures are fed as the embeddings that the vision tower gave, and as text: fed tokens have the positions of an answer that
-    follows the context, one place each on all axes. The paper has no pictures; an answer has no grid to repeat.
+    Pictures are fed as the embeddings that the vision tower gave, and as text: fed tokens have the positions of an
+    answer that follows the context, one position per token on all axes. The paper has no pictures; an answer has no
+    grid to repeat.
 
     Args:
         chunk: m [tokens].
-        sinks: first keys that every softmax runs over, at most those before the chunk, and that always stay [tokens].
+        sinks: first keys that are part of every softmax (at most those before the chunk) and that always stay [tokens].
 
-    Paper, authors' release and kvpress: the paper and the release take chunks of 2,000 tokens, kvpress of 2,048. The release's
-    softmax has the whole system prompt for sinks, kvpress the first 4 tokens, as here. The release never evicts the template's
-    prefix, as here; kvpress protects the first 4 tokens alone. Both release and kvpress compute softmax in the model's dtype,
-    here it is float32. Both mask evicted entries of a full cache by a threshold, whose ties may move a budget by a few; here
-    exactly the budget stays, equal scores by layer, head and token. With several sequences or without a run's prompt (``attach``)
-    the replay is refused.
+    Paper, authors' release and kvpress: the paper and the release take chunks of 2,000 tokens, kvpress of 2,048. The
+    sinks of the release's softmax are the whole system prompt; kvpress uses the first 4 tokens, as here. The release
+    never evicts the template's prefix, as here; kvpress protects the first 4 tokens alone. Both release and kvpress
+    compute softmax in the model's dtype, here it is float32. Both mask evicted entries of a full cache by a threshold,
+    whose ties may change a budget by a few entries; here exactly the budget stays, equal scores by layer, head and
+    token. With several sequences or without a run's prompt (``attach``) the replay is refused.
     """
 
     chunk: int = 2048
@@ -62,10 +66,11 @@ class KVzipScorer(Scorer):
         return (self.chunk, self.sinks)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """Zeros, which the replay's scores take the place of."""
+        """Return zeros, which the replay's scores replace."""
         if obs.sinks is not None:
             raise UnsupportedError(
-                "kvzip reads a softmax without learned sinks, which this model's attention has; use another method or model"
+                "kvzip needs a softmax without learned sinks, but this model's attention has them; use another "
+                "method or model"
             )
         return torch.zeros(obs.key.shape[:2], dtype=torch.float32, device=obs.device)
 
@@ -83,5 +88,5 @@ class KVzipScorer(Scorer):
         return scores
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """``protected_reduced``: more sinks than C; the template's prefix counts as well, and is not known here."""
+        """Return ``protected_reduced`` for more sinks than C; the template's prefix counts as well, but is unknown here."""
         return ("protected_reduced",) if self.sinks > budget else ()

@@ -1,4 +1,4 @@
-"""LastAttn: attention of the prompt's last query."""
+"""LastAttn: the attention of the prompt's last query."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class LastQueryScorer(Scorer):
     and without pooling. It is the anchor term of MM-ShiftKV's score (equation 11) without any votes. The selector keeps
     the last token.
 
-    Paper and code: the release has no class for this row. Its SnapKV with the default window of one query differs by
-    the pooling alone (``method=snapkv reading=released``).
+    Paper and code: the release has no class for this row. Its SnapKV with the default window of one query differs only
+    by the pooling (``method=snapkv reading=released``).
     """
 
     needs = Needs(tail_queries=1)

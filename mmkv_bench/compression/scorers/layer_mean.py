@@ -19,19 +19,21 @@ class LayerMeanScorer(Scorer):
     KV head of the layer gets the same scores, and so keeps the same tokens. Sums are float32, streamed by blocks of
     query rows: extra memory is O(T). Early tokens gather more terms; nothing is normalised (the papers do not).
 
-    The first and the last token are the selector's: ``TopK(sinks=1, recents=1)``.
+    The selector keeps the first and the last token: ``TopK(sinks=1, recents=1)``.
 
     Args:
         ranking: "importance": the importance itself. "permutation": what ElasticCache's release does. It sorts the
-            importance of the tokens that are not protected ascending and keeps position i of this subsequence if the i-th
-            entry of the sorting PERMUTATION is above a threshold, as if that entry were the rank of token i. The scores
-            are then these entries, so that the highest scores are the released set: at chance level as to importance.
-        sinks: the selector's, first tokens that stay, at most C - 1 of them; the permutation leaves them out [tokens].
+            importance of the tokens that are not protected ascending and keeps position i of this subsequence if the
+            i-th entry of the sorting PERMUTATION is above a threshold, as if that entry were the rank of token i. The
+            scores are then these entries, so that the highest scores give the released set, which is a random choice as
+            far as importance goes.
+        sinks: the selector's sinks, first tokens that stay, at most C - 1 of them; the permutation leaves them out
+            [tokens].
 
     Paper and code: PrefixKV's release ranks truly, in the attention's own half precision; its scores here are float32.
     Equal scores: lower index first (torch's unstable sort decides in the releases). Releases crash beyond 2048 tokens
-    (ElasticCache's score buffer), and ElasticCache's deletes the first token when only one is to go; neither is
-    reproduced.
+    (ElasticCache's score buffer), and ElasticCache's deletes the first token when only one token is to be evicted;
+    neither is reproduced.
     """
 
     ranking: Literal["importance", "permutation"] = "importance"
@@ -60,7 +62,8 @@ class LayerMeanScorer(Scorer):
 
 
 def permutation_scores(importance: Tensor, sinks: int) -> Tensor:
-    """Float32 ``[T]``: for tokens ``sinks .. T - 2`` the permutation that sorts their importance ascending, -1 elsewhere."""
+    """Return the permutation that sorts the importance of tokens ``sinks .. T - 2`` ascending, -1 elsewhere: float32
+    ``[T]``."""
     scores = torch.full_like(importance, -1.0)
     last = importance.shape[0] - 1
     if sinks < last:

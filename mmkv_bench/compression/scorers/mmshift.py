@@ -20,73 +20,75 @@ from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 
 COPIES = 16
-"""Proxies of a layer without sampling: so many copies of the prompt's last hidden state, one group (release, LLaVA)."""
+"""Proxies of a layer without sampling: this many copies of the prompt's last hidden state, in one group (release, LLaVA)."""
 
 
 @dataclass(frozen=True)
 class MMShiftScorer(Scorer):
     """MM-ShiftKV (sections 3.2.1 to 3.2.3, equations 4 to 11, algorithm 1): decode-aware importance from the prefill.
 
-    Per layer, N hidden states ``h_i = mu + gamma * sigma * eps_i`` are drawn around the prompt's own statistics (eq. 5),
-    projected by the layer's query projection and rotated at positions behind the prompt (eq. 6). Each attends to all T
-    keys (eq. 7). The proxies form G groups of n = N / G consecutive ones; the attention mass of a group is the sum over
-    its proxies (eq. 8), and every key in the smallest set that covers the fraction tau of it gets one vote (eq. 9).
-    With a(q_last) the attention of the prompt's last query: ``S_t = votes_t + lam * a_t(q_last)`` (eq. 11). The selector
-    keeps the last token and the C - 1 best others: by S_t in float64, equal ones by the larger anchor a_t (with lam above
-    0), then by the lower index. Scores are float64 for that: at 8 to 32 votes float32 has steps of 1e-6 and larger than most
-    anchors, float64 still larger than the smallest. Extra memory is O(T): groups are streamed.
+    Per layer, N hidden states ``h_i = mu + gamma * sigma * eps_i`` are drawn around the prompt's own statistics (eq.
+    5), projected by the layer's query projection and rotated at positions behind the prompt (eq. 6). Each attends to
+    all T keys (eq. 7). The proxies form G groups of n = N / G consecutive ones; the attention mass of a group is the
+    sum over its proxies (eq. 8), and every key in the smallest set that covers the fraction tau of it gets one vote
+    (eq. 9). With a(q_last) the attention of the prompt's last query: ``S_t = votes_t + lam * a_t(q_last)`` (eq. 11).
+    The selector keeps the last token and the C - 1 best others: by S_t in float64, equal scores by the larger anchor
+    a_t (with lam above 0), then by the lower index. Scores are float64 for this reason: at 8 to 32 votes the steps of
+    float32 (1e-6) are larger than most anchors; even those of float64 are larger than the smallest anchors. Extra
+    memory is O(T): groups are streamed.
 
-    What the paper leaves open is settled so: mu and sigma are those of the query projection's input, that is AFTER the
-    input norm, over all T tokens, elementwise, population std; proxies are not normalised again, which would cancel
-    gamma; bias and query norm are the module's own; proxy i (from 0) stands i + 1 positions behind the last token, all
-    mrope axes advanced together; eps is drawn once per (seed, sample, layer) and shared by heads and budgets.
+    Choices where the paper is open: mu and sigma are those of the query projection's input, that is AFTER the input
+    norm, over all T tokens, elementwise, population std; proxies are not normalised again, which would cancel gamma;
+    bias and query norm are the module's own; proxy i (from 0) is i + 1 positions behind the last token, all mrope axes
+    advanced together; eps is drawn once per (seed, sample, layer) and shared by heads and budgets.
 
     Args:
         samples: N, proxy queries per layer (table 8).
         groups: G, voting groups; must divide N.
         gamma: variance expansion, a factor of the standard deviation (table 6; 1 = none).
         tau: fraction of a group's mass that its covering set reaches, above 0 and below 1 (table 7). In floating point
-            nothing tells where all of a mass is reached, so 1 is refused.
+            it is undefined where all of a mass is reached, so 1 is refused.
         lam: weight of the last query's attention (table 12). Votes are integers and attention is below 1, so 1 breaks
             ties only; with 0 ties go to the lower index.
         statistics: "elementwise" ``mu, sigma [E]``, or "scalar": one mean and one std of all T * E values.
         centring: mu is "sample": this prompt's; "none": 0; "global": the mean over other prompts, from ``calibration``
             (table 11).
         gqa: "probability": mean over a KV head's g query heads first, one vote per group; "vote": query heads vote
-            apart, 0..g*G votes.
+            separately, 0..g*G votes.
         offsets: "consecutive": 1, 2, ..., N; "tiled": G * (1, ..., n) in every group.
         anchor_in_groups: also add the last query's attention to every group's mass, then divide by 1 + n.
         cover: "left": the covering set; "right": one key fewer, none when one key alone covers it.
         drop_last_key: leave the last key out of the mass after the softmax, without renormalising.
         rounding: "none": float32 throughout; "model": probabilities, head means and group masses are rounded to the
             model's dtype, which makes many ties in bfloat16, and votes and anchor are added in float32.
-        voting: "groups", or "none": the mass itself, summed over all N proxies, stands where the votes stand; tau and
-            cover are not read (table 5: ``voting=none gamma=1`` is its row "+ Samp.", ``voting=none`` "+ Var. Exp.",
-            and the method ``last_query`` LastAttn).
+        voting: "groups", or "none": the mass itself, summed over all N proxies, replaces the votes; tau and cover are
+            not read (table 5: ``voting=none gamma=1`` is its row "+ Samp.", ``voting=none`` "+ Var. Exp.", and the
+            method ``last_query`` LastAttn).
         modality: tokens behind mu and sigma (table 13): "unified" all, "vision" the visual ones, "text" the others,
             "separate": groups 0, 2, 4, ... draw around the visual tokens' statistics and the others around the text's.
-            The keys are all T in every case. Where no token is of a kind that is asked for, all tokens stand in and
-            the row says ``single_modality``; "vision" refuses prompts without visual tokens.
+            All T keys are used in every case. If there is no token of the requested kind, all tokens are used and the
+            row says ``single_modality``; "vision" refuses prompts without visual tokens.
         expansion: "global": gamma in all layers; "layer": a factor per layer (table 10).
         layer_gamma: the factors of ``expansion=layer``, one per layer; empty takes those of ``calibration``.
-        last_tokens: mu and sigma over the last so many tokens, 0 = all T.
-        plain_layers: so many first layers draw no proxies: 16 copies of the prompt's last hidden state, at positions
-            1 to 16 behind it, form one group.
-        calibration: what ``centring=global`` and ``expansion=layer`` read (a configuration says ``auto``, for the model's
-            committed one, or a path): the data of an artefact made by ``python -m mmkv_bench calibrate mmshift``: ``mean``
-            (per layer E floats) and ``gamma`` (a float per layer: std of decoded tokens over that of the prompt's).
+        last_tokens: number of last tokens that mu and sigma are computed over, 0 = all T.
+        plain_layers: number of first layers that draw no proxies: there, 16 copies of the prompt's last hidden state,
+            at positions 1 to 16 behind it, form one group.
+        calibration: data for ``centring=global`` and ``expansion=layer`` (in a configuration ``auto``, the model's
+            committed artefact, or a path): the content of an artefact made by
+            ``python -m mmkv_bench calibrate mmshift``: ``mean`` (per layer E floats) and ``gamma`` (a float per layer:
+            std of decoded tokens over that of the prompt's).
 
-    Open in the paper: what takes the place of votes in table 5; whether table 13 also splits the keys; which ratio
-    table 10 takes for a layer. The readings above are ours.
+    Open in the paper: what replaces the votes in table 5; whether table 13 also splits the keys; which ratio table 10
+    takes for a layer. The choices above are ours.
 
     Paper and code (the Qwen path of the release; ``reading=released``): scalar statistics, so that proxies are
-    isotropic noise and the prompt enters through two numbers per layer; std * 10 hard-coded; tiled offsets
-    (+32, ..., +512, the same 16 in every group); anchor inside the groups as well as at the end; right-sided cover;
-    last key dropped; rounding in the model's dtype, votes and anchor added in float32. The release's LLaVA path has G = 16
-    groups of 32, statistics of the last 512 tokens, and two layers without proxies (method ``mmshift_llava``); as released
-    it does not run. Not reproduced: the global random stream, the unbiased std (relative difference below 1 / T E),
-    cumulative sums in float32, an unstable sort, and the fall-back to gamma = 1 in layers that a table shipped for a
-    28-layer model lacks.
+    isotropic noise and the prompt enters through two numbers per layer; std * 10 hard-coded; tiled offsets (+32, ...,
+    +512, the same 16 in every group); anchor inside the groups as well as at the end; right-sided cover; last key
+    dropped; rounding in the model's dtype, votes and anchor added in float32. The release's LLaVA path has G = 16
+    groups of 32, statistics of the last 512 tokens, and two layers without proxies (method ``mmshift_llava``); as
+    released it does not run. Not reproduced: the global random stream, the unbiased std (relative difference below 1 /
+    T E), cumulative sums in float32, an unstable sort, and the fall-back to gamma = 1 in layers that a table shipped
+    for a 28-layer model lacks.
     """
 
     samples: int = 512
@@ -125,8 +127,8 @@ class MMShiftScorer(Scorer):
                 raise ConfigError(f"{name} is {value}; allowed: 0 or more")
         if not 0 < self.tau < 1:
             raise ConfigError(
-                f"tau is {self.tau}; allowed: a fraction of the attention mass, 0 < tau < 1 (sums of floating point numbers "
-                "do not tell where all of it is reached); take 0.99 for nearly all"
+                f"tau is {self.tau}; allowed: a fraction of the attention mass, 0 < tau < 1 (floating-point sums "
+                "cannot tell where all of the mass is reached); use 0.99 for nearly all"
             )
         if not self.lam >= 0:
             raise ConfigError(f"lambda is {self.lam}; allowed: 0 or more")
@@ -136,7 +138,7 @@ class MMShiftScorer(Scorer):
 
     def _check_combinations(self) -> None:
         if self.modality == "separate" and self.groups < 2:
-            raise ConfigError("modality=separate gives each kind of token groups of its own; allowed: groups=2 or more")
+            raise ConfigError("modality=separate gives each kind of token its own groups; allowed: groups=2 or more")
         if self.layer_gamma and self.expansion == "global":
             raise ConfigError(
                 "layer_gamma has no effect with expansion=global; allowed: expansion=layer, or layer_gamma=[]"
@@ -151,7 +153,7 @@ class MMShiftScorer(Scorer):
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
-        """Return True where these parameters read statistics of other prompts."""
+        """Tell whether these parameters read statistics of other prompts."""
         layerwise = parameters.get("expansion") == "layer" and not parameters.get("layer_gamma")
         return parameters.get("centring") == "global" or layerwise
 
@@ -221,11 +223,11 @@ class MMShiftScorer(Scorer):
         return self.lam > 0 and self.rounding == "none"
 
     def method_version(self, method: Composed) -> int:
-        """2: an anchor below the spacing of float32 at the votes breaks their ties too."""
+        """Return 2 if ties of the votes are broken, also by an anchor below the spacing of float32 at the votes; else 1."""
         return 2 if self._breaks_ties else 1
 
     def _states(self, obs: Observation, seed: int) -> Tensor:
-        """Proxy hidden states ``[N, E]`` float32."""
+        """Return the proxies' hidden states ``[N, E]`` float32."""
         mean, std = self._moments(obs)
         shape = (self.samples, obs.hidden_size)
         noise = torch.randn(shape, generator=obs.generator("mmshift", seed), dtype=torch.float32).to(obs.device)
@@ -235,21 +237,21 @@ class MMShiftScorer(Scorer):
         return states + (self._global_mean(obs) if self.centring == "global" else mean)
 
     def _moments(self, obs: Observation) -> tuple[Tensor, Tensor]:
-        """mu and sigma, float32 ``[]``, ``[E]`` or, where groups differ, a row per proxy ``[N, 1 or E]``."""
+        """Return mu and sigma, float32 ``[]``, ``[E]`` or, if groups differ, a row per proxy ``[N, 1 or E]``."""
         if self.modality == "unified" and not self.last_tokens:
             return (obs.hidden_mean, obs.hidden_std) if self.statistics == "elementwise" else obs.hidden_scalar_moments
         if self.modality == "unified":
             return self._moments_of(obs, None)
         if obs.token_types is None:
             raise UnsupportedError(
-                f"modality={self.modality} needs to know which tokens are visual, and this prompt does not say; allowed:"
-                " modality=unified"
+                f"modality={self.modality} needs the types of the tokens, but this prompt has none; allowed: "
+                "modality=unified"
             )
         visual = (obs.token_types > 0).to(obs.device)
         if self.modality == "vision" and not bool(visual.any()):
             raise UnsupportedError(
-                "modality=vision takes its statistics from visual tokens and this prompt has none; allowed: prompts with"
-                " images or videos, or modality=unified"
+                "modality=vision takes its statistics from visual tokens, but this prompt has none; allowed: "
+                "prompts with images or videos, or modality=unified"
             )
         if self.modality != "separate":
             return self._moments_of(obs, visual if self.modality == "vision" else ~visual)
@@ -260,7 +262,8 @@ class MMShiftScorer(Scorer):
         return mean, std
 
     def _moments_of(self, obs: Observation, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Moments of the chosen ones (bool ``[T]``, None: all) of the last tokens; of all these where none is chosen."""
+        """Return the moments of the chosen tokens (bool ``[T]``, None: all) among the last tokens, or of all last tokens
+        if none is chosen."""
         first = obs.length - min(self.last_tokens or obs.length, obs.length)
         states = obs.states[first:]
         chosen = None if chosen is None or not bool(chosen[first:].any()) else chosen[first:]
@@ -286,15 +289,16 @@ class MMShiftScorer(Scorer):
     def _one_each(factors: Sequence[float], layers: int) -> None:
         if len(factors) != layers:
             raise ConfigError(
-                f"layer_gamma names {len(factors)} factors and the model has {layers} layers; allowed: one per layer"
+                f"layer_gamma has {len(factors)} factors, but the model has {layers} layers; allowed: one factor "
+                "per layer"
             )
 
     def _global_mean(self, obs: Observation) -> Tensor:
         means = self._measured("mean")
         if len(means) != obs.layers or len(means[obs.layer]) != obs.hidden_size:
             raise ConfigError(
-                f"the calibrated means are for {len(means)} layers of {len(means[0])} features and the model has "
-                f"{obs.layers} of {obs.hidden_size}; make them for this model"
+                f"the calibrated means are for {len(means)} layers of {len(means[0])} features, but the model has "
+                f"{obs.layers} of {obs.hidden_size}; calibrate this model"
             )
         mean = torch.tensor(means[obs.layer], dtype=torch.float32, device=obs.device)
         return mean if self.statistics == "elementwise" else mean.mean()
@@ -302,20 +306,20 @@ class MMShiftScorer(Scorer):
     def _measured(self, name: str) -> Sequence[Any]:
         if not isinstance(self.calibration, Mapping):
             raise CalibrationError(
-                f"calibration={self.calibration} was not looked up, because no model is known; make statistics of this "
-                "model with python -m mmkv_bench calibrate mmshift"
+                f"calibration={self.calibration} was not loaded, because no model is known; make statistics of "
+                "this model with python -m mmkv_bench calibrate mmshift"
             )
         return self.calibration[name]
 
     def _offsets(self) -> Tensor:
-        """Positions of the N proxies behind the prompt's last token, int64 ``[N]``."""
+        """Return the positions of the N proxies behind the prompt's last token, int64 ``[N]``."""
         if self.offsets == "consecutive":
             return torch.arange(1, self.samples + 1)
         return (torch.arange(1, self.samples // self.groups + 1) * self.groups).repeat(self.groups)
 
     @staticmethod
     def _anchor(obs: Observation, rounding: torch.dtype | None) -> Tensor:
-        """Attention of the prompt's last query, ``[Hkv, T]`` float32."""
+        """Return the attention of the prompt's last query, ``[Hkv, T]`` float32."""
         if rounding is None:
             return obs.last_attention()
         return next(group_mass(obs.tail(1), obs.key, obs.scaling, 1, rounding=rounding, sinks=obs.sinks))[:, 0, 0]

@@ -1,4 +1,4 @@
-"""Oracle: attention of the full cache's own answer. It cheats, and is a ceiling."""
+"""Oracle: the attention of the full cache's own answer. It cheats, and is a ceiling."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ class OracleScorer(Scorer):
     """The attention mass that the full cache's own answer, fed token by token (teacher-forced), pays to each entry.
 
     Per layer and KV head: the sum over all tokens that `full` feeds after the prefill of softmax(scaling * q K^T) over
-    every entry that the token sees, mean over the g query heads; prompt columns only. A control, not a method: it decodes
-    with the full cache first, so it saves nothing, and no method knows the answer it is about to give. No paper.
+    every entry that the token sees, mean over the g query heads; prompt columns only. This is a control, not a method:
+    it decodes with the full cache first, so it saves nothing, and no method knows the answer that it will give. No
+    paper.
 
-    `full` is that of the same protocol. Under `paper` the answer's tokens but the last are fed; under `strict` the
-    prompt's last token before them; under `query_agnostic` the whole question before them. So exactly the queries are
-    counted that would read the compressed cache.
+    `full` runs under the same protocol. Under `paper` the answer's tokens but the last are fed; under `strict` the
+    prompt's last token before them; under `query_agnostic` the whole question before them. So exactly those queries
+    count that would read the compressed cache.
 
     Fallback `oracle_no_answer_step`: an answer of one token under `paper` feeds nothing; the attention of the prompt's
     last query, which chose that token, is used instead.
 
-    It is a ceiling of selections by attention mass, not of all selections: mass is no measure of what an entry adds to
+    It is a ceiling of selections by attention mass, not of all selections: mass does not measure what an entry adds to
     an answer, and once entries are evicted later layers see other hidden states.
     """
 

@@ -1,4 +1,4 @@
-"""Control that shows smaller pictures; it scores nothing."""
+"""A control that shows smaller pictures; it scores nothing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mmkv_bench.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class PixelsScorer(Scorer):
-    """Full cache of the prompt with its images at a smaller size, or videos with fewer frames, so that its entries are the most
-    that do not exceed the budget: what the same memory buys without any method. No parameters.
+    """The full cache of the prompt with smaller images, or videos with fewer frames, with as many entries as the budget
+    allows: what equal memory gives without any method. No parameters.
 
-    Nothing is scored and nothing is evicted: ``generation/smaller_prompts.py`` makes the smaller prompt through the model's own
-    processor, and it is prefilled by itself. Where the smallest pictures leave more entries than the budget, these are taken
-    and the row says so (``pixels_over_budget``). A prompt within its budget is `full`'s.
+    Nothing is scored and nothing is evicted: ``generation/smaller_prompts.py`` makes the smaller prompt through the
+    model's own processor, and it is prefilled by itself. If the smallest pictures leave more entries than the budget,
+    they are used and the row says ``pixels_over_budget``. A prompt within its budget equals `full`.
 
     Raises:
-        UnsupportedError: from ``score``, which is asked where no run makes a smaller prompt.
+        UnsupportedError: from ``score``, which is only called outside of a run.
     """
 
     needs_visual = True
@@ -29,8 +29,8 @@ class PixelsScorer(Scorer):
     resamples = True
     over_budget: ClassVar[str] = "pixels_over_budget"
     alone: ClassVar[str] = (
-        "pixels shows the model smaller pictures, which a run makes of each sample's own; it compresses no cache, and a prompt "
-        "without pictures has nothing to be made smaller; use it in a run (method=pixels) on images or videos"
+        "pixels shows the model smaller pictures, which only a run can make of each sample's own pictures; it "
+        "compresses no cache; use it in a run (method=pixels) on images or videos"
     )
 
     def key(self, budget: int, length: int) -> tuple[object, ...]:

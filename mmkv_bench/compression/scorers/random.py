@@ -1,4 +1,4 @@
-"""Control: entries kept at random."""
+"""A control that keeps entries at random."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmkv_bench.compression.scorers.base import Scorer
 class RandomScorer(Scorer):
     """Independent uniform scores per layer, KV head and token. No parameters.
 
-    The stream is seeded by (method, seed, sample, layer), drawn on the CPU: the same on every device and whatever ran
+    The stream is seeded by (method, seed, sample, layer), drawn on the CPU: equal on every device and whatever ran
     before, and shared by all budgets, so that a smaller budget keeps a subset of a larger one's entries. The selector
     decides what is protected: the last token alone, or four sinks as well (``methods.random.sinks=4``).
 

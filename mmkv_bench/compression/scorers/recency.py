@@ -11,16 +11,16 @@ from mmkv_bench.compression.scorers.base import Scorer
 
 @dataclass(frozen=True)
 class RecencyScorer(Scorer):
-    """StreamingLLM (arXiv 2309.17453, section 3.2): the later a token, the more it is worth. No parameters.
+    """StreamingLLM (arXiv 2309.17453, section 3.2): the later a token, the higher its score. No parameters.
 
-    The first tokens are the selector's: ``TopK(sinks=4)`` keeps ``min(4, C - 1)`` attention sinks, and recency fills
+    The selector keeps the first tokens: ``TopK(sinks=4)`` keeps ``min(4, C - 1)`` attention sinks, and recency fills
     the rest with the last ``C - 4`` tokens.
 
     Paper and code: the original streams, drops one entry per new token and rotates keys by their place in the cache.
     The benchmarks of this field, and this class, use it one-shot at the end of the prefill with true positions.
-    MM-ShiftKV's released class takes as many sinks as a shared setting named ``window_size`` says: 4 in a clean
-    process, so ``reading=released`` changes nothing; 1 or 32 when another method's set-up ran before it
-    (``sinks=1`` or ``sinks=32`` reproduce that).
+    MM-ShiftKV's released class takes its number of sinks from a shared setting named ``window_size``: 4 in a clean
+    process, so ``reading=released`` changes nothing; 1 or 32 when another method's set-up ran before it (``sinks=1`` or
+    ``sinks=32`` reproduce that).
     """
 
     comparable = False

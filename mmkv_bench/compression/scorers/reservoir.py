@@ -1,4 +1,4 @@
-"""Control: a random sample of everything that was seen, whatever its age."""
+"""A control that keeps a random sample of everything seen so far, whatever its age."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ _FIRST, _SECOND = -4658895280553007687, -7723592293110705685  # of splitmix64
 
 @dataclass(frozen=True)
 class ReservoirScorer(Scorer):
-    """Reservoir sampling with random priorities: every token of every KV head draws one number and keeps it. No parameters.
+    """Reservoir sampling with random priorities: every token of every KV head draws one number, once. No parameters.
 
-    What stays of a stream (``protocol=stream``) are the C largest numbers so far, a uniform sample of all tokens, however
-    often entries were evicted. ``random`` draws anew at every eviction, so that of r evictions an old entry has to survive
-    all r, and old entries die out geometrically. In a prompt that is evicted from once both are uniform.
+    In a stream (``protocol=stream``) the entries with the C largest numbers so far stay: a uniform sample of all
+    tokens, however often entries were evicted. ``random`` draws again at every eviction, so that an old entry must
+    survive every draw, and old entries die out geometrically. With a single eviction both are uniform.
 
-    The number is a hash (splitmix64) of the token's place and of a start that (seed, sample, layer, head) draw on the CPU.
+    The number is a hash (splitmix64) of the token's place and of a start value, which is drawn on the CPU from (seed,
+    sample, layer, head).
 
-    Paper and code: none is reproduced; the idea is Vitter's algorithm R (ACM TOMS 11, 1985) in its form with priorities.
+    Paper and code: none is reproduced; the idea is Vitter's algorithm R (ACM TOMS 11, 1985) in its form with
+    priorities.
     """
 
     stochastic = True
@@ -41,5 +43,5 @@ class ReservoirScorer(Scorer):
 
 
 def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right; that of int64 is arithmetic."""
+    """Shift right logically; int64's own shift is arithmetic."""
     return (numbers >> bits) & (2 ** (64 - bits) - 1)

@@ -15,16 +15,16 @@ class TailMassScorer(Scorer):
     """MadaKV (arXiv 2506.15724): ``psi(i)``, the attention that the last P prompt queries pay to key i.
 
     Causal softmax over all T keys, mean over the P queries (the paper's sum, up to a constant that neither ranks nor
-    quotas see) and over the g query heads of a KV head. Unlike SnapKV's window these queries are measured only: nothing
-    of the budget is reserved for them, so their number does not follow the budget and their columns compete like all
-    others.
+    quotas see) and over the g query heads of a KV head. Unlike SnapKV's window, these queries are only measured: no
+    part of the budget is reserved for them, so their number does not depend on the budget and their columns compete
+    like all others.
 
     Args:
-        proxies: P, last prompt queries whose attention is measured [tokens], ``min(P, T)`` of them; below P the row says
-            ``window_reduced``.
+        proxies: P, last prompt queries whose attention is measured [tokens], ``min(P, T)`` of them; below P the row
+            says ``window_reduced``.
 
-    What the paper leaves open (as far as its third-party notes tell), and the choice here: P (32), query heads that share
-    a KV head (mean). No code was found, so there is no released reading.
+    Open in the paper (according to third-party notes), and the choice here: P (32), query heads that share a KV head
+    (mean). No code was found, so there is no released reading.
     """
 
     proxies: int = 32

@@ -16,21 +16,22 @@ class TextPriorScorer(Scorer):
     ``s_j = sum_i A[i, j]`` over all T causal queries, summed over the g query heads of a KV head; for text tokens
     ``s_j += max_j s_j``, the head's maximum over all T tokens. Every text token then ranks before every visual one
     (also where the sum would round to the maximum itself: it is raised to the next float32), text by its attention,
-    visual tokens by theirs. Sums and ranks are float32: the order of text among itself is resolved to the spacing of
-    numbers twice the maximum, which only matters when not all text fits.
+    visual tokens by theirs. Sums and ranks are float32: text tokens are ordered among themselves only up to the spacing
+    of numbers twice the maximum, which matters only when not all text fits.
 
-    Recents and the rule for text above the budget are the selector's (``TextRecents``).
+    Recents and the rule for text above the budget belong to the selector (``TextRecents``).
 
     A prompt without visual tokens, or of unknown types, is scored by H2O's plain sums; the row says
     ``no_visual_tokens``.
 
     Args:
-        prior: text scores get the head's largest score on top, so that text ranks before visual tokens; false leaves the
-            sums as they are (H2O's scores, and LOOK-M's ablation "without text prior").
+        prior: text scores get the head's largest score on top, so that text ranks before visual tokens; false leaves
+            the sums as they are (H2O's scores, and LOOK-M's ablation "without text prior").
 
     Paper and code: the releases of LOOK-M and MEDA subtract 65516 from image tokens and recents, which keeps all text
-    whatever the budget (``TextRecents(rule="all_text")``) and orders everything else as here. They take each query head
-    of a model without GQA by itself; their bfloat16 sums, 576 tokens per image and batch of one are not reproduced.
+    whatever the budget (``TextRecents(rule="all_text")``) and orders everything else as here. They treat each query
+    head of a model without GQA separately; their bfloat16 sums, 576 tokens per image and batch of one are not
+    reproduced.
     """
 
     streams = False
@@ -52,15 +53,16 @@ class TextPriorScorer(Scorer):
 
 
 def with_text_prior(sums: Tensor, types: Tensor) -> Tensor:
-    """``[Hkv, n]``: the row's maximum added to its text tokens. sums: float32 ``[Hkv, n]``, 0 or more; types: int ``[n]``."""
+    """Add each row's maximum to its text tokens. sums: float32 ``[Hkv, n]``, 0 or more; types: int ``[n]``. Returns
+    ``[Hkv, n]``."""
     largest = sums.amax(-1, keepdim=True)
     score_above_all = torch.nextafter(largest, torch.full_like(largest, torch.inf))
     return torch.where(types.to(sums.device) == 0, torch.maximum(sums + largest, score_above_all), sums)
 
 
 def without_text_prior(scores: Tensor, types: Tensor) -> Tensor:
-    """The sums that ``with_text_prior`` was given, to its rounding. The maximum M of the sums is in the scores: M itself
-    if a visual token had it, 2 M if a text token had."""
+    """Undo ``with_text_prior``, up to its rounding. The largest score gives the maximum M of the sums: it is M if a visual
+    token had the maximum, 2 M if a text token had it."""
     text = types.to(scores.device) == 0
     visual = scores.masked_fill(text, 0).amax(-1, keepdim=True)
     largest = torch.maximum(visual, scores.masked_fill(~text, 0).amax(-1, keepdim=True) / 2)

@@ -1,4 +1,4 @@
-"""SnapKV: attention of the prompt's last queries."""
+"""SnapKV: the attention of the prompt's last queries."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ class WindowScorer(Scorer):
     """SnapKV (arXiv 2404.14469, section 4): attention of an observation window, smoothed along the prompt.
 
     The last w queries attend to all T keys (causal inside the window); the probabilities are averaged over the w rows
-    and over the g query heads of a KV head; the columns before the window are pooled with stride 1. The window itself
-    is kept by the selector (``TopK(window=w)``); its columns hold their unpooled mass here.
+    and over the g query heads of a KV head; the columns before the window are pooled with stride 1. The selector keeps
+    the window itself (``TopK(window=w)``); its columns keep their unpooled mass here.
 
     Args:
-        window: w, the observation window [tokens]. The window really used is ``min(w, max(1, C // 2), T)``; below w the row says
-            ``window_reduced``.
+        window: w, the observation window [tokens]. The window that is used is ``min(w, max(1, C // 2), T)``; below w
+            the row says ``window_reduced``.
         pool: odd kernel size k [tokens], 1 = none.
         pooling: "average": zero padding counts in the divisor, as ``avg_pool1d`` does by default in every released
             code, so that with k = 5 the outer columns are scaled by 0.6 and 0.8; "max": padding never wins.
-        heads: "first": mean over the g query heads, then pooling; "last": every query head is pooled by itself. The
-            order matters to the maximum, and to rounded averages.
-        score_rounding: "none": float32 throughout; "model": products, probabilities, means and pooled scores are rounded to
-            the model's dtype, which makes many ties in half precision. Nothing changes in float32, and rows of float32
-            models do not name it.
+        heads: "first": mean over the g query heads, then pooling; "last": every query head is pooled separately. The
+            order matters for the maximum, and for rounded averages.
+        score_rounding: "none": float32 throughout; "model": products, probabilities, means and pooled scores are
+            rounded to the model's dtype, which makes many ties in half precision. Nothing changes in float32, and rows
+            of float32 models do not include this parameter.
 
     Paper and code: the SnapKV paper tunes w and k per model; codes circulate with (8, 7, max), (32, 7, max; method
     ``adakv_official``) and (64, 5, average; ``snapkv_kvpress``). The defaults here, w = 32 and k = 5 with average
-    pooling, are those that MM-ShiftKV (appendix F.1) states for its baseline. Its released code defaults to w = 1
+    pooling, are those that MM-ShiftKV (appendix F.1) states for its baseline. The released code defaults to w = 1
     instead, i.e. attention of the last query alone: ``reading=released`` sets that. All releases of the family round to
-    the model's dtype (``score_rounding=model``); which of equal scores their topk takes is theirs, here the lower index.
-    LOOK-M's release has a window that is a share of the prompt; it is not reproduced.
+    the model's dtype (``score_rounding=model``); which of equal scores stays is up to their topk; here it is the lower
+    index. LOOK-M's release has a window that is a share of the prompt; it is not reproduced.
     """
 
     window: int = 32
@@ -86,7 +86,7 @@ class WindowScorer(Scorer):
         return torch.cat([smoothed, mass[:, obs.length - w :]], 1)
 
     def _rounded(self, obs: Observation, w: int) -> Tensor:
-        """``[Hkv, T]`` in the model's half precision, every step rounded to it."""
+        """Return ``[Hkv, T]`` in the model's half precision, to which every step is rounded."""
         tail, prefix = obs.tail(w), obs.length - w
         mass = obs.shared(("half_window", w), lambda: half_window(tail, obs.key, obs.scaling, obs.sinks))
 
@@ -101,13 +101,13 @@ class WindowScorer(Scorer):
         return grouped(pooled(mass)) if self.heads == "last" else pooled(grouped(mass))
 
     def _pooled(self, mass: Tensor) -> Tensor:
-        """``[h, m]`` -> the same shape, pooled along the tokens."""
+        """Pool ``[h, m]`` along the tokens; the shape stays."""
         pool = torch.nn.functional.avg_pool1d if self.pooling == "average" else torch.nn.functional.max_pool1d
         return pool(mass, self.pool, stride=1, padding=self.pool // 2)
 
     @staticmethod
     def _apart(obs: Observation, w: int) -> Iterator[Tensor]:
-        """The window's mass ``[Hkv, T]`` of the first, the second, ... query head of every KV head."""
+        """Yield the window's mass ``[Hkv, T]`` of the first, the second, ... query head of every KV head."""
         tail = obs.tail(w)
         tail = tail.view(obs.key.shape[0], obs.groups, *tail.shape[1:])
         sinks = None if obs.sinks is None else obs.sinks.view(obs.key.shape[0], obs.groups)

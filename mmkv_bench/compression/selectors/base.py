@@ -9,17 +9,17 @@ from mmkv_bench.compression.lazy_torch import Tensor
 
 
 class Selector(ABC):
-    """Turns scores and caps into indices. Stateless; protection is a mask, never an infinity in a score.
+    """A rule that turns scores and caps into indices. Stateless; protection is a mask, never an infinity in a score.
 
     Class attributes:
         needs_visual: prompts without visual tokens cannot be selected from.
         exceeds: with these parameters more than the caps may be kept, as a released code does.
-        printed: what ``exceeds`` tells is the paper's own formula and no released code's: allowed in either reading, and
-            marked in rows and tables.
+        printed: ``exceeds`` comes from the paper's own formula and not from a released code; it is allowed in either
+            reading, and marked in rows and tables.
         falls_short: with these parameters less may be kept.
-        streams: it needs no types of tokens and fills every cap, as a stream demands.
+        streams: the selector needs no token types and fills every cap, as a stream demands.
 
-    A subclass sets them in its class, or as properties where they depend on its parameters.
+    A subclass sets these attributes, or defines properties if they depend on its parameters.
     """
 
     needs_visual: bool = False
@@ -38,17 +38,17 @@ class Selector(ABC):
         return False
 
     def method_version(self, method: Composed) -> int:
-        """Version of this part's numbers, from 1; see ``Scorer.method_version``."""
+        """Return the version of this part's numbers, from 1; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Names of what could not be done as configured; see ``Scorer.fallbacks``."""
+        """Return names of what could not be done as configured; see ``Scorer.fallbacks``."""
         return ()
 
     @abstractmethod
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
-        """Bool ``[T]`` (on the CPU, or on the device of ``types``): tokens of the WHOLE prompt, its last one included,
-        that stay whatever their score.
+        """Return the tokens of the WHOLE prompt, its last one included, that stay whatever their score: bool ``[T]`` (on
+        the CPU, or on the device of ``types``).
 
         Args:
             length: T, tokens of the prompt.
@@ -60,10 +60,10 @@ class Selector(ABC):
     def select(
         self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Indices that stay.
+        """Return the indices that stay.
 
         Protected candidates come first; if they exceed a cap, the LAST of them win. Then the highest scores; ties go to
-        the lower index. Every row is treated by itself: heads of several layers may be given one below the other.
+        the lower index. Every row is treated separately: heads of several layers may be stacked.
 
         Args:
             scores: float32 or float64 ``[Hkv, n]``.
@@ -78,5 +78,5 @@ class Selector(ABC):
 
     @staticmethod
     def order(scores: Tensor) -> Tensor:
-        """int64 ``[Hkv, n]``: indices by falling score, equal scores by rising index."""
+        """Return indices by falling score, equal scores by rising index: int64 ``[Hkv, n]``."""
         return scores.sort(dim=-1, descending=True, stable=True).indices

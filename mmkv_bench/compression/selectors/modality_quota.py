@@ -1,4 +1,4 @@
-"""MadaKV: every KV head divides its entries between visual and text tokens as its attention does."""
+"""MadaKV: every KV head divides its entries between visual and text tokens in proportion to its attention."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class ModalityQuota(TopK):
     """MadaKV's modality preference (arXiv 2506.15724).
 
     A head that was granted phi entries sums its scores over visual tokens (``w_v``) and over text (``w_t``), keeps the
-    ``phi_v = phi * w_v / (w_v + w_t)`` best visual tokens and the ``phi - phi_v`` best text tokens. Images and videos are
-    one modality. Shares are rounded to the nearest whole entry, halves in favour of the visual ones. A quota larger than
-    its modality is cut, and what is cut goes to the other one, so that exactly phi entries stay. A prompt (or a prompt of
-    unknown types) with one modality gives it everything; the row says ``single_modality``. Without any mass the
-    modalities share by their number of tokens.
+    ``phi_v = phi * w_v / (w_v + w_t)`` best visual tokens and the ``phi - phi_v`` best text tokens. Images and videos
+    are one modality. Shares are rounded to the nearest whole entry, halves in favour of the visual ones. A quota larger
+    than its modality is cut, and the excess goes to the other modality, so that exactly phi entries stay. In a prompt
+    with one modality (or unknown types) this modality gets everything; the row says ``single_modality``. Without any
+    mass the modalities share in proportion to their numbers of tokens.
 
     Protected tokens count towards their own modality's quota, which is never below their number.
 
@@ -34,7 +34,7 @@ class ModalityQuota(TopK):
         return (*super().fallbacks(budget, length, types), *(("single_modality",) if one else ()))
 
     def quotas(self, scores: Tensor, caps: Tensor, visual: Tensor, protected: Tensor) -> Tensor:
-        """int64 ``[Hkv]``: visual entries of each head.
+        """Return the number of visual entries of each head, int64 ``[Hkv]``.
 
         Args:
             scores: float32 ``[Hkv, n]``, 0 or more.
@@ -42,8 +42,8 @@ class ModalityQuota(TopK):
         """
         if bool((scores < 0).any()):
             raise UnsupportedError(
-                "modality quotas are shares of sums of scores, and this scorer gives negative ones; allowed: scorers of "
-                "attention mass (tail_mass, window, column_sums)"
+                "modality quotas are shares of sums of scores, but this scorer gives negative scores; allowed: "
+                "scorers of attention mass (tail_mass, window, column_sums)"
             )
         of_visual = (scores * visual).sum(-1, dtype=torch.float64)
         of_text = (scores * ~visual).sum(-1, dtype=torch.float64)

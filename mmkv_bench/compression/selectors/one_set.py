@@ -12,14 +12,14 @@ from mmkv_bench.errors import ConfigError
 
 @dataclass(frozen=True)
 class OneSet(RecentShare):
-    """Averages the scores of all heads and layers and keeps the same tokens everywhere. Needs an allocator that decides
-    after the last layer, and equal caps (``UniformModel``).
+    """A selector that averages the scores of all heads and layers and keeps the same tokens everywhere. It needs an
+    allocator that decides after the last layer, and equal caps (``UniformModel``).
 
     Args:
         sinks, recents, window, share: see ``RecentShare``; here the last token alone by default.
-        ranking: `value` keeps the tokens of the highest mean. `permutation` is ElasticCache's released H2O: with f
-            tokens to go, it sorts the unprotected ones by score and keeps place j where the INDEX at place j of the
-            sorted order exceeds f. That is no ranking of token j at all; f + 1 tokens go, except that f = 1 takes the
+        ranking: `value` keeps the tokens of the highest mean. `permutation` is ElasticCache's released H2O: to evict f
+            tokens, it sorts the unprotected tokens by score and keeps place j if the INDEX at place j of the sorted
+            order exceeds f. This does not rank token j at all; f + 1 tokens are evicted, except that f = 1 evicts the
             lowest score behind the first token.
     """
 
@@ -36,7 +36,9 @@ class OneSet(RecentShare):
     ) -> Tensor:
         rows = scores.shape[0]
         if int(caps.min()) != int(caps.max()):
-            raise ConfigError("one set for the whole model needs the same cap everywhere; use a uniform allocator")
+            raise ConfigError(
+                "one set of tokens for the whole model needs equal caps everywhere; use a uniform allocator"
+            )
         mean = scores.double().mean(0, keepdim=True)
         evict = scores.shape[1] - int(caps[0])
         if self.ranking == "value" or evict <= 0:
@@ -47,7 +49,7 @@ class OneSet(RecentShare):
 
     @staticmethod
     def _permuted(score: Tensor, protected: Tensor, evict: int) -> Tensor:
-        """int64 ``[m]``: what the released ranking keeps, ascending."""
+        """Return the indices that the released ranking keeps, ascending: int64 ``[m]``."""
         place = (~protected).nonzero()[:, 0]
         keep = protected.clone()
         if evict > 1:

@@ -12,12 +12,12 @@ from mmkv_bench.compression.selectors.topk import TopK
 
 @dataclass(frozen=True)
 class RecentShare(TopK):
-    """Keeps the last ``floor(share * C)`` tokens and fills the rest of each cap with the highest scores.
+    """A selector that keeps the last ``floor(share * C)`` tokens and fills the rest of each cap with the highest scores.
 
     Args:
         sinks, recents, window: see ``TopK``; ``recents`` is the least that stays, here 0 by default.
-        share: share of C [entries per KV head] that the most recent tokens get, in [0, 1]. The product is exact
-            decimal arithmetic: 0.29 of 100 is 29.
+        share: share of C [entries per KV head] that the most recent tokens get, in [0, 1]. The product is exact decimal
+            arithmetic: 0.29 of 100 is 29.
     """
 
     recents: float = 0

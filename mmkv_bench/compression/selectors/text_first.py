@@ -12,8 +12,8 @@ from mmkv_bench.compression.selectors.topk import TopK
 class TextFirst(TopK):
     """HybridKV's text-prior pruning (appendix A): window, then historical text, then the top-M visual tokens.
 
-    The last tokens of what is protected win when a head's cap cannot hold it all: first the window, then the most
-    recent text; M is what the cap leaves. Without token types every token is text.
+    If a head's cap cannot hold all protected tokens, the last ones stay: first the window, then the most recent text; M
+    is what the cap leaves. Without token types every token counts as text.
 
     Args:
         sinks, recents, window: see ``TopK``; no recents beside the window by default.

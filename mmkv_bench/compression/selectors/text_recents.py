@@ -17,30 +17,30 @@ from mmkv_bench.errors import ConfigError
 class TextRecents(RecentShare):
     """LOOK-M (arXiv 2406.18139) and MEDA (arXiv 2502.17599, eq. 10): M recents, and N important ones of the others.
 
-    That text outranks visual tokens is the scorer's doing (``TextPriorScorer``). Here a budget is strict by default:
-    ``M + N`` entries and no more, so text that does not fit goes (the lowest scores first) and the row says
-    ``text_over_budget``. LOOK-M's equation 8 keeps all text besides the N important tokens, which contradicts the size that
-    the paper states; it is the rule "union".
+    Text outranks visual tokens because of the scorer (``TextPriorScorer``). Here a budget is strict by default:
+    ``M + N`` entries and no more, so text that does not fit is evicted (the lowest scores first) and the row says
+    ``text_over_budget``. LOOK-M's equation 8 keeps all text besides the N important tokens, which contradicts the size
+    that the paper states; this is the rule "union".
 
     Args:
         sinks, recents, window: see ``TopK``.
-        share: share of the entries that the M recents get, in [0, 1], the rest for the highest scores; rounded down, exact
-            decimal arithmetic. LOOK-M's alpha1 = alpha2 is 0.5, MEDA's 3:1 is 0.75.
-        follow: whose share: "budget": of the prompt's C, the last token included; "cap": of what the layer was granted,
-            for allocations that differ between layers. Under ``strict`` the token that is fed again is then no part.
-        rule: "strict"; "union", LOOK-M's equation 8 as printed: the M recents, the N highest scores of the others, and ALL
-            text, more than was granted where text is not among these; or "all_text", the releases': both parts are rounded
-            down, ALL text outside of the recents is kept and counts towards N, so that ``max(N, text) + M`` entries stay,
-            more than was granted when text exceeds N. "all_text" takes parts of the cap whatever ``follow`` says, and is for
-            ``reading=released`` alone.
+        share: share of the entries that the M recents get, in [0, 1], the rest for the highest scores; rounded down,
+            exact decimal arithmetic. LOOK-M's alpha1 = alpha2 is 0.5, MEDA's 3:1 is 0.75.
+        follow: what the share refers to: "budget": the prompt's C, the last token included; "cap": the layer's cap, for
+            allocations that differ between layers; under ``strict`` this excludes the token that is fed again.
+        rule: "strict"; "union", LOOK-M's equation 8 as printed: the M recents, the N highest scores of the others, and
+            ALL text, which exceeds the cap if text is not among these; or "all_text", the releases': both parts are
+            rounded down, ALL text outside of the recents is kept and counts towards N, so that ``max(N, text) + M``
+            entries stay, which exceeds the cap when text exceeds N. "all_text" takes parts of the cap whatever
+            ``follow`` says, and is allowed only for ``reading=released``.
         margin: when the M recents are fewer than the prompt's text tokens, take as many recents as there are text
-            tokens and ``margin`` [tokens] more, of any kind, above what was granted; -1 = never.
-        text_first: the scorer ranks text first, so that text over the budget is worth telling.
+            tokens and ``margin`` [tokens] more, of any kind, above the cap; -1 = never.
+        text_first: the scorer ranks text first, so that text over the budget is reported.
 
     Paper and code: LOOK-M's release is ``all_text`` with halves, and sinks=4 in its class without text prior. MEDA's is
     ``all_text``, halves instead of 3:1, ``margin=100`` in its average class and 0 in its pivot class. A margin so large
-    that fewer than N tokens are left to choose from stops the release with an error; here they all stay. It leaves
-    prompts without an image alone; here they are reduced like H2O, within the budget.
+    that fewer than N tokens are left to choose from stops the release with an error; here they all stay. The release
+    does not reduce prompts without an image; here they are reduced like H2O, within the budget.
     """
 
     streams = False
@@ -61,7 +61,7 @@ class TextRecents(RecentShare):
 
     @property
     def keeps_text(self) -> bool:
-        """True where text is never evicted from a prompt with visual tokens."""
+        """True if text is never evicted from a prompt with visual tokens."""
         return self.rule != "strict"
 
     @property
@@ -84,7 +84,7 @@ class TextRecents(RecentShare):
         self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
         n, device = scores.shape[1], scores.device
-        # text by itself has no priority over anything
+        # a prompt of text alone needs no priority
         text = None if types is None or not bool((types > 0).any()) else (types == 0).to(device)
         if self.rule == "union" and text is not None:
             best = replace(self, rule="strict").select(scores, caps, protected, order, types)
@@ -105,14 +105,15 @@ class TextRecents(RecentShare):
         return super().select(scores, (important + recents).clamp_max(n), protected, order, types)
 
     def _parts(self, caps: Tensor) -> tuple[Tensor, Tensor]:
-        """M and N of every cap, int64 like ``caps``."""
+        """Return M and N of every cap, int64 like ``caps``."""
         share = Fraction(Decimal(str(self.share)))
         recents = caps * share.numerator // share.denominator
         rest = 1 - share
         return recents, caps - recents if self.rule != "all_text" else caps * rest.numerator // rest.denominator
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """``text_over_budget``: more text outside of the recents than important entries, in a layer that is granted C."""
+        """Return ``text_over_budget`` if more text than important entries is outside of the recents, in a layer with the
+        cap C."""
         if not self.text_first or types is None or not bool((types > 0).any()):
             return ()
         recents = int(Decimal(str(self.share)) * budget)

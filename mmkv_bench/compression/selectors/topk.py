@@ -14,15 +14,16 @@ from mmkv_bench.errors import ConfigError
 
 @dataclass(frozen=True)
 class TopK(Selector):
-    """Keeps sinks, recents or an observation window, and fills the rest of each cap with the highest scores.
+    """A selector that keeps sinks, recents or an observation window, and fills the rest of each cap with the highest
+    scores.
 
     Args:
         sinks: first tokens of the prompt that stay [tokens]; ``min(sinks, C - 1)`` of them, so that a budget of one
             entry keeps the last token; the row then says ``protected_reduced``.
-        recents: last tokens of the prompt that stay: a whole number [tokens], whatever the budget, or a share of C below 1,
-            rounded down to tokens and at least one (0.25 of 64 is 16).
+        recents: last tokens of the prompt that stay: a whole number [tokens], whatever the budget, or a share of C
+            below 1, rounded down to tokens and at least one (0.25 of 64 is 16).
         window: size of an observation window that stays [tokens]. Unlike ``recents`` it follows the budget:
-            ``min(window, max(1, C // 2), T)`` of the last tokens stay, the same rows that the scorer looked through.
+            ``min(window, max(1, C // 2), T)`` of the last tokens stay, the rows whose attention the scorer used.
     """
 
     sinks: int = 0
@@ -40,11 +41,11 @@ class TopK(Selector):
             )
 
     def _recents(self, budget: int) -> int:
-        """Last tokens that stay at this budget; a share of it is exact decimal arithmetic."""
+        """Return the number of last tokens that stay at this budget; a share of it is exact decimal arithmetic."""
         return self.recents if isinstance(self.recents, int) else max(1, int(Decimal(str(self.recents)) * budget))
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """``protected_reduced``: sinks and recents together are more than C, so that not all of them stay."""
+        """Return ``protected_reduced`` if sinks and recents together exceed C, so that not all of them stay."""
         return ("protected_reduced",) if self.sinks + self._recents(budget) > budget else ()
 
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:

@@ -1,11 +1,11 @@
 """LLaVA-Video (Zhang et al. 2024, arXiv 2410.02713) as a variant of transformers' LLaVA-OneVision.
 
-The two share SigLIP, the two-layer projector, Qwen2 and what becomes of an image. A video differs: OneVision pools each
+Both share SigLIP, the two-layer projector, Qwen2 and the treatment of images. Videos differ: OneVision pools each
 frame's 27x27 features to 14x14 by bilinear interpolation and ends the video with one newline feature; LLaVA-Video ends
-every row of every frame with one, 210 tokens a frame. Its paper and lmms-eval average 2x2 features to 13x13 instead
-(`average`, 182 tokens); its training script leaves the code's default, `bilinear`. The published weights are in the
-format of their own repository; tools/llava_video_weights.py rewrites them for these classes. Nothing of that
-repository's code is needed or run.
+every row of every frame with a newline feature, 210 tokens a frame. Its paper and lmms-eval average 2x2 features to
+13x13 instead (`average`, 182 tokens); its training script leaves the code's default, `bilinear`. The published weights
+are in the format of their own repository; tools/llava_video_weights.py rewrites them for these classes. No code of that
+repository is needed or run.
 
 Not reproduced: the sentence with the frames' times that its config asks to put before the question
 (`add_time_instruction`; lmms-eval leaves it out, too), and the faster stream of frames, which the checkpoints have off.
@@ -40,17 +40,17 @@ MODEL_TYPE = "llava_video"
 
 
 class LlavaVideoConfig(LlavaOnevisionConfig):
-    """`video_pooling`: how 2x2 features of a frame become one; see `tiles.POOLINGS`."""
+    """OneVision's config with `video_pooling`: how 2x2 features of a frame become one; see `tiles.POOLINGS`."""
 
     model_type = MODEL_TYPE
     video_pooling: str = "bilinear"
 
 
 def pool_frames(features: Tensor, newline: Tensor, pooling: str) -> Tensor:
-    """Frames' features with a newline after each row of each frame.
+    """Pool the features of frames and append a newline to each row of each frame.
 
     Args:
-        features: [frames, side * side, D], row by row; newline: [D]; pooling: of `POOLINGS`.
+        features: [frames, side * side, D], row by row; newline: [D]; pooling: one of `POOLINGS`.
 
     Returns:
         [frames, rows * (rows + 1), D] with rows = `pooled_side(side, pooling)`.
@@ -73,11 +73,11 @@ class LlavaVideoModel(LlavaOnevisionModel):
     config_class = LlavaVideoConfig
 
     def apply_pooling(self, image_features: Tensor) -> Tensor:
-        """[frames, 27 * 27, D] -> [frames, 14 * 15, D]; see `pool_frames`."""
+        """Pool [frames, 27 * 27, D] -> [frames, 14 * 15, D]; see `pool_frames`."""
         return pool_frames(image_features, self.image_newline, self.config.video_pooling)
 
     def get_video_features(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPooling:
-        """OneVision's, without the newline that it puts after the last frame: the last row has ended already."""
+        """Return OneVision's features without the newline after the last frame, whose last row already has one."""
         output = super().get_video_features(*args, **kwargs)
         output.pooler_output = output.pooler_output[:, :-1]
         return output
@@ -96,7 +96,7 @@ class LlavaVideoForConditionalGeneration(LlavaOnevisionForConditionalGeneration)
 
 
 class LlavaVideoProcessor(LlavaOnevisionProcessor):
-    """OneVision's processor with as many placeholders as a video has tokens here."""
+    """OneVision's processor with as many placeholders as LLaVA-Video has tokens for a video."""
 
     def __init__(  # transformers reads the names of a processor's parts from here
         self,
@@ -127,13 +127,13 @@ class LlavaVideoProcessor(LlavaOnevisionProcessor):
         )
 
     def replace_video_token(self, video_inputs: dict, video_idx: int, **kwargs: Any) -> str:
-        """The placeholders of one video."""
+        """Return the placeholders of one video."""
         frames = len(video_inputs["pixel_values_videos"][video_idx])
         return self.video_token * video_token_count(frames, math.isqrt(self.num_image_tokens), self.video_pooling)
 
 
 def register() -> None:
-    """Make the classes known to transformers' Auto classes. May be called again."""
+    """Register the classes with transformers' Auto classes. May be called again."""
     AutoConfig.register(MODEL_TYPE, LlavaVideoConfig, exist_ok=True)
     AutoModelForImageTextToText.register(LlavaVideoConfig, LlavaVideoForConditionalGeneration, exist_ok=True)
     AutoProcessor.register(LlavaVideoConfig, LlavaVideoProcessor, exist_ok=True)
