@@ -53,8 +53,8 @@ def watched(model: Any, name: str, tokens: int) -> dict[str, list[float]]:
     from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.generation.meter import Meter
     from mmkv_bench.generation.result import CellSpec
-    from mmkv_bench.generation.stream import read
     from mmkv_bench.generation.stream_reader import Reader
+    from mmkv_bench.generation.stream_reading import read
     from mmkv_bench.methods.build import build_compressor
     from mmkv_bench.protocols import StreamSettings
 

@@ -191,7 +191,7 @@ class StreamSettings:
 
     Attributes:
         every: frames per chunk (tokens, for a text); None: everything in one chunk.
-        ask_at: share of the stream after which the question is asked; the rest is never read.
+        ask_at: share of the stream after which the question is asked, in whole chunks; the rest is never read.
         positions: positions of entries that stay: `kept`, or `compact` (consecutive, up to the newest token's).
     """
 

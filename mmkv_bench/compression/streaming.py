@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -24,6 +26,14 @@ class StreamLayer(CompressedLayer):
     Masks are made over stored slots: every slot is older than the current chunk, so that a mask grows with the cap and
     the chunk, and not with the stream.
     """
+
+    def copied(self) -> Self:
+        """Return a layer with copies of the entries: what is appended to the one is not in the other."""
+        made = copy.copy(self)
+        made._key_storage, made._value_storage = self._key_storage.clone(), self._value_storage.clone()
+        if self._position_storage is not None:
+            made._position_storage = self._position_storage.clone()
+        return made
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.stored + query_length, self.seen - self.stored

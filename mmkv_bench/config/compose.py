@@ -253,6 +253,7 @@ def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
     """
     from hydra import compose as hydra_compose
     from hydra.errors import HydraException
+    from omegaconf import open_dict
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
@@ -261,9 +262,13 @@ def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
     register()
     try:
         with _initialised():
-            return hydra_compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
+            made = hydra_compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(_one_sentence(error)) from error
+    with open_dict(made):
+        for name in [name for name, node in made.methods.items() if "base" not in node]:
+            del made.methods[name]  # an experiment's parameters of a method that the run does not choose
+    return made
 
 
 @contextmanager

@@ -152,8 +152,10 @@ class Stream:
     every: int | None = _key(
         8, "frames or pictures per chunk, or tokens of a text; null = all at once", "a whole number >= 1 or null"
     )
-    ask_at: float = _key(
-        1.0, "share of the stream before the question; the rest is never read", "a number > 0, at most 1"
+    ask_at: tuple[float, ...] = _key(
+        (1.0,),
+        "share of the stream after which questions come, in whole chunks; a value or a list, for which it is read once",
+        "numbers > 0, at most 1",
     )
     positions: str = _key(
         "kept",
@@ -162,8 +164,9 @@ class Stream:
     )
 
     @property
-    def settings(self) -> StreamSettings:
-        return StreamSettings(self.every, float(self.ask_at), self.positions)
+    def settings(self) -> tuple[StreamSettings, ...]:
+        """One for each place at which it is asked."""
+        return tuple(StreamSettings(self.every, float(share), self.positions) for share in dict.fromkeys(self.ask_at))
 
 
 @dataclass(frozen=True)
@@ -217,6 +220,7 @@ class AnswerConfig:
     Attributes:
         shares_prefill: whether all cells answer from one prefill.
         keeps_indices: whether rows say which entries stay, and not only how many.
+        stream: settings of protocols that stream, one per place at which a stream is asked.
     """
 
     model: Model
@@ -228,7 +232,7 @@ class AnswerConfig:
     keeps_indices: bool
     fork_batch: int
     fork_memory: int | str | None
-    stream: StreamSettings
+    stream: tuple[StreamSettings, ...]
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ class Family:
         equal_videos: the videos of one prompt need equally many frames.
         repeats_last_frame: a video has at least `temporal_patch_size` frames, the last one repeated.
         streams: the vision tower takes any whole number of temporal patches of a video, or of pictures, by themselves,
-            and `get_rope_index` gives the positions of all of them.
+            and `get_rope_index` gives the positions of all of them, or a token's position is its place.
         smaller_by: how a picture gets fewer tokens: `SIDES` (smaller sides), `TILES` (fewer tiles), None (not
             possible).
         classes_version: version of classes that transformers does not have, part of the fingerprint of random weights;

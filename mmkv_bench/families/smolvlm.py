@@ -92,6 +92,7 @@ _SHARED: dict[str, Any] = {
     "image_id_key": "image_token_id",
     "closing_marker": "<fake_token_around_image>",
     "smaller_by": TILES,
+    "streams": True,
 }
 FAMILIES = (
     SmolVLM(

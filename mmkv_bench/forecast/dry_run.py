@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map
 from mmkv_bench.compression.numerics.tiles import ends_only
 from mmkv_bench.devices.live_storages import LiveStorages
 from mmkv_bench.families.facts import model_facts, text_model
+from mmkv_bench.generation import stream_pass
 from mmkv_bench.generation.fake_values import FakeValuesMode
 from mmkv_bench.generation.one_pass import DECODE, REDUCE, SELECT, Peaks, run
 from mmkv_bench.models.load import stock
@@ -149,6 +150,7 @@ class DryModel:
         inputs: Mapping[str, Tensor] | None = None,
         steps: int = 2,
         reserve: int = 32,
+        chunk: int = 0,
     ) -> dict[str, int]:
         """Map each phase to the largest number of bytes held, for one prompt.
 
@@ -157,13 +159,18 @@ class DryModel:
             types: int `[1, T]`, 0 text, 1 image, 2 video, with numbers.
             inputs: a processor's output for the prompt. Without it, visual tokens are treated as text, and no vision tower runs.
             steps, reserve: see `one_pass.run`.
+            chunk: tokens that are read at a time, as a stream of text; 0: no stream.
         """
         place = self.counter.place
-        given = self._text(types) if inputs is None else inputs
+        given = self._text(types) if inputs is None or chunk else inputs
         held = {name: self.made_up.hold(value, place) for name, value in given.items()}
         self.counter.restart()
         peaks = DryPeaks(self.counter, self.made_up)
-        kinds = self.made_up.hold(types, place)
+        kinds = self.made_up.hold(self._text(types)["input_ids"] if chunk else types, place)
+        if chunk:
+            stream_pass.run(self.model, held["input_ids"], kinds, compressor, budget, peaks, chunk, reserve)
+            gc.collect()
+            return {name: peak.allocated for name, peak in peaks.of.items()}
         run(self.model, held, compressor, budget, peaks, types=kinds, steps=steps, reserve=reserve)
         gc.collect()
         return {name: peak.allocated for name, peak in peaks.of.items()}

@@ -22,6 +22,7 @@ from mmkv_bench.protocols import protocol
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
+    from mmkv_bench.families.facts import ModelFacts
     from mmkv_bench.models.shape import Sizes
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 HOUR = 3600.0
 _LARGEST = 1 << 24  # largest batch that the search considers
+STREAM = "stream"
 _ALIVE = 3  # tensors [tokens, intermediate] that an eager MLP holds at once
 
 
@@ -65,6 +67,8 @@ class Workload:
             again, turns of conversations.
         weight_reads: number of times that decoding reads the weights; entry_reads: number of entries that it reads. None if
             answers have no known length.
+        streams: (cap, or None without a limit; number of prompts) of the prompts that are read as streams. chunk: tokens of a
+            stream's chunk. places: number of places at which a stream is asked, each with a copy of the stream's cache.
         batch: sequences decoded together. together: their prompts are prefilled in one pass, not one by one.
         state_reads: number of times that the states of uncompressed layers are read, once per cell and step.
     """
@@ -80,6 +84,9 @@ class Workload:
     together: bool = False
     state_reads: float = 0.0
     fed: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    streams: Sequence[tuple[int | None, int]] = ()
+    chunk: int = 0
+    places: int = 1
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,8 @@ class BudgetForecast:
 
     Attributes:
         label: the budget, or `full`.
-        scope: when its methods reduce: after each `layer`, after the whole `model`, or never (`full`).
+        scope: when its methods reduce: after each `layer`, after the whole `model`, after each chunk of a `stream`, or never
+            (`full`).
         methods: methods with this budget and scope.
         kept: entries per KV head kept of a prompt.
         kv: bytes of the batch's caches then, with windows and recurrent states of uncompressed layers.
@@ -113,7 +121,7 @@ class BudgetForecast:
 @dataclass(frozen=True)
 class DatasetForecast:
     """Forecast of one dataset at one length and batch. source: see `PromptLength`. sequences: number decoded together. hours:
-    None if unknown."""
+    None if unknown. chunk: tokens of a stream's chunk; 0 without streams."""
 
     dataset: str
     tokens: int
@@ -124,6 +132,7 @@ class DatasetForecast:
     lines: Sequence[BudgetForecast]
     prefill_hours: float | None
     decode_hours: float | None
+    chunk: int = 0
 
 
 @dataclass(frozen=True)
@@ -155,7 +164,7 @@ def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, note
     if given.bandwidth is None:
         missing.append("times need a device; give --bandwidth GB/s, or --measure auto, which measures this machine")
     missing += _several_devices(plan.model.device_map, model.weights, given.memory) + _uncounted(plan.cells)
-    missing += notes
+    missing += [*_unknown_chunks(workloads), *notes]
     datasets = [_dataset(workload, model, given) for workload in workloads]
     facts = model.weights, model.step_weights, model.kv_per_token, plan.family.max_context
     return Forecast(given, sizes, *facts, datasets, missing)
@@ -189,7 +198,8 @@ def kept_entries(cell: Cell, tokens: int) -> int:
 
 def prefills(plan: Plan, coverage: Coverage) -> int:
     """Count the prompts that a run prefills for the missing answers."""
-    return sum(passes(plan, part, coverage.missing(part)).prefills for part in plan.parts)
+    made = [passes(plan, part, coverage.missing(part)) for part in plan.parts]
+    return sum(each.prefills + sum(each.streams.values()) for each in made)
 
 
 def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int) -> Workload:
@@ -206,6 +216,7 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
         entries += kept_entries(cell, length.tokens) + grown + (new or 0) / 2
     alone = sum(protocol(cell.protocol).apart for cell in part.cells)
     steps = None if new is None else samples * int(new)
+    streaming = [cell for cell in part.cells if protocol(cell.protocol).streams]
     return Workload(
         part.dataset,
         length,
@@ -216,6 +227,9 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
         None if steps is None else steps * entries,
         state_reads=(steps or 0) * len(part.cells),
         fed=_fed(made, length, turn),
+        streams=list(made.streams.items()),
+        chunk=_chunk(streaming[0], length, plan.family) if streaming else 0,
+        places=len({cell.stream.ask_at for cell in part.cells}),
     )
 
 
@@ -235,6 +249,18 @@ def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, in
     for cell, count in made.turns.items():
         fed[turn, kept_entries(cell, length.tokens)] += count
     return {piece: count for piece, count in fed.items() if count and piece[0]}
+
+
+def _chunk(cell: Cell, length: PromptLength, family: ModelFacts | None) -> int:
+    """Return the tokens of a stream's chunk: the whole prompt if the tokens of a frame are unknown."""
+    every = cell.stream.every
+    if every is None:
+        return length.tokens
+    if length.visual == 0 or (family is not None and not family.multimodal):
+        return min(every, length.tokens)
+    if length.frames is None or length.visual is None:
+        return length.tokens
+    return min(every * math.ceil(length.visual / length.frames), length.tokens)
 
 
 def _check(plan: Plan, given: Assumptions) -> None:
@@ -261,6 +287,8 @@ def _dataset(work: Workload, model: ModelBytes, given: Assumptions) -> DatasetFo
             count * roofline.prefill_operations(model.decoder, tokens) for tokens, count in work.prefills.items()
         )
         operations += sum(count * roofline.fed_operations(model.decoder, *piece) for piece, count in work.fed.items())
+        for cap, count in work.streams:
+            operations += count * roofline.prefill_operations(model.decoder, work.length.tokens, cap, work.chunk)
         prefill = operations / given.rate / HOUR
     if given.bandwidth is not None and work.weight_reads is not None and work.entry_reads is not None:
         read = work.weight_reads * model.step_weights + work.entry_reads * model.kv_per_token
@@ -268,7 +296,7 @@ def _dataset(work: Workload, model: ModelBytes, given: Assumptions) -> DatasetFo
         decode = read / given.bandwidth / HOUR
     lines = [_budget(work, model, given, *group) for group in _groups(work.cells)]
     prompt = work.length.tokens, work.length.visual, work.length.source
-    return DatasetForecast(work.dataset, *prompt, work.new_tokens, work.batch, lines, prefill, decode)
+    return DatasetForecast(work.dataset, *prompt, work.new_tokens, work.batch, lines, prefill, decode, work.chunk)
 
 
 def _budget(
@@ -310,6 +338,8 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
     of one MLP, in addition to the kept entries of the sequences before it. Uncompressed layers hold their states at all times.
     """
     decoder, states = model.decoder, model.state_bytes(work.length.tokens)
+    if scope == STREAM:
+        return stream_bytes(work, model, kept) + (batch - 1) * kept * model.kv_per_token
     kv, full = float(kept * model.kv_per_token), float(work.length.tokens * model.kv_per_token)  # of one sequence
     ended = kv + (work.new_tokens or 0) * model.kv_per_token
     layers = decoder.compressed
@@ -322,12 +352,24 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
     return batch * states + max(batch * ended, joined, at_once * prompt + (batch - at_once) * kv)
 
 
+def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
+    """Bytes beside the weights while a stream is read: every layer has room for what is kept and a chunk, one is held twice while
+    it is cut back, and one MLP works on a chunk. An unlimited cache is never cut back."""
+    capped = kept < work.length.tokens
+    slots = kept + work.chunk * capped
+    layers = model.decoder.compressed + capped
+    held = slots * layers / model.decoder.compressed + (work.places - 1) * slots
+    working = work.chunk * (_ALIVE * model.decoder.intermediate + 2 * model.decoder.hidden) * model.itemsize
+    return held * model.kv_per_token + working
+
+
 def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:
     """Group the methods by budget and scope, `full` first."""
     groups: dict[tuple[Budget | None, str], dict[str, None]] = {}
     for cell in sorted(cells, key=lambda cell: cell.budget is not None):
         if not cell.compressor.quantises:  # see `_uncounted`
             scope = "full" if cell.budget is None else str(cell.allocation_scope)
+            scope = STREAM if protocol(cell.protocol).streams else scope
             groups.setdefault((cell.budget, scope), {})[cell.method] = None
     return [(budget, scope, list(methods)) for (budget, scope), methods in groups.items()]
 
@@ -344,6 +386,21 @@ def _several_devices(device_map: Any, weights: int | None, memory: float | None)
     return [
         f"the weights alone fill {math.ceil(weights / memory)} such devices or more: model.device_map=auto spreads the layers "
         "over all devices that a process sees (CUDA_VISIBLE_DEVICES)"
+    ]
+
+
+def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
+    """A sentence about streams whose chunks are counted as the whole prompt."""
+    names = dict.fromkeys(
+        work.dataset
+        for work in workloads
+        if work.streams and work.chunk == work.length.tokens and work.cells[0].stream.every is not None
+    )
+    if not names:
+        return []
+    return [
+        f"{', '.join(names)}: how many tokens a frame has is known from --image or stored rows; a stream's chunk is counted as "
+        "the whole prompt"
     ]
 
 

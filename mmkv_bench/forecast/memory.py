@@ -46,10 +46,12 @@ QUESTION = "What is the total that the last row of the table on this page states
 
 @dataclass(frozen=True)
 class DryPrompt:
-    """A prompt of a dry run. types: token types int `[1, T]`. inputs: a processor's output for a prompt with media."""
+    """A prompt of a dry run. types: token types int `[1, T]`. inputs: a processor's output for a prompt with media. chunk:
+    tokens of a stream's chunk."""
 
     types: Tensor
     inputs: Mapping[str, Tensor] | None = None
+    chunk: int = 0
 
     @classmethod
     def of_text(cls, tokens: int) -> DryPrompt:
@@ -107,11 +109,12 @@ def count_peaks(
     counted, memory = [], forecast.given.memory
     runs = list(product(prompts, cells.items()))
     with dry_model(config, plan.cells[0].dtype, model.attention, kind) as dry:
-        for number, (prompt, (name, cell)) in enumerate(runs):
+        for number, (prompt, (name, (compressor, budget, streams))) in enumerate(runs):
             tell(number, len(runs), f"{name} at {prompt.types.shape[1]:,} tokens")
             one = CellPeaks(name, prompt.types.shape[1], int((prompt.types > 0).sum()), {})
             try:
-                peaks = dry.peaks(*cell, prompt.types, prompt.inputs, reserve=reserve)
+                chunk = prompt.chunk if streams else 0
+                peaks = dry.peaks(compressor, budget, prompt.types, prompt.inputs, reserve=reserve, chunk=chunk)
                 one = replace(one, peaks={phase: peaks[phase] for phase in PHASES if phase in peaks})
             except MMKVError as error:
                 one = replace(one, error=str(error))
@@ -235,11 +238,15 @@ def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[DryPrompt]:
     model = plan.model
     if forecast.given.images:
         limits = {"min_pixels": model.min_pixels, "max_pixels": model.max_pixels}
-        return [blank_prompt(config, model.processor or {}, forecast.given.images, limits)]
+        prompt = blank_prompt(config, model.processor or {}, forecast.given.images, limits)
+        return [replace(prompt, chunk=max((one.chunk for one in forecast.datasets), default=0))]
     assert plan.family is not None
     share = VISUAL if plan.family.multimodal else 0
-    lengths = dict.fromkeys((one.tokens, one.visual_tokens) for one in forecast.datasets)
-    return [DryPrompt(prompt_types(n, int(share * n) if visual is None else visual)) for n, visual in lengths]
+    lengths = dict.fromkeys((one.tokens, one.visual_tokens, one.chunk) for one in forecast.datasets)
+    return [
+        DryPrompt(prompt_types(n, int(share * n) if visual is None else visual), chunk=chunk)
+        for n, visual, chunk in lengths
+    ]
 
 
 def _gib(nbytes: int | None) -> str:
@@ -266,18 +273,20 @@ def _transformers_config(plan: Plan) -> Any:
     return load_config(str(folder))
 
 
-def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Budget | None]]:
-    """Map labels to methods and budgets, each method, reading and budget once. Dataset, protocol and seed do not change a
-    peak."""
+def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Budget | None, bool]]:
+    """Map labels to methods and budgets, each method, reading and budget once, and to whether they read a stream. Dataset, seed
+    and other protocols do not change a peak."""
     built = {
         (method.name, method.compressor.reading): method.compressor
         for method in build_methods(plan.entries, stand_ins)  # type: ignore[arg-type]
     }
-    cells: dict[str, tuple[Compressor, Budget | None]] = {}
+    cells: dict[str, tuple[Compressor, Budget | None, bool]] = {}
     for cell in plan.cells:
         label = cell.method if cell.budget is None else f"{cell.method}@{cell.budget}"
         label += f" {cell.reading}" if cell.reading not in (None, "paper") else ""
-        cells.setdefault(label, (built[cell.method, cell.compressor.reading], cell.budget))
+        streams = protocol(cell.protocol).streams
+        label += " stream" * streams
+        cells.setdefault(label, (built[cell.method, cell.compressor.reading], cell.budget, streams))
     return cells
 
 
@@ -308,8 +317,12 @@ def _notes(plan: Plan, stand_ins: StandIns, unseen: bool, batched: bool) -> list
         )
     if unseen:
         notes.append("the vision tower runs before the text model and is counted only if --image gives its input")
-    if {cell.protocol for cell in plan.cells} != {"paper"}:
+    if {cell.protocol for cell in plan.cells} - {"paper", "stream"}:
         notes.append("counted under protocol=paper, whatever else the run has")
+    if any(protocol(cell.protocol).streams for cell in plan.cells):
+        notes.append(
+            "a stream is counted as a text of its length, in its chunks; a copy of its cache for each further ask_at comes on top"
+        )
     if stand_ins.used:
         names = ", ".join(sorted(stand_ins.used))
         notes.append(f"{names}: not calibrated here; counted as if all layers and heads were alike")

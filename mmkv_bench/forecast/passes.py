@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from mmkv_bench.protocols import Protocol, protocol
@@ -25,11 +25,14 @@ class Passes:
     """Number of times that prompts are read.
 
     Attributes:
-        prefills: prompts, whole or their contexts. replays: cell -> contexts that are fed again behind their prefill, for it and
-            those that share its scores. turns: cell -> turns that are fed again, at the end of a conversation.
+        prefills: prompts, whole or their contexts, without streams.
+        streams: cap, or None without a limit -> streams read, each once for all its questions and all places where they come.
+        replays: cell -> contexts that are fed again behind their prefill, for it and those that share its scores.
+        turns: cell -> turns that are fed again, at the end of a conversation.
     """
 
     prefills: int = 0
+    streams: Counter[int | None] = field(default_factory=Counter)
     replays: Counter[Cell] = field(default_factory=Counter)
     turns: Counter[Cell] = field(default_factory=Counter)
 
@@ -50,7 +53,11 @@ def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
     """Count what is read for `samples` of a dataset, all questions of their documents among them."""
     made = Passes()
     if not plan.answering.shares_prefill:
-        made.prefills = samples * len(part.cells)
+        for cell in part.cells:
+            if protocol(cell.protocol).streams:
+                made.streams[_cap(cell)] += samples
+            else:
+                made.prefills += samples
         made.replays.update({cell: samples for cell in part.cells if _replays(cell)})
         return made
     size = questions_per_document(part) or 1.0
@@ -59,6 +66,14 @@ def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
     shared: list[Cell] = []
     for name, rule in {cell.protocol: protocol(cell.protocol) for cell in part.cells}.items():
         cells = [cell for cell in part.cells if cell.protocol == name]
+        if rule.streams:
+            readings = {
+                (cell.method, cell.reading, cell.budget, cell.seed, replace(cell.stream, ask_at=1.0)): cell
+                for cell in cells
+            }
+            for cell in readings.values():
+                made.streams[_cap(cell)] += documents
+            continue
         if rule.apart:
             made.prefills += len(cells) * documents
             if rule.converses:
@@ -97,6 +112,10 @@ def notes_of(plan: Plan) -> list[str]:
         for part in plan.parts
         if questions_per_document(part) is None and any(protocol(cell.protocol).knows != "own" for cell in part.cells)
     ]
+
+
+def _cap(cell: Cell) -> int | None:
+    return None if cell.budget is None else cell.budget.entries
 
 
 def _prefill_of(plan: Plan, rule: Protocol) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,11 +44,13 @@ class PromptLength:
 
     source: `given` (--prompt-tokens), `pictures` (--image), `stored` (median of stored answers), `pages` (size of the embedded
     pages), `picture` (a model that scales every image to one size), `lengths` (setting of scenario=efficiency), `assumed`.
+    frames: of a video, or pictures, as a stream counts them; None where they are not known.
     """
 
     tokens: int
     source: str
     visual: int | None = None
+    frames: int | None = None
 
 
 def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
@@ -62,15 +65,17 @@ def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
         for cell in cells.to_pylist()
         if cell["config"] in same and cell["base"] not in RESAMPLING  # these controls have smaller prompts
     ]
-    rows = store.responses(names, ("dataset", "prompt_tokens", "visual_tokens"), coded=True)
+    rows = store.responses(names, ("dataset", "prompt_tokens", "visual_tokens", "frames_left", "ask_at"), coded=True)
+    rows = rows.filter(pc.fill_null(pc.equal(rows["ask_at"], 1.0), True)).drop_columns("ask_at")  # others are cut short
     lengths = {}
     for part in plan.parts:
-        prompts = (
-            rows.filter(pc.equal(rows["dataset"].cast("string"), part.dataset)).drop_columns("dataset").drop_null()
-        )
+        prompts = rows.filter(pc.equal(rows["dataset"].cast("string"), part.dataset)).drop_columns("dataset")
+        left = prompts["frames_left"].cast("string").unique().drop_null().to_pylist()
+        prompts = prompts.drop_columns("frames_left").drop_null()
         if prompts.num_rows:
             tokens, visual = (int(np.median(prompts[name].to_numpy())) for name in ("prompt_tokens", "visual_tokens"))
-            lengths[part.dataset] = PromptLength(tokens, "stored", visual)
+            last = [int(re.split("[-,]", ranges)[-1]) for ranges in left if ranges]
+            lengths[part.dataset] = PromptLength(tokens, "stored", visual, max(last) + 1 if last else None)
     return lengths
 
 
@@ -99,7 +104,7 @@ def of_images(plan: Plan, images: Sequence[tuple[int, int]]) -> PromptLength:
         UnsupportedError: the model reads no images.
     """
     visual = visual_tokens(plan, images)
-    return PromptLength(visual + QUESTION, "pictures", visual)
+    return PromptLength(visual + QUESTION, "pictures", visual, len(images))
 
 
 def visual_tokens(plan: Plan, images: Sequence[tuple[int, int]]) -> int:

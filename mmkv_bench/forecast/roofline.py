@@ -55,10 +55,16 @@ def step_operations(decoder: Decoder, entries: float, batch: int = 1) -> float:
     return batch * (products + 4 * decoder.attention * decoder.query_heads * decoder.head_dim * entries)
 
 
-def prefill_operations(decoder: Decoder, tokens: int) -> float:
+def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, chunk: int | None = None) -> float:
     """Return the operations of the text model for a causal prompt of `tokens`, with the logits of only the last token and without
-    the vision tower."""
-    return fed_operations(decoder, tokens, 0) + 2 * decoder.table
+    the vision tower.
+
+    Args:
+        cap, chunk: of a stream that is read `chunk` tokens at a time; after each chunk a KV head holds at most `cap` entries.
+    """
+    unseen = tokens * (tokens + 1) // 2 - stream_pairs(tokens, tokens if cap is None else cap, chunk or tokens)
+    saved = 4 * decoder.query_heads * decoder.head_dim * decoder.compressed * unseen
+    return fed_operations(decoder, tokens, 0) - saved + 2 * decoder.table
 
 
 def fed_operations(decoder: Decoder, tokens: int, before: int) -> float:
@@ -68,6 +74,13 @@ def fed_operations(decoder: Decoder, tokens: int, before: int) -> float:
     pairs = decoder.compressed * (tokens * before + tokens * (tokens + 1) // 2)
     pairs += states.windows * (near * before + near * (near + 1) // 2 + (tokens - near) * (states.window + 1))
     return tokens * (2 * decoder.multiplied + _recurrent(decoder)) + product * pairs
+
+
+def stream_pairs(tokens: int, cap: int, chunk: int) -> int:
+    """Count the pairs of a query and a key that it attends to, itself included, in one layer and head of a stream."""
+    sizes = [min(chunk, tokens - start) for start in range(0, tokens, chunk)]
+    held = [min(cap, number * chunk) for number in range(len(sizes))]
+    return sum(size * before + size * (size + 1) // 2 for size, before in zip(sizes, held, strict=True))
 
 
 def _recurrent(decoder: Decoder) -> int:

@@ -21,6 +21,7 @@ _SOURCES = {
     "picture": "one image, question assumed",
     "assumed": "assumed, data not opened; --prompt-tokens sets it",
 }
+_WHEN = {"model": " (after the last layer)", "stream": " (stream)"}
 _MEANING = (
     "Lower bounds by arithmetic: a step reads weights and kept entries once, the prefill holds one MLP's activations. Vision",
     "tower, attention and a method's own tensors come on top (--memory counts them). kept: entries per KV head; max batch:",
@@ -95,7 +96,7 @@ def _row(line: BudgetForecast, tokens: int, given: Assumptions) -> list[str]:
     methods = ", ".join(line.methods[:3]) + (f" and {len(line.methods) - 3} more" if len(line.methods) > 3 else "")
     cells = [
         line.label,
-        methods + (" (after the last layer)" if line.scope == "model" else ""),
+        methods + _WHEN.get(line.scope, ""),
         f"{line.kept:,}",
         f"{line.kept / tokens:.1%}",
         size(line.kv),

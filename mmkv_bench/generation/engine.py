@@ -26,7 +26,7 @@ from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.generation.decode import EAGER_DECODE, CompiledStep, Decoded, decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.fidelity import NOTHING, ExtraMeasures, ForkMeasures
-from mmkv_bench.generation.forks import Fork, audit, batches, borrow, gather, plan, read_answers
+from mmkv_bench.generation.forks import Fork, audit, batches, borrow, check_time, gather, plan, read_answers
 from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.prefill import Prefilled, PrefillGroup, merge_scores, prefill, slack
 from mmkv_bench.generation.result import (
@@ -40,7 +40,7 @@ from mmkv_bench.generation.result import (
     status_of,
 )
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.generation.stream import Held, run_stream
+from mmkv_bench.generation.stream import Held, run_streams
 from mmkv_bench.generation.turns import Conversation, Parts, run_turns
 from mmkv_bench.protocols import Lengths, protocol
 
@@ -79,7 +79,7 @@ class Engine:
         weight = next(model.parameters())
         self.device = weight.device
         self._compressed: dict[str, tuple[Hashable, Prefilled]] = {}  # protocol -> the last document's
-        self._streams: dict[str, Held] = {}
+        self._streams: dict[Hashable, Held] = {}
         self._conversations: dict[str, Conversation] = {}  # of the last document
         check_flash(self.session.base, weight.device, weight.dtype, step is not None)
         if step is not None and self.session.has_states:
@@ -108,9 +108,10 @@ class Engine:
         results = {cell.cell: blank(cell, prompt, fork_batch=self.fork_batch) for cell in cells}
         every, cells = cells, [cell for cell in cells if not protocol(cell.protocol).apart]
         parts = self.session, self.family, self.rules, self.tokenizer
+        streams = [cell for cell in every if protocol(cell.protocol).streams]
+        for result in run_streams(*parts, prompt, streams, self.timeout_s, held=self._streams):
+            results[result.cell] = result
         for cell in every:
-            if protocol(cell.protocol).streams:
-                results[cell.cell] = run_stream(*parts, prompt, cell, self.timeout_s, held=self._streams)
             if protocol(cell.protocol).converses:
                 results[cell.cell] = run_turns(Parts(*parts, self.timeout_s), self._conversations, prompt, cell)
         lengths: dict[str, Lengths] = {}
@@ -274,8 +275,7 @@ class Engine:
                 fork = plan(prefilled, cell, result)
                 if protocol(cell.protocol).prefills_again:
                     self._prefill_again(group, fork)
-                if self.timeout_s is not None and fork.compress_s > self.timeout_s:
-                    raise GenerationTimeout(f"scoring took {fork.compress_s:.1f} s, more than timeout_s")
+                check_time(fork, self.timeout_s)
             except Exception as error:  # noqa: BLE001 - a method's fault ends its own cell only
                 self._fail([cell], results, error)
                 continue

@@ -26,7 +26,7 @@ from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.session import Session
 from mmkv_bench.generation.decode import decode
 from mmkv_bench.generation.prefill import Key, Prefilled, PrefillGroup, score_key, summary_key
-from mmkv_bench.generation.result import POSITION_BYTES, CellSpec, ForkResult, fill_stored
+from mmkv_bench.generation.result import POSITION_BYTES, CellSpec, ForkResult, GenerationTimeout, fill_stored
 
 SMALL = 512  # slots: forks up to this length decode in one batch, longer ones with forks of similar length
 
@@ -100,6 +100,12 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
     if prefilled.shared:
         prefilled.selections[cell.cell] = index, seconds, fallbacks
     return Fork(cell, index, result, seconds)
+
+
+def check_time(fork: Fork, timeout_s: float | None) -> None:
+    """Raise GenerationTimeout where scoring and selecting took longer than allowed."""
+    if timeout_s is not None and fork.compress_s > timeout_s:
+        raise GenerationTimeout(f"scoring took {fork.compress_s:.1f} s, more than timeout_s")
 
 
 def batches(forks: Sequence[Fork], group: PrefillGroup, rows: int, limit_bytes: int | None) -> Iterator[list[Fork]]:

@@ -42,7 +42,7 @@ from mmkv_bench.generation.result import (
     status_of,
 )
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.generation.stream import run_stream
+from mmkv_bench.generation.stream import run_streams
 from mmkv_bench.protocols import DEFAULT, Lengths
 from mmkv_bench.protocols import protocol as protocol_named
 
@@ -221,7 +221,7 @@ def run_alone(
     """
     if protocol_named(cell.protocol).streams:
         with Session(model, None, attention=attention, packs=False) as session:
-            return run_stream(session, family, rules, tokenizer, prompt, cell, timeout_s, "own")
+            return run_streams(session, family, rules, tokenizer, prompt, [cell], timeout_s, "own")[0]
     device = next(model.parameters()).device
     meter = Meter(device)
     result = blank(cell, prompt, measured="own", fork_batch=1, fork_rows=1)

@@ -1,37 +1,35 @@
 """protocol=stream: a video, pictures or a text are read chunk by chunk under a hard cap, then the question is answered.
 
-A layer never holds more than the cap and a chunk. Each cell needs a separate prefill, because what it evicts changes
-the states of later tokens. The stream is read once for all questions about a document.
+A layer never holds more than the cap and a chunk. Each method has a prefill of its own: what it evicts changes what later
+tokens become. It is read once for all questions about a document, and for all places at which they are asked: these are
+answered from copies of what the cache held there, so that no question changes what is read on.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from mmkv_bench import devices
 from mmkv_bench.compression.account import account
 from mmkv_bench.compression.cache import CompressedCache
-from mmkv_bench.compression.compaction import Compaction, check_rope
 from mmkv_bench.compression.positions import last_positions
 from mmkv_bench.compression.session import Session
-from mmkv_bench.compression.streaming import StreamLayer, StreamListener, check_streams
+from mmkv_bench.compression.streaming import StreamListener, check_streams
 from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.families.registry import check_no_states
 from mmkv_bench.generation.decode import decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.forks import borrow
-from mmkv_bench.generation.meter import Meter, vision_clock
+from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.prefill import Prefilled, PrefillGroup, slack
 from mmkv_bench.generation.result import (
     CellSpec,
     ForkResult,
-    GenerationTimeout,
-    NonFiniteLogitsError,
     blank,
     describe,
     fill_answer,
@@ -41,173 +39,179 @@ from mmkv_bench.generation.result import (
 )
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.stream_reader import Reader
+from mmkv_bench.generation.stream_reading import Held, Stop, copied, read
 from mmkv_bench.protocols import protocol
 
 
-@torch.no_grad()
-def read(
-    session: Session,
-    reader: Reader,
-    listener: StreamListener,
-    meter: Meter,
-    deadline: float | None = None,
-    identity: str | None = None,
-) -> tuple[CompressedCache, Tensor]:
-    """Feed all chunks; return the cache and the logits `[V]` of the last token before the question.
-
-    Args:
-        session: open on the model; afterwards it observes nothing. identity: seeds random draws; None: the prompt's.
-
-    Raises:
-        GenerationTimeout, NonFiniteLogitsError.
-    """
-    prompt, length = reader.prompt, reader.length
-    cache = CompressedCache.of([StreamLayer(listener.room) for _ in session.attentions])
-    session.expect(listener, prompt.types[:, :length], identity or prompt.identity)
-    if reader.compact:
-        check_rope(session.text.config)
-        listener.compaction = Compaction(reader.positions[..., 0, :length].view(-1, length), session.rope)
-    session.prompt_length, logits = length + reader.asked, torch.empty(0)
-    try:
-        with vision_clock(session.model, meter.phase), meter.phase("prefill"):
-            for clip in reader.clips:
-                if deadline is not None and time.monotonic() > deadline:
-                    raise GenerationTimeout("reading the stream ran past timeout_s")
-                inputs = reader.inputs(clip)
-                output = session.model(
-                    **inputs, past_key_values=cache, use_cache=True, logits_to_keep=1, return_dict=True
-                )
-                logits = output.logits[0, -1].float()
-    finally:
-        session.prompt_length = None
-        session.expect(None, None, prompt.identity)
-    if bool(logits.isnan().any()):
-        raise NonFiniteLogitsError("the stream gave NaN logits")
-    return cache, logits
-
-
-class Held(NamedTuple):
-    """A stream that was read for one cell, before its question; kept for the other questions about the same document.
-
-    Attributes:
-        document: identifies the document and the length of the stream. seconds: time of reading it, by phase.
-    """
-
-    document: Hashable
-    listener: StreamListener
-    cache: CompressedCache
-    logits: Tensor
-    seconds: dict[str, float]
-
-
-def run_stream(
+def run_streams(
     session: Session,
     family: ModelFacts,
     rules: DecodeRules,
     tokenizer: Any,
     prompt: EncodedPrompt,
-    cell: CellSpec,
+    cells: Sequence[CellSpec],
     timeout_s: float | None = None,
     measured: str = "group",
-    held: dict[str, Held] | None = None,
-) -> ForkResult:
-    """Return one cell's result for one prompt; a fault becomes its status.
+    held: dict[Hashable, Held] | None = None,
+) -> list[ForkResult]:
+    """Return one result per cell, in their order, for one prompt; a fault becomes a status. Cells that differ in nothing but
+    where they ask share one reading.
 
     Args:
-        session: open on the model. measured: as in rows; `own` under `sharing=off`.
-        held: cell -> the stream that it read last, so that a document is read once for all of its questions; None: each
-            question reads its own stream.
+        session: open on the model. measured: as rows say it; `own` under `sharing=off`.
+        held: what was read last, which is read for all questions about a document once; None: each question reads its own.
     """
-    device = next(session.model.parameters()).device
-    meter = Meter(device)
-    result = blank(cell, prompt, measured=measured, fork_batch=1, fork_rows=1)
-    try:
-        _stream(session, family, rules, tokenizer, prompt, cell, timeout_s, meter, result, {} if held is None else held)
-    except Exception as error:  # noqa: BLE001 - the cell's status says what happened; other cells go on
+    groups: dict[Any, list[CellSpec]] = {}
+    for cell in cells:
+        key = cell.compressor, cell.budget, cell.seed, replace(cell.stream, ask_at=1.0)
+        groups.setdefault(key, []).append(cell)
+    results: dict[str, ForkResult] = {}
+    for key, group in groups.items():
+        meter = Meter(next(session.model.parameters()).device)
+        asking = _Asking(session, family, rules, tokenizer, prompt, timeout_s, meter)
+        made = {cell.cell: blank(cell, prompt, measured=measured, fork_batch=1, fork_rows=1) for cell in group}
+        asking.group(key, group, made, {} if held is None else held)
+        results |= made
+    return [results[cell.cell] for cell in cells]
+
+
+@dataclass
+class _Asking:
+    """What the cells of one reading are answered with."""
+
+    session: Session
+    family: ModelFacts
+    rules: DecodeRules
+    tokenizer: Any
+    whole: EncodedPrompt
+    timeout_s: float | None
+    meter: Meter
+
+    def group(
+        self, key: Hashable, cells: Sequence[CellSpec], results: dict[str, ForkResult], held: dict[Hashable, Held]
+    ) -> None:
+        readers: dict[str, Reader] = {}
+        for cell in cells:
+            try:
+                check_streams(cell.compressor, cell.budget)
+                check_no_states(self.family.rules, bool(self.family.states.layers))
+                readers[cell.cell] = Reader(self.session.model, self.family, self.whole, cell)
+            except Exception as error:  # noqa: BLE001 - the cell's status says what happened; other cells go on
+                self._fail(results[cell.cell], error)
+        document = None if self.whole.document is None else self.whole.document.identity
+        ends, stream = {one.length for one in readers.values()}, held.pop(key, None)
+        reused = stream is not None and document == stream.document and ends <= set(stream.stops)
+        if stream is None or not reused:
+            stream = Held(document, {})
+            if readers:
+                longest = max(cells, key=lambda cell: readers[cell.cell].length if cell.cell in readers else 0)
+                self._read(longest, readers[longest.cell], ends, stream)
+        for cell in cells:
+            if cell.cell in readers:
+                result, stop = results[cell.cell], stream.stops[readers[cell.cell].length]
+                result.compression_reused = None if document is None else reused
+                try:
+                    if isinstance(stop, Exception):
+                        raise stop
+                    self._answer(cell, readers[cell.cell], stop, 0.0 if reused else stop.seconds["prefill"], result)
+                except Exception as error:  # noqa: BLE001 - as above
+                    self._fail(result, error)
+                result.peak_device_bytes, result.peak_resident_bytes = (
+                    self.meter.peak_device(),
+                    self.meter.peak_resident(),
+                )
+        if document is not None and not any(isinstance(stop, Exception) for stop in stream.stops.values()):
+            held[key] = stream
+
+    def _fail(self, result: ForkResult, error: Exception) -> None:
         result.status, result.error = status_of(error), describe(error)
-        devices.at(device).release()
-    result.peak_device_bytes, result.peak_resident_bytes = meter.peak_device(), meter.peak_resident()
-    return result
+        devices.at(next(self.session.model.parameters()).device).release()
 
-
-def _stream(
-    session: Session,
-    family: ModelFacts,
-    rules: DecodeRules,
-    tokenizer: Any,
-    whole: EncodedPrompt,
-    cell: CellSpec,
-    timeout_s: float | None,
-    meter: Meter,
-    result: ForkResult,
-    held: dict[str, Held],
-) -> None:
-    check_streams(cell.compressor, cell.budget)
-    check_no_states(family.rules, bool(family.states.layers))
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    reader = Reader(session.model, family, whole, cell)
-    prompt, clips = reader.prompt, reader.clips
-    lengths = lengths_of(protocol(cell.protocol), prompt, family)
-    result.prompt_tokens, result.context_tokens, result.visual_tokens = (
-        prompt.length,
-        lengths.reduced,
-        prompt.visual_tokens,
-    )
-    result.question_text_before_cut = prompt.question_text_before_cut
-    document = None if whole.document is None else (whole.document.identity, lengths.reduced)
-    stream = held.pop(cell.cell, None)
-    if stream is not None and (document is None or stream.document != document):
-        stream = None
-    if document is not None:
-        result.question_known, result.compression_reused = "none", stream is not None
-    if stream is None:
-        longest = (
-            lengths.fed
-            if whole.document is None
-            else max(lengths.fed, whole.document.longest - whole.length + lengths.fed)
+    def _read(self, cell: CellSpec, reader: Reader, ends: set[int], stream: Held) -> None:
+        """Read up to the last of `ends`, and keep what the cache holds at each of them."""
+        prompt, document, last = reader.prompt, self.whole.document, reader.length
+        question = self.whole.length - lengths_of(protocol(cell.protocol), self.whole, self.family).reduced
+        question += 0 if document is None else max(0, document.longest - self.whole.length)
+        question += reader.media is not None  # what closes a frame is fed with an early question
+        room = reader.asked + max(
+            *(clip.end - clip.start for clip in reader.clips), slack(self.rules.max_new_tokens, question)
         )
-        room = reader.asked + max(*(clip.end - clip.start for clip in clips), slack(rules.max_new_tokens, longest))
-        cap = None if cell.budget is None else cell.entries(lengths.reduced)
-        listener = StreamListener(cell.compressor, cap, cell.seed, reader.frames, room, reader.asked, meter.phase)
-        identity = prompt.identity if whole.document is None else whole.document.identity
-        cache, logits = read(session, reader, listener, meter, deadline, identity)
-        stream = Held(document, listener, cache, logits, dict(meter.seconds))
-    listener, cache, logits = stream.listener, stream.cache, stream.logits
-    heads = cache.layers[0].keys.shape[1] * len(cache.layers)
-    fill_asked(result, cell, lengths, heads, prompt.types[0])
-    result.fallback = list(dict.fromkeys([*result.fallback, *listener.fallbacks]))
-    index = [layer.slot_positions()[0] for layer in cache.layers]
-    counted = [account(layer, lengths.fed) for layer in cache.layers]
-    fill_stored(result, cell, lengths, index, counted, cache.layers[0].slot_nbytes)
-    result.entries_max, result.entries_peak = listener.entries_max, listener.entries_peak
-    result.eviction_rounds, result.entries_evicted = listener.rounds, listener.evicted
-    result.frames_left = reader.frames_left(cache)
-    prefilled = Prefilled(
-        prompt=prompt.context(lengths.reduced),
-        lengths={cell.protocol: lengths},
-        cache=cache,
-        states={},
-        logits=logits,
-        last_positions=last_positions(reader.positions[..., : lengths.reduced], lengths.reduced, logits.device),
-        scalings=[module.scaling for module in session.attentions],
-        scores={},
-        summaries={},
-        fallbacks={},
-        failures={},
-        score_seconds={},
-    )
-    group = PrefillGroup(session.model, prompt, prefilled, rules, tokenizer, meter, rules.max_new_tokens, timeout_s)
-    start = meter.now()
-    with borrow(prefilled, cell.protocol):
-        (answer,) = decode(group, cache, 1, cell.protocol, deadline)
-        result.entries_end = sum(int(layer.entries().sum()) for layer in cache.layers)
-    if document is not None:
-        held[cell.cell] = stream
-    result.decode_s = meter.now() - start
-    if answer.error is not None:
-        raise answer.error
-    text = rules.text(answer.tokens, answer.finish, tokenizer)
-    fill_answer(result, cell, lengths, answer.tokens, answer.finish, text)
-    result.vision_s, result.compress_s = stream.seconds.get("vision"), stream.seconds.get("compress", 0.0)
-    result.prefill_s = max(stream.seconds["prefill"] - result.compress_s, 0.0)
-    result.tpot_s = result.decode_s / result.n_tokens
+        cap = None if cell.budget is None else cell.entries(reader.length)
+        listener = StreamListener(cell.compressor, cap, cell.seed, reader.frames, room, reader.asked, self.meter.phase)
+
+        def keep(end: int, cache: CompressedCache, logits: Tensor) -> None:
+            if end in ends:
+                held = cache if end == last else copied(cache)
+                most = max(layer.stored for layer in cache.compressed)  # of layers that nothing was evicted from yet
+                counts = {
+                    "entries_max": max(listener.entries_max, most),
+                    "entries_peak": max(listener.entries_peak, most),
+                    "eviction_rounds": listener.rounds,
+                    "entries_evicted": listener.evicted,
+                }
+                stream.stops[end] = Stop(held, logits, counts, tuple(listener.fallbacks), dict(self.meter.seconds))
+
+        deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
+        identity = prompt.identity if document is None else document.identity
+        try:
+            read(self.session, reader, listener, self.meter, deadline, identity, keep)
+        except Exception as error:  # noqa: BLE001 - the status of the cells that ask later
+            for end in ends - set(stream.stops):
+                stream.stops[end] = error.with_traceback(None)
+
+    def _answer(self, cell: CellSpec, reader: Reader, stop: Stop, spent: float, result: ForkResult) -> None:
+        """Ask at a stop. spent: seconds of reading that count towards `timeout_s`."""
+        session, prompt, meter, cache = self.session, reader.prompt, self.meter, stop.cache
+        deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s - spent
+        lengths = reader.lengths
+        result.prompt_tokens, result.context_tokens = prompt.length, lengths.reduced
+        result.visual_tokens, result.question_text_before_cut = prompt.visual_tokens, prompt.question_text_before_cut
+        result.ask_at = cell.stream.ask_at
+        result.question_known = None if self.whole.document is None else "none"
+        heads = cache.layers[0].keys.shape[1] * len(cache.layers)
+        fill_asked(result, cell, lengths, heads, prompt.types[0])
+        result.fallback = list(dict.fromkeys([*result.fallback, *stop.fallbacks]))
+        index = [layer.slot_positions()[0] for layer in cache.layers]
+        counted = [account(layer, lengths.fed) for layer in cache.layers]
+        fill_stored(result, cell, lengths, index, counted, cache.layers[0].slot_nbytes)
+        for name, count in stop.counts.items():
+            setattr(result, name, count)
+        result.frames_left = reader.frames_left(cache)
+        prefilled = Prefilled(
+            prompt=prompt.context(lengths.reduced),
+            lengths={cell.protocol: lengths},
+            cache=cache,
+            states={},
+            logits=stop.logits,
+            last_positions=last_positions(
+                reader.positions[..., : lengths.reduced], lengths.reduced, stop.logits.device
+            ),
+            scalings=[module.scaling for module in session.attentions],
+            scores={},
+            summaries={},
+            fallbacks={},
+            failures={},
+            score_seconds={},
+        )
+        group = PrefillGroup(
+            session.model,
+            prompt,
+            prefilled,
+            self.rules,
+            self.tokenizer,
+            meter,
+            self.rules.max_new_tokens,
+            self.timeout_s,
+        )
+        start = meter.now()
+        with borrow(prefilled, cell.protocol):
+            (answer,) = decode(group, cache, 1, cell.protocol, deadline)
+            result.entries_end = sum(int(layer.entries().sum()) for layer in cache.layers)
+        result.decode_s = meter.now() - start
+        if answer.error is not None:
+            raise answer.error
+        text = self.rules.text(answer.tokens, answer.finish, self.tokenizer)
+        fill_answer(result, cell, lengths, answer.tokens, answer.finish, text)
+        result.vision_s, result.compress_s = stop.seconds.get("vision"), stop.seconds.get("compress", 0.0)
+        result.prefill_s = max(stop.seconds["prefill"] - result.compress_s, 0.0)
+        result.tpot_s = result.decode_s / result.n_tokens

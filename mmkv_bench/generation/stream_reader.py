@@ -22,17 +22,20 @@ from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.families.registry import check_chunks
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.result import CellSpec
-from mmkv_bench.protocols import protocol
+from mmkv_bench.protocols import Lengths, protocol
 
 VIDEO = ("pixel_values_videos", "video_grid_thw")
 PICTURES = ("pixel_values", "image_grid_thw")
-"""Names of a medium's pixels and grids among the inputs of the families that can be read as streams."""
+STACKED = ("pixel_values", "pixel_attention_mask")
+"""Names of a medium's pixels and grids among the inputs of the families that are read as streams; of `STACKED`, frames of one
+size `[1, frames, ...]`, those of pixels and their mask."""
+_ROUNDING = 1e-9
 
 
 class Clip(NamedTuple):
     """One chunk: tokens `start` to `end`, with frames `first` to `last` (no frames for a text).
 
-    A frame is what the model reads at once: a temporal patch of a video, or a picture.
+    A frame is what the model reads at once: a temporal patch of a video, a picture, or a tile.
     """
 
     start: int
@@ -48,15 +51,17 @@ class Reader:
         prompt: the whole prompt, pixels of all frames included. cell: gives the chunks, and the place of the question.
 
     Attributes:
-        prompt: the stream up to the question, and the question. length: tokens before the question.
-        asked: number of the chat template's tokens that are fed behind every chunk and dropped again.
-        compact: entries that stay are moved together. clips: the chunks.
+        prompt: up to where the question comes, and the question. length: tokens that are read before it: the context, or,
+            where the question comes earlier, whole chunks of it; what closes their last frame is then fed with the question.
+        lengths: of `prompt`, by that.
+        asked: tokens of the chat template that are fed behind every chunk and forgotten again.
+        compact: entries that stay move together. clips: the chunks.
         positions: position ids of the whole prompt, `[3, 1, T]` or `[1, T]`.
 
     Raises:
-        UnsupportedError: several videos, pictures of several sizes, text before the last of them, or a family whose
-            media cannot be read in chunks; frames that share positions, if entries that stay shall be moved together.
-        ConfigError: a chunk is not a whole number of temporal patches.
+        UnsupportedError: several videos, pictures of several sizes, text before the last of them, or a family whose media come
+            in no chunks; frames that share positions, where entries that stay are to move together.
+        ConfigError: chunks that are no whole number of temporal patches, or a question before the first chunk has ended.
     """
 
     def __init__(self, model: Any, family: ModelFacts, prompt: EncodedPrompt, cell: CellSpec):
@@ -64,16 +69,20 @@ class Reader:
         self.compact = settings.positions == "compact"
         _check_media(family, prompt)
         self.media = next((media for media in (VIDEO, PICTURES) if media[1] in prompt.inputs), None)
+        if self.media is None and prompt.visual_tokens:
+            self.media = STACKED
         self.patch = int(model.config.vision_config.temporal_patch_size) if self.media == VIDEO else 1
         if settings.every is not None and settings.every % self.patch:
             raise ConfigError(
                 f"stream.every={settings.every} frames are not a whole number of temporal patches of {self.patch} "
                 f"frames, which {family.name} reads at once; give a multiple of {self.patch}"
             )
-        self.prompt = self._until(prompt, family, cell)
-        self.length = lengths_of(protocol(cell.protocol), self.prompt, family).reduced
-        self.positions = _positions(model, self.prompt)
         every = None if settings.every is None else settings.every // self.patch
+        self.prompt, end = self._until(prompt, family, cell, every)
+        whole = lengths_of(protocol(cell.protocol), self.prompt, family)
+        self.lengths = whole if end is None else Lengths(self.prompt.length, end, end, end)
+        self.length = self.lengths.reduced
+        self.positions = _positions(model, self.prompt)
         self.clips = list(self._divided(every))
         self.frames = self._frames() if self.media else None
         self.asked = self._asked(cell)
@@ -116,6 +125,8 @@ class Reader:
         if self.media is None or first == last:
             return {}
         pixels, name = self.media
+        if self.media == STACKED:
+            return {one: prompt.inputs[one][:, first:last] for one in STACKED if one in prompt.inputs}
         grid = prompt.inputs[name]
         rows = int(grid[0, 1:].prod())
         seen = grid[first:last] if self.media == PICTURES else grid.new_tensor([[last - first, *grid[0, 1:].tolist()]])
@@ -124,34 +135,45 @@ class Reader:
     def _places(self, prompt: EncodedPrompt) -> Tensor:
         """Return the places of the visual tokens, int64 `[frames, cells]`; a temporal patch counts as one frame."""
         assert self.media is not None, "of a text nobody asks"
-        count = int(prompt.inputs[self.media[1]][:, 0].sum())
+        stacked = self.media == STACKED
+        count = prompt.inputs[STACKED[0]].shape[1] if stacked else int(prompt.inputs[self.media[1]][:, 0].sum())
         return (prompt.types[0] > 0).nonzero()[:, 0].view(count, -1)
 
     def _check_advance(self, family: ModelFacts) -> None:
-        """Refuse to move entries if a later frame is not behind the earlier ones on all axes."""
-        at = self.positions[:, 0, self._places(self.prompt)]
+        """Refuse to move entries where a later frame does not lie behind the earlier ones on all axes."""
+        at = self.positions[..., 0, :].view(-1, self.prompt.length)[:, self._places(self.prompt)]
         if bool((at[:, 1:].amin((0, 2)) <= at[:, :-1].amax((0, 2))).any()):
             raise UnsupportedError(
                 f"stream.positions=compact moves kept entries together, but the frames of {family.name}'s videos "
                 "share the positions of their rows and columns; give pictures or a text, or stream.positions=kept"
             )
 
-    def _until(self, prompt: EncodedPrompt, family: ModelFacts, cell: CellSpec) -> EncodedPrompt:
-        """Return the prompt without the part of the stream that comes after the question."""
+    def _until(
+        self, prompt: EncodedPrompt, family: ModelFacts, cell: CellSpec, every: int | None
+    ) -> tuple[EncodedPrompt, int | None]:
+        """Return the prompt without what comes after the question was asked, and the tokens of whole chunks before it; None
+        where that is the end."""
         share = cell.stream.ask_at
-        if share == 1:
-            return prompt
-        if self.media is None:
-            length = lengths_of(protocol(cell.protocol), prompt, family).reduced
-            kept = max(1, int(length * share))
-            return replace(_without(prompt, kept, length), context_tokens=kept)
-        places, ids = self._places(prompt), prompt.input_ids[0].tolist()
-        seen = max(1, int(len(places) * share))
-        first, last = int(places[seen - 1, -1]) + 1, int(places[-1, -1]) + 1
-        if seen < len(places) and ids[first] in family.closing_token_ids:  # every frame has its own marker
-            first, last = first + 1, last + 1
-        shorter = _without(prompt, first, last)
-        return replace(shorter, inputs={**shorter.inputs, **self._frames_of(prompt, 0, seen)})
+        places = self._places(prompt) if self.media else None
+        context = lengths_of(protocol(cell.protocol), prompt, family).reduced
+        total = context if places is None else len(places)
+        read = int(total * share + _ROUNDING)  # .29 of 100 frames is 29 of them
+        if read == total:
+            return prompt, None
+        read = 0 if every is None else read // every * every
+        if read == 0:
+            first = "it reads all at once" if every is None else f"whose first chunk is {every} of {total}"
+            unit = "tokens" if places is None else "frames" if self.patch == 1 else "pairs of frames"
+            raise ConfigError(
+                f"stream.ask_at={share:g} is before the first chunk of {prompt.identity} has ended, {first} {unit}; give a "
+                "larger share, or a smaller stream.every"
+            )
+        if places is None:
+            return replace(_without(prompt, read, context), context_tokens=read), read
+        ids, begin, end = prompt.input_ids[0].tolist(), int(places[read - 1, -1]) + 1, int(places[-1, -1]) + 1
+        closing = int(ids[begin] in family.closing_token_ids)  # if every frame has a marker
+        shorter = _without(prompt, begin + closing, end + closing)
+        return replace(shorter, inputs={**shorter.inputs, **self._frames_of(prompt, 0, read)}), begin
 
     def _divided(self, every: int | None) -> Iterator[Clip]:
         if self.media is None:
@@ -180,7 +202,9 @@ def _check_media(family: ModelFacts, prompt: EncodedPrompt) -> None:
         return
     check_chunks(family.rules)
     videos, pictures = (prompt.inputs.get(name, prompt.types[:0]) for _, name in (VIDEO, PICTURES))
-    if len(videos) > 1 or (len(videos) and len(pictures)) or len(pictures.unique(dim=0)) > 1:
+    stacked = None if len(videos) or len(pictures) else prompt.inputs[STACKED[0]]
+    uneven = stacked is not None and prompt.visual_tokens % stacked.shape[1] > 0
+    if len(videos) > 1 or (len(videos) and len(pictures)) or len(pictures.unique(dim=0)) > 1 or uneven:
         raise UnsupportedError(
             f"{prompt.identity} has several videos, pictures beside a video, or pictures of several sizes; "
             "allowed for protocol=stream: one video, or pictures of one size; give such a prompt, or use "
@@ -206,7 +230,7 @@ def _without(prompt: EncodedPrompt, first: int, last: int) -> EncodedPrompt:
 
 
 def _positions(model: Any, prompt: EncodedPrompt) -> Tensor:
-    if not prompt.visual_tokens:
+    if not prompt.visual_tokens or not hasattr(model.model, "get_rope_index"):
         return torch.arange(prompt.length, device=prompt.input_ids.device)[None]
     names = (VIDEO[1], PICTURES[1], "second_per_grid_ts")
     given = {name: prompt.inputs[name] for name in names if name in prompt.inputs}

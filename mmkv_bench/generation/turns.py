@@ -27,12 +27,13 @@ from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.generation.decode import Decoded, decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
-from mmkv_bench.generation.forks import audit, gather, plan
+from mmkv_bench.generation.forks import audit, check_time, gather, plan
 from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.prefill import PrefillGroup, prefill, slack
 from mmkv_bench.generation.result import (
     CellSpec,
     ForkResult,
+    GenerationTimeout,
     blank,
     describe,
     fill_answer,
@@ -45,7 +46,7 @@ from mmkv_bench.protocols import Lengths, protocol
 
 
 class Parts(NamedTuple):
-    """What every turn needs to be answered."""
+    """What every turn is answered with. timeout_s: for scoring the document, and for each turn that is fed and answered."""
 
     session: Session
     family: ModelFacts
@@ -144,11 +145,13 @@ def _first(
     audit([fork], cache.compressed, group)
     result.vision_s, result.prefill_s = prefilled.seconds.get("vision"), prefilled.seconds["prefill"]
     result.compress_s, result.question_text_before_cut = fork.compress_s, prompt.question_text_before_cut
+    check_time(fork, parts.timeout_s)
     result.context_tokens = lengths.reduced
     cap = None if cell.compressor.unbudgeted else cell.entries(lengths.reduced)
     listener = StreamListener(cell.compressor, cap, cell.seed, room=reserve, phases=meter.phase)
     listener.entries_max = max(layer.stored for layer in cache.compressed)
-    return _answered(Conversation(identity, 0, group, cache, cap, prompt.input_ids[:, :0], 0, listener), cell, result)
+    talk = Conversation(identity, 0, group, cache, cap, prompt.input_ids[:, :0], 0, listener)
+    return _answered(talk, cell, result, _deadline(parts))
 
 
 def _next(
@@ -160,9 +163,11 @@ def _next(
         between: int64 `[1, n]`, tokens of the chat template between the latest answer and the next one, question
             included.
     """
-    earlier, name = talk.group, cell.protocol
+    earlier, name, deadline = talk.group, cell.protocol, _deadline(parts)
     context = torch.cat([earlier.prompt.input_ids, talk.said], 1)
     logits, last = _settled(parts, talk, cell, meter)
+    if deadline is not None and time.monotonic() > deadline:
+        raise GenerationTimeout(f"feeding turn {talk.turns} again ran past timeout_s")
     ids = torch.cat([context, between.to(context.device)], 1)
     most = parts.family.max_context
     if most is not None and ids.shape[1] + parts.rules.max_new_tokens - 1 > most:
@@ -194,7 +199,7 @@ def _next(
     result.fallback = list(dict.fromkeys([*result.fallback, *listener.fallbacks]))
     result.compress_s = meter.seconds.get("compress", 0.0)
     result.prefill_s = max(meter.seconds["prefill"] - result.compress_s, 0.0)
-    return _answered(replace(talk, group=group), capped, result)
+    return _answered(replace(talk, group=group), capped, result, deadline)
 
 
 @torch.no_grad()
@@ -229,10 +234,13 @@ def _settled(parts: Parts, talk: Conversation, cell: CellSpec, meter: Meter) -> 
     return output.logits[0, -1].float(), last
 
 
-def _answered(talk: Conversation, cell: CellSpec, result: ForkResult) -> Conversation:
-    """Decode the answer to the question of the conversation's group, and fill the result."""
+def _deadline(parts: Parts) -> float | None:
+    return None if parts.timeout_s is None else time.monotonic() + parts.timeout_s
+
+
+def _answered(talk: Conversation, cell: CellSpec, result: ForkResult, deadline: float | None) -> Conversation:
+    """Decode the answer to the question of the conversation's group, into the result."""
     group, cache, name = talk.group, talk.cache, cell.protocol
-    deadline = None if group.timeout_s is None else time.monotonic() + group.timeout_s
     start = group.meter.now()
     answer: Decoded = decode(group, cache, 1, name, deadline)[0]
     result.decode_s = group.meter.now() - start

@@ -23,6 +23,7 @@ from mmkv_bench.store.schema import NUMERICS_VERSION
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.protocols import StreamSettings
 
 Node = Mapping[str, Any]
 """A method of a configuration: its parameters and parts as plain values."""
@@ -116,11 +117,17 @@ class Cell:
         return made if asked is None else {**made, "budget_in_bytes": asked}
 
     @property
+    def stream(self) -> protocols.StreamSettings:
+        """Settings of a protocol that streams, as its generation settings state them."""
+        return protocols.StreamSettings(**json.loads(self.generation).get("stream") or {})
+
+    @property
     def label(self) -> str:
         """Name of the cell among the cells of a dataset, for messages and the card: `snapkv@64 strict seed=1`."""
         parts = [self.method if self.budget is None else f"{self.method}@{self.budget}"]
         parts += [self.protocol] * (self.protocol != protocols.DEFAULT)
         parts += [self.reading] if self.reading not in (None, "paper") else []
+        parts += [f"at={self.stream.ask_at:g}"] if self.stream.ask_at != protocols.READ_AS_ASKED.ask_at else []
         return " ".join(parts + ([f"seed={self.seed}"] if self.seed is not None else []))
 
 
@@ -214,9 +221,9 @@ def expand(
         calibrated: use the artefacts of calibrated methods. If False, the hashes of such methods' cells belong to no run.
 
     Returns:
-        Cells without duplicates, sorted by dataset, protocol, method (`full` first), reading, budget and seed. One
-        sentence per pair of spellings or names that turned out to be the same cell, and one per method that
-        reading=released does not change.
+        Cells without duplicates, sorted by dataset, protocol, method (`full` first), reading, budget, seed and place of a
+        stream's questions. One sentence per pair of spellings or names that turned out to be the same cell, and one per
+        method that reading=released does not change.
 
     Raises:
         ConfigError: two cells with one name, a method that cannot be built.
@@ -235,10 +242,12 @@ def expand(
     }
     for dataset, protocol in product(grid.datasets, dict.fromkeys(grid.protocol)):
         for method in methods:
-            for budget, seed in product(
-                [None] if method.compressor.unbudgeted else budgets, seeds if method.stochastic else [None]
+            for budget, seed, stream in product(
+                [None] if method.compressor.unbudgeted else budgets,
+                seeds if method.stochastic else [None],
+                grid.answering.stream if protocols.protocol(protocol).streams else [None],
             ):
-                cell = _cell(grid.answering, identity, dataset, protocol, method, budget, seed)
+                cell = _cell(grid.answering, identity, dataset, protocol, method, budget, seed, stream)
                 first = cells.setdefault(cell.cell, cell)
                 if first.method != cell.method:
                     notes[f"{cell.label} is the same cell as {first.label}: it runs once, as {first.method}"] = None
@@ -328,15 +337,16 @@ def _cell(
     method: Method,
     budget: Budget | None,
     seed: int | None,
+    stream: StreamSettings | None,
 ) -> Cell:
     data = identity.datasets[dataset]
     reading = None if method.is_full else method.compressor.reading
     # In half precision, compiled steps may choose other tokens. Eager cells keep the hashes from before `decode` existed.
     generation = dict(data.generation) | ({} if config.decode == "eager" else {"decode": config.decode})
-    if protocols.protocol(protocol).streams:
+    if stream is not None:
         generation["stream"] = {
             key: value
-            for key, value in vars(config.stream).items()
+            for key, value in vars(stream).items()
             if key == "every" or value != getattr(protocols.READ_AS_ASKED, key)
         }
     named = {"context": data.context, "questions": data.questions} if protocols.protocol(protocol).cuts else {}

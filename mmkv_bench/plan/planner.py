@@ -51,7 +51,7 @@ def make_plan(config: RunConfig) -> Plan:
     family = model_facts(Source.of(config.model).described)
     validate_combinations(config.protocol, family, _compressors(cells), _uncut(specs))
     validate_decoding(family, config.answering)
-    validate_stream(config.decode, _streamed(cells), family)
+    validate_stream(config.decode, _streamed(cells), family, _uncut(specs))
     parts = [
         _part(name, spec, cells, config.selection, config.datasets[label])
         for name, (label, spec) in zip(names, specs.items(), strict=True)
@@ -97,7 +97,7 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
     else:
         validate_combinations(config.protocol, family, _compressors(cells), _uncut(specs))
         validate_decoding(family, config.answering)
-    validate_stream(config.decode, _streamed(cells), family)
+    validate_stream(config.decode, _streamed(cells), family, _uncut(specs))
     parts = []
     for name, (label, spec) in zip(names, specs.items(), strict=True):
         part, unknown = _outlined_part(name, spec, cells, config.selection, config.datasets[label])

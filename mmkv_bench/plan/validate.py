@@ -165,7 +165,8 @@ def validate_combinations(
 
 
 def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], answering: AnswerConfig) -> None:
-    """Refuse protocols that need several questions per document if a dataset has only one per document.
+    """Refuse protocols that need several questions per document if a dataset has only one, and protocols with a cache of their
+    own if a dataset measures more than answers.
 
     Args:
         names: protocols.
@@ -186,6 +187,13 @@ def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], answ
         raise ConfigError(
             f"protocol={needing[0]} asks the questions of a document together, but sharing=off asks each alone; write sharing=on"
         )
+    apart = [name for name in names if protocols.protocol(name).apart]
+    measured = [name for name, spec in specs.items() if spec.measures]
+    if apart and measured:
+        raise ConfigError(
+            f"protocol={apart[0]} measures nothing besides answers, and {measured[0]} has measures="
+            f"[{','.join(specs[measured[0]].measures)}]; leave the protocol out, or give datasets.{measured[0]}.measures=[]"
+        )
     talking = [name for name in names if protocols.protocol(name).converses]
     if talking and answering.decode != "eager":
         raise ConfigError(
@@ -194,7 +202,10 @@ def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], answ
 
 
 def validate_stream(
-    decode: str, streamed: Sequence[tuple[Compressor, Budget | None]], family: ModelFacts | None
+    decode: str,
+    streamed: Sequence[tuple[Compressor, Budget | None]],
+    family: ModelFacts | None,
+    uncut: Sequence[str],
 ) -> None:
     """Refuse what protocol=stream cannot do.
 
@@ -202,6 +213,7 @@ def validate_stream(
         decode: `decode` of the run.
         streamed: compressor and budget of each cell under this protocol.
         family: facts about the model; None if unknown.
+        uncut: datasets without `context_key`, whose streams are not texts.
 
     Raises:
         ConfigError, UnsupportedError: see `streaming.check_streams`; or the model does not read videos in chunks.
@@ -215,7 +227,7 @@ def validate_stream(
         check_streams(compressor, budget)
     if family is not None:
         check_no_states(family.rules, bool(family.states.layers))
-    if family is not None and family.multimodal:
+    if family is not None and family.multimodal and uncut:
         check_chunks(family.rules)
     if decode != "eager":
         raise ConfigError(f"protocol=stream decodes eagerly, but decode={decode} is set; write decode=eager")
@@ -262,14 +274,31 @@ def _check_values(config: RunConfig) -> None:
                 raise ConfigError(
                     f"{key}={number} is out of range; allowed: {allowed(key)}{most}; give a number in this range"
                 )
-    if config.stream.ask_at > 1:
-        raise ConfigError(
-            f"stream.ask_at={config.stream.ask_at} is beyond the end of the stream; allowed: {allowed('stream.ask_at')}; give "
-            "a share in this range"
-        )
+    _stream(config.stream, config.protocol)
     low, high = config.model.min_pixels, config.model.max_pixels
     if low is not None and high is not None and low > high:
         raise ConfigError(f"model.min_pixels={low} is above model.max_pixels={high}; give min_pixels <= max_pixels")
+
+
+def _stream(given: schema.Stream, names: Sequence[str]) -> None:
+    """Check where a stream is asked, and that settings of streams are given to a protocol that has them."""
+    beyond = [share for share in given.ask_at if share > 1]
+    if beyond:
+        raise ConfigError(
+            f"stream.ask_at={beyond[0]} is beyond the end of the stream; allowed: {allowed('stream.ask_at')}; give such a share"
+        )
+    if given.every is None and given.ask_at != schema.Stream().ask_at:
+        raise ConfigError(
+            f"stream.ask_at={given.ask_at[0]} asks behind a chunk, and stream.every=null reads all at once; give "
+            "stream.every=<a number of frames or tokens>, or stream.ask_at=1"
+        )
+    for key, usual in vars(schema.Stream()).items():
+        value, plain = (one[0] if isinstance(one, tuple) else one for one in (getattr(given, key), usual))
+        if getattr(given, key) != usual and not any(protocols.protocol(name).streams for name in names):
+            raise ConfigError(
+                f"stream.{key}={value} is of protocol=stream, and this run has protocol={','.join(names)}; add protocol=stream, "
+                f"or give stream.{key}={plain}"
+            )
 
 
 def _methods(methods: Nodes, variants: Nodes) -> None:

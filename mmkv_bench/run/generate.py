@@ -172,7 +172,7 @@ class Answering:
                 cell.protocol,
                 cell.seed or 0,
                 config.keeps_indices,
-                config.stream,
+                cell.stream,
             )
             for cell in cells
         }

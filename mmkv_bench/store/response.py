@@ -213,6 +213,11 @@ class Response:
         "protocol=stream: frames of which some KV head of some layer holds an entry when the question comes, numbered from 0 "
         "in the order in which the model reads them: `0-3,8-9`; null elsewhere and for a text",
     )
+    ask_at: float | None = _column(
+        None,
+        "protocol=stream: share of the stream after which the question was asked, in whole chunks (`context_tokens` are read); "
+        "null elsewhere and in older rows",
+    )
 
 
 COUNTED = tuple(one.name for one in fields(Response) if one.metadata["counted"])

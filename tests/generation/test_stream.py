@@ -21,8 +21,8 @@ from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.encode import EncodedPrompt, from_tensors
 from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.result import CellSpec
-from mmkv_bench.generation.stream import read
 from mmkv_bench.generation.stream_reader import Clip, Reader, ranges
+from mmkv_bench.generation.stream_reading import read
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.protocols import StreamSettings
 from tests import cover, zoo
@@ -285,24 +285,10 @@ def test_asking_the_template_changes_no_entry_of_the_stream():
     assert row.entries_max == 20 and row.entries_peak <= 20 + 22 + 4 and row.eviction_rounds == 3
 
 
-# ---------------------------------------------------------------------- when it is asked
-@each("name", VIDEOS)
-def test_a_stream_that_is_asked_earlier_is_a_shorter_stream(name):
-    for method in ("full", "keydiff"):
-        (early,) = answer(name, video(name), cell(method, every=2, ask_at=0.5))
-        prompt = video(name)
-        reader = Reader(zoo.model(name), common.family(name), prompt, cell(every=2, ask_at=0.5))
-        assert reader.frames is not None and int(reader.frames.number.max()) == 2
-        assert int(reader.prompt.inputs["video_grid_thw"][0, 0]) == 3
-        (short,) = answer(name, reader.prompt, cell(method, every=2))
-        assert (early.token_ids, early.kept_digest) == (short.token_ids, short.kept_digest)
-        assert early.context_tokens < prompt.length - 9 and early.prompt_tokens == early.context_tokens + 9
-
-
 def test_a_text_is_read_in_chunks_of_tokens():
     prompt = text(60, 50)
-    reader = Reader(zoo.model("llama"), common.family("llama"), prompt, cell(every=16, ask_at=0.8))
-    assert reader.clips == [Clip(0, 16), Clip(16, 32), Clip(32, 40)] and reader.prompt.length == 50
+    reader = Reader(zoo.model("llama"), common.family("llama"), prompt, cell(every=16))
+    assert reader.clips == [Clip(0, 16), Clip(16, 32), Clip(32, 48), Clip(48, 50)] and reader.prompt.length == 60
     one, other = answer("llama", prompt, cell(every=None), cell(protocol="query_agnostic"))
     assert (one.token_ids, one.kept_digest, one.frames_left) == (other.token_ids, other.kept_digest, None)
 

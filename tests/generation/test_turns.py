@@ -9,14 +9,16 @@ import torch
 from transformers import DynamicCache
 
 from mmkv_bench.compression.streaming import check_turns
+from mmkv_bench.devices import device as clocks
 from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.generation import decode, turns
 from mmkv_bench.generation.encode import encode, reference_tokens, turn_tokens
 from mmkv_bench.generation.engine import Engine
 from mmkv_bench.models.chat_template import rendered
 from mmkv_bench.protocols import protocol
 from tests import zoo
 from tests.each import each
-from tests.generation import common
+from tests.generation import common, faulty
 from tests.generation.test_encode import parts, picture
 from tests.generation.test_questions import QUESTIONS, asked, document
 
@@ -232,3 +234,36 @@ def test_the_tokens_between_answers_are_those_of_the_whole_conversation(name):
         ids += said + turn_tokens(processor, first, question)[0].tolist()
         whole = encode(processor, family, "one", messages, images).input_ids[0].tolist()
         assert ids == whole, rendered(processor, messages)
+
+
+def test_a_turn_whose_second_feeding_takes_too_long_is_a_row_with_status_timeout(monkeypatch):
+    """The third long forward is the first turn's that is fed again: behind the prefill and the first question."""
+    for module in (turns, decode, clocks):
+        monkeypatch.setattr(module, "time", faulty.CLOCK)
+    name = "qwen2_5_vl"
+    model, prompts, long = zoo.model(name), conversation(name), []
+    order = prompts[0].document.order
+
+    def slow(seconds):
+        def before(kwargs) -> bool:
+            long.extend([1] * (faulty.tokens(kwargs) > 1))
+            faulty.CLOCK.now += seconds(len(long)) if faulty.tokens(kwargs) > 1 else 0.0
+            return False
+
+        return before
+
+    for seconds, words in (
+        (lambda place: 60.0 * (place == 3), "feeding turn 1 again ran past timeout_s"),
+        (lambda place: 30.0, "decoding ran past timeout_s"),  # the turn's two feedings together
+    ):
+        long.clear()
+        with (
+            faulty.failing(model, slow(seconds), faulty.oom),
+            Engine(model, common.family(name), common.rules(model), common.tokenizer(), timeout_s=50) as engine,
+        ):
+            first, second = (engine.answer(prompts[number], cells("keydiff"))[0] for number in order[:2])
+        assert first.status == "ok" and second.status == "timeout" and words in second.error
+    slow_method = common.cell(faulty.compressor("slow", scorer=faulty.FaultyScorer("timeout")), BUDGET, "turns")
+    with Engine(model, common.family(name), common.rules(model), common.tokenizer(), timeout_s=50) as engine:
+        (row,) = engine.answer(prompts[order[0]], [slow_method])
+    assert row.status == "timeout" and "scoring took" in row.error

@@ -27,7 +27,7 @@ ROLES: Mapping[str, Mapping[str, str]] = {
         "vision_s prefill_s compress_s decode_s ttft_s tpot_s peak_device_bytes peak_resident_bytes forced_kl forced_agree "
         "reference_nll reference_samples fork_group fork_batch fork_rows "
         "question_number question_known compression_reused slim worker shard "
-        "entries_max entries_peak eviction_rounds entries_evicted frames_left",
+        "entries_max entries_peak eviction_rounds entries_evicted frames_left ask_at",
     },
     "samples": {IDENTITY: "dataset sample_id metric status", CONTEXT: "cluster", FREE: f"{_ROW} value parts"},
     "metrics": {

@@ -13,7 +13,14 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.base import NO_STATES, States
 from mmkv_bench.plan.cells import build_methods, method_entries
-from mmkv_bench.plan.validate import bytes_of, validate, validate_combinations, validate_decoding, validate_stream
+from mmkv_bench.plan.validate import (
+    bytes_of,
+    validate,
+    validate_combinations,
+    validate_decoding,
+    validate_questions,
+    validate_stream,
+)
 from tests.each import each
 from tests.plan.setting import MODEL, model_folder
 
@@ -75,6 +82,16 @@ def check(*overrides: str) -> None:
         (["model.path=nofolder"], "model folder nofolder does not exist"),
         (["model.path=./a/b"], "model folder ./a/b does not exist"),
         (["out=''"], "out is empty"),
+        (["stream.positions=compact"], "is of protocol=stream, and this run has protocol=paper"),
+        (
+            ["stream.every=4", "protocol=[paper,turns]"],
+            "protocol=paper,turns; add protocol=stream, or give stream.every=8",
+        ),
+        (["stream.ask_at=0.5"], "give stream.ask_at=1.0"),
+        (["protocol=stream", "stream.ask_at=[0.5,2]"], "stream.ask_at=2 is beyond the end of the stream"),
+        (["protocol=stream", "stream.ask_at=0"], "stream.ask_at=0 is out of range"),
+        (["protocol=stream", "stream.ask_at=[]"], "stream.ask_at=[] is an empty list"),
+        (["protocol=stream", "stream.ask_at=0.5", "stream.every=null"], "stream.every=null reads all at once"),
     ],
 )
 def test_a_mistake_is_refused_in_one_sentence_with_what_is_allowed(overrides, words):
@@ -98,6 +115,8 @@ def test_a_mistake_is_refused_in_one_sentence_with_what_is_allowed(overrides, wo
         ["fork_memory=2GiB"],
         ["fork_memory=1000000"],
         ["timeout_s=3"],
+        ["protocol=[stream,query_agnostic]", "stream.ask_at=[0.5,1]", "stream.positions=compact"],
+        ["experiment=streams", "method=[full,keydiff]"],  # whose file has parameters of methods that are not chosen
         ["shard=3/4", "limit=1", "fork_batch=1"],
         ["model.path=org/name-7b.v1"],
         ["method=[]", "variants.a={base: snapkv, window: 8}"],
@@ -209,7 +228,12 @@ def test_what_windows_and_states_cannot_follow_is_refused_before_any_work():
         validate_combinations(["paper", "masked"], facts, [full()], [])
     validate_combinations(["paper", "strict"], facts, [full()], [])
     with pytest.raises(UnsupportedError, match="protocol=stream evicts while it prefills, but Gemma 3"):
-        validate_stream("eager", [(full(), None)], facts)
+        validate_stream("eager", [(full(), None)], facts, [])
+    measured = {"one": SimpleNamespace(questions_key=None, measures=("ppl",))}
+    with pytest.raises(
+        ConfigError, match=r"protocol=stream measures nothing besides answers, and one has measures=\[ppl\]"
+    ):
+        validate_questions(["paper", "stream"], measured, SimpleNamespace(shares_prefill=True, decode="eager"))
     for decode, attention in (("compiled", "sdpa"), ("eager", "flash_attention_2")):
         answering = SimpleNamespace(decode=decode, model=SimpleNamespace(attention=attention))
         with pytest.raises(UnsupportedError, match="keep a window or a recurrent state; allowed for it: decode=eager"):

@@ -1,0 +1,102 @@
+"""The reading of a stream, chunk by chunk under a cap, and what its cache held where questions come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.compaction import Compaction, check_rope
+from mmkv_bench.compression.session import Session
+from mmkv_bench.compression.streaming import StreamLayer, StreamListener
+from mmkv_bench.generation.meter import vision_clock
+from mmkv_bench.generation.result import GenerationTimeout, NonFiniteLogitsError
+from mmkv_bench.generation.stream_reader import Reader
+
+
+class Phased(Protocol):
+    """What is told when phases begin and end."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Measure the block as this phase."""
+
+
+@torch.no_grad()
+def read(
+    session: Session,
+    reader: Reader,
+    listener: StreamListener,
+    meter: Phased,
+    deadline: float | None = None,
+    identity: str | None = None,
+    after: Callable[[int, CompressedCache, Tensor], None] = lambda end, cache, logits: None,
+) -> tuple[CompressedCache, Tensor]:
+    """Feed all chunks; return the cache and the logits `[V]` of the last token before the question.
+
+    Args:
+        session: open on the model; afterwards it observes nothing. identity: seeds random draws; None: the prompt's.
+        after: called after every chunk with the tokens read so far, the cache and the last logits.
+
+    Raises:
+        GenerationTimeout, NonFiniteLogitsError.
+    """
+    prompt, length = reader.prompt, reader.length
+    cache = CompressedCache.of([StreamLayer(listener.room) for _ in session.attentions])
+    session.expect(listener, prompt.types[:, :length], identity or prompt.identity)
+    if reader.compact:
+        check_rope(session.text.config)
+        listener.compaction = Compaction(reader.positions[..., 0, :length].view(-1, length), session.rope)
+    session.prompt_length, logits = length + reader.asked, torch.empty(0)
+    try:
+        with vision_clock(session.model, meter.phase):
+            for clip in reader.clips:
+                if deadline is not None and time.monotonic() > deadline:
+                    raise GenerationTimeout("reading the stream ran past timeout_s")
+                with meter.phase("prefill"):
+                    inputs = reader.inputs(clip)
+                    output = session.model(
+                        **inputs, past_key_values=cache, use_cache=True, logits_to_keep=1, return_dict=True
+                    )
+                    logits = output.logits[0, -1].float()
+                if bool(logits.isnan().any()):
+                    raise NonFiniteLogitsError("the stream gave NaN logits")
+                after(clip.end, cache, logits)
+    finally:
+        session.prompt_length = None
+        session.expect(None, None, prompt.identity)
+    return cache, logits
+
+
+def copied(cache: CompressedCache) -> CompressedCache:
+    """Return a copy of a stream's cache: what is fed to the one is not in the other."""
+    return CompressedCache.of([layer.copied() for layer in cache.layers if isinstance(layer, StreamLayer)])
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A stream at a place where questions are asked, before any of them.
+
+    Attributes:
+        counts: columns of a row that tell what was evicted so far. fallbacks: of layers so far. seconds: of reading, by phase.
+    """
+
+    cache: CompressedCache
+    logits: Tensor
+    counts: dict[str, int]
+    fallbacks: tuple[str, ...]
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A stream that was read once, for all questions about its document. stops: tokens read -> the stream there, or why reading
+    went no further."""
+
+    document: Hashable
+    stops: dict[int, Stop | Exception]
