@@ -118,7 +118,7 @@ class Cell:
 
     @property
     def stream(self) -> protocols.StreamSettings:
-        """Settings of a protocol that streams, as its generation settings state them."""
+        """Return the stream settings in the cell's generation settings; the defaults if there are none."""
         return protocols.StreamSettings(**json.loads(self.generation).get("stream") or {})
 
     @property
@@ -221,8 +221,8 @@ def expand(
         calibrated: use the artefacts of calibrated methods. If False, the hashes of such methods' cells belong to no run.
 
     Returns:
-        Cells without duplicates, sorted by dataset, protocol, method (`full` first), reading, budget, seed and place of a
-        stream's questions. One sentence per pair of spellings or names that turned out to be the same cell, and one per
+        Cells without duplicates, sorted by dataset, protocol, method (`full` first), reading, budget, seed and `ask_at` of a
+        stream. One sentence per pair of spellings or names that turned out to be the same cell, and one per
         method that reading=released does not change.
 
     Raises:

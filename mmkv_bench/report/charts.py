@@ -141,10 +141,10 @@ def against_length(tables: Sequence[CostTable], cost: str) -> Figure | None:
 
 
 def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
-    """Scores against the place of a question in its document's order, a line per mode; the full cache is dashed.
+    """Return a chart of scores against a question's place in its document's order, a line per mode; the full cache is dashed.
 
     Args:
-        line, full: lines of `tables.questions.by_place`, of one method and budget and of the full cache.
+        line, full: rows of `tables.questions.by_place` for one method and budget, and for the full cache.
     """
     modes = [mode for mode in MODES if (line["mode"] == mode).any()]
     traces = []

@@ -244,5 +244,5 @@ def test_a_prompt_whose_tokens_attend_to_later_ones_is_refused_and_a_causal_mask
     two_way = causal.clone()
     two_way[..., :6, :6] = True  # a prefix, as PaliGemma's
     for mask in (two_way, two_way.float().log(), {"full_attention": two_way}):
-        with attach(model, "snapkv", 8) as session, pytest.raises(UnsupportedError, match="attend to later ones"):
+        with attach(model, "snapkv", 8) as session, pytest.raises(UnsupportedError, match="attend to later tokens"):
             model(ids, attention_mask=mask, past_key_values=session.cache)

@@ -49,7 +49,7 @@ def test_a_plan_counts_the_readings_work_and_bytes_that_a_run_has(tmp_path, monk
     (unknown,) = workloads_of(plan, plan.coverage(store), store, Assumptions())
     assert unknown.chunk == unknown.length.tokens and dict(unknown.streams) == {None: 2, 38: 4}
     told = forecast(plan, [unknown], Assumptions())
-    assert any("stream_facts: how many tokens a frame has" in sentence for sentence in told.missing)
+    assert any("stream_facts: the tokens of a frame" in sentence for sentence in told.missing)
 
     done(tmp_path / "rows", *words, "stage=generate")
     rows = responses(tmp_path / "rows")

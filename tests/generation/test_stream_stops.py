@@ -135,7 +135,7 @@ def test_a_question_before_the_first_chunk_has_ended_is_refused(ask_at):
         (row,) = common.together(zoo.model(name), name, prompt, [cell(every=every, ask_at=ask_at)])
         assert row.status == "error" and words in row.error and ". " not in row.error
     (row,) = common.together(zoo.model("llama"), "llama", text(60, 50), [cell(every=None, ask_at=0.5)])
-    assert row.status == "error" and "it reads all at once" in row.error
+    assert row.status == "error" and "which is read all at once" in row.error
 
 
 def test_shares_of_frames_are_those_that_a_person_computes():

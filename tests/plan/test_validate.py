@@ -82,7 +82,7 @@ def check(*overrides: str) -> None:
         (["model.path=nofolder"], "model folder nofolder does not exist"),
         (["model.path=./a/b"], "model folder ./a/b does not exist"),
         (["out=''"], "out is empty"),
-        (["stream.positions=compact"], "is of protocol=stream, and this run has protocol=paper"),
+        (["stream.positions=compact"], "is a setting of protocol=stream, but this run has protocol=paper"),
         (
             ["stream.every=4", "protocol=[paper,turns]"],
             "protocol=paper,turns; add protocol=stream, or give stream.every=8",
@@ -230,9 +230,7 @@ def test_what_windows_and_states_cannot_follow_is_refused_before_any_work():
     with pytest.raises(UnsupportedError, match="protocol=stream evicts while it prefills, but Gemma 3"):
         validate_stream("eager", [(full(), None)], facts, [])
     measured = {"one": SimpleNamespace(questions_key=None, measures=("ppl",))}
-    with pytest.raises(
-        ConfigError, match=r"protocol=stream measures nothing besides answers, and one has measures=\[ppl\]"
-    ):
+    with pytest.raises(ConfigError, match=r"protocol=stream measures only answers, but one has measures=\[ppl\]"):
         validate_questions(["paper", "stream"], measured, SimpleNamespace(shares_prefill=True, decode="eager"))
     for decode, attention in (("compiled", "sdpa"), ("eager", "flash_attention_2")):
         answering = SimpleNamespace(decode=decode, model=SimpleNamespace(attention=attention))

@@ -78,5 +78,5 @@ def test_a_panel_has_a_line_per_mode_and_the_full_cache() -> None:
     for methods, budgets, words in ((["snapkw"], None, "--methods snapkw.*snapkv"), (None, ["32"], "--budgets 32.*64")):
         with pytest.raises(ConfigError, match=words):
             question_figure(points, methods, budgets)
-    with pytest.raises(ConfigError, match="of full alone"):
+    with pytest.raises(ConfigError, match="only full has rows"):
         question_figure(points[points["method"] == "full"])
