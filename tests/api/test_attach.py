@@ -113,7 +113,7 @@ def test_the_report_says_what_was_kept():
     assert session.report().fallback == ("prompt_within_budget",)
     with attach(model, "look_m", 2, reading="released") as session:
         answer(model, inputs)
-    assert session.report().audit.startswith("passed: ") and "over the budget, as look_m says" in session.report().audit
+    assert session.report().audit.startswith("passed: ") and "over the budget, which look_m allows" in session.report().audit
 
 
 def test_a_scorer_of_ones_own_is_attached_like_a_method():
