@@ -143,7 +143,7 @@ def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[Cos
 
 def _asked(roots: Sequence[Path]) -> tuple[list[tuple[Table, pd.DataFrame]], list[str]]:
     """Return tables of several questions a document with the scores by place, and why a store has none although it asks them."""
-    from mmkv_bench.tables.questions import NoQuestionsError, by_place, tables_with_scores
+    from mmkv_bench.tables.question_losses import NoQuestionsError, by_place, tables_with_scores
 
     asked, left_out = [], []
     for root in roots:
