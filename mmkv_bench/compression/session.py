@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression import flash, states
-from mmkv_bench.compression.attention import LAYER, READS, SESSIONS, Attention, register, sinks_of
+from mmkv_bench.compression.attention_backend import LAYER, READS, SESSIONS, Attention, register, sinks_of
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer
 from mmkv_bench.compression.compressor import Compressor

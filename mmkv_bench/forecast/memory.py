@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.calibrate.artefact import StandIns
-from mmkv_bench.columns import aligned
-from mmkv_bench.columns import size as nbytes
 from mmkv_bench.config.schema import TOGETHER
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.families.facts import model_facts
@@ -28,6 +26,8 @@ from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan.cells import build_methods
 from mmkv_bench.protocols import protocol
+from mmkv_bench.text_columns import aligned
+from mmkv_bench.text_columns import size as nbytes
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget

@@ -312,10 +312,10 @@ def _untouched(
     """Return the method's effective node without changed parameters. For a method from outside the package, the choice of its
     file or press is not tuning. If such a method cannot be built without arguments, return `plain`: nothing counts as tuned."""
     name, default, reading = entry.name, entry.default, entry.reading
-    which = OUTSIDE.get(str(default["base"]))
-    if which is None:
+    code_parameters = OUTSIDE.get(str(default["base"]))
+    if code_parameters is None:
         return identity_form(under_reading(name, default, reading), compressor, dtype)
-    bare = {**default, **{key: entry.node[key] for key in which}}
+    bare = {**default, **{key: entry.node[key] for key in code_parameters}}
     try:
         return identity_form(under_reading(name, bare, reading), build_compressor(name, bare, reading), dtype)
     except ConfigError:

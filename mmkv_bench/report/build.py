@@ -143,7 +143,7 @@ def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[Cos
 
 def _asked(roots: Sequence[Path]) -> tuple[list[tuple[Table, pd.DataFrame]], list[str]]:
     """Return the tables of several questions per document, each with its scores by place; and a sentence per failed store."""
-    from mmkv_bench.tables.questions import NoQuestionsError, by_place, tables_with_scores
+    from mmkv_bench.tables.question_losses import NoQuestionsError, by_place, tables_with_scores
 
     asked, left_out = [], []
     for root in roots:

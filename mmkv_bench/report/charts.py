@@ -11,7 +11,7 @@ from mmkv_bench.report.scores import FamilyRanks, ScoreLine, ScoreView, cost_val
 from mmkv_bench.tables.costs import CostEntry, CostTable
 from mmkv_bench.tables.figure import COLOURS, GREY, MARKERS, Look, looks
 from mmkv_bench.tables.question_figure import LOOKS, PLACE, aside
-from mmkv_bench.tables.questions import MODES
+from mmkv_bench.tables.question_losses import MODES
 from mmkv_bench.tables.table import Table
 from mmkv_bench.tables.text import axis_words
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.tables.figure import COLOURS, GREY, Look, canvas, legend_below, plain, point_style, small_print
-from mmkv_bench.tables.questions import MODES
+from mmkv_bench.tables.question_losses import MODES
 
 if TYPE_CHECKING:
     import pandas as pd

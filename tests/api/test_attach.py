@@ -8,7 +8,7 @@ from transformers import DynamicCache
 
 from mmkv_bench import attach, method
 from mmkv_bench.config.files import conf_dir
-from mmkv_bench.diagnostics.verify import draw, make_again
+from mmkv_bench.diagnostics.reproduction import draw, make_again
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.generation.single import generate_alone, run_alone
 from mmkv_bench.protocols import FED_ONCE, NAMES
@@ -113,7 +113,10 @@ def test_the_report_says_what_was_kept():
     assert session.report().fallback == ("prompt_within_budget",)
     with attach(model, "look_m", 2, reading="released") as session:
         answer(model, inputs)
-    assert session.report().audit.startswith("passed: ") and "over the budget, as look_m says" in session.report().audit
+    assert (
+        session.report().audit.startswith("passed: ")
+        and "over the budget, which look_m allows" in session.report().audit
+    )
 
 
 def test_a_scorer_of_ones_own_is_attached_like_a_method():

@@ -48,7 +48,7 @@ def _remake(
     run_code: bool,
 ) -> int:
     """Print the visual tokens that each cell kept."""
-    from mmkv_bench.diagnostics.verify import remake
+    from mmkv_bench.diagnostics.reproduction import remake
     from mmkv_bench.report.terminal import KeptMap, shares, show
 
     remade = []
