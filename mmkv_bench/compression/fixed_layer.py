@@ -158,8 +158,8 @@ class FixedLayer(CompressedLayer):
     def _check_room(self, new: int) -> None:
         if self.stored + new > self.capacity:
             raise UnsupportedError(
-                f"the answer needs more than the {self.capacity} entries per head reserved for a compiled decode "
-                f"step ({self.stored} are in use); ask for room for more new tokens, or decode eagerly"
+                f"the answer needs more than the {self.capacity} entries per head reserved for compiled decoding "
+                f"({self.stored} are in use); reserve more new tokens, or decode eagerly"
             )
 
     def get_seq_length(self) -> int:

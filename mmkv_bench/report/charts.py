@@ -144,7 +144,7 @@ def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
     """Return a chart of scores against a question's place in its document's order, a line per mode; the full cache is dashed.
 
     Args:
-        line, full: rows of `tables.questions.by_place` for one method and budget, and for the full cache.
+        line, full: rows of `tables.question_losses.by_place` for one method and budget, and for the full cache.
     """
     modes = [mode for mode in MODES if (line["mode"] == mode).any()]
     traces = []

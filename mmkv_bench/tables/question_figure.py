@@ -43,7 +43,7 @@ def question_figure(
     The full cache is the dashed line.
 
     Args:
-        points: result of `tables.questions.by_place` for one table.
+        points: result of `tables.question_losses.by_place` for one table.
         methods, budgets: methods, in this order, and budgets to draw; None: all.
 
     Raises:
