@@ -201,7 +201,7 @@ class FixedLayer(CompressedLayer):
         if self._first is not None:
             used = used - self._first.flatten().int()
         keys, values = (storage.flatten(0, 2) for storage in (self._key_storage, self._value_storage))
-        assert self._starts is not None, "whoever asks has looked"
+        assert self._starts is not None, "the caller checks `back_to_back`"
         return Sequences(keys, values, self._starts, used.contiguous(), slots, (rows, heads))
 
     def shown(self, new: int) -> Tensor:

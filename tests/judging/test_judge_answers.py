@@ -230,7 +230,7 @@ def test_a_missing_key_asks_nobody(server, settings, monkeypatch):
     settings = dataclasses.replace(settings, key_env="OPENAI_API_KEY")
     assert outcome(settings) == "not judged: OPENAI_API_KEY is not set; set it to the judge's key"
     monkeypatch.setenv("OPENAI_API_KEY", "sk-with\nnewline")
-    assert "is no key" in outcome(settings)
+    assert "is not a key" in outcome(settings)
     assert server.requests == []
 
 
