@@ -148,7 +148,7 @@ def edge_of(part: Mapping[str, Any]) -> int:
 
 
 def clip_tokens(settings: Settings) -> int:
-    """Count the tokens of one square in a CLIP tower: patches, and the class token unless the features come without it."""
+    """Count the tokens of one square image in a CLIP tower: its patches, and the class token unless the model drops it."""
     part = settings["processor"]
     class_token = part["num_additional_image_tokens"] - (part["vision_feature_select_strategy"] == "default")
     return (edge_of(settings["image"]) // part["patch_size"]) ** 2 + class_token
