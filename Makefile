@@ -181,6 +181,7 @@ results-real: $(STAMP)
 	$(BIN)/python -m tools.requantise fetched://smollm2_135m_q4_1/SmolLM2-135M-Instruct.Q4_1.gguf runs/models/smollm2_135m_offset16
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real model.name=smollm2_135m_q4_1_offset16_english \
 		model.path=runs/models/smollm2_135m_offset16 dataset=english_records budget=10% limit=100
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real model.dtype=bfloat16 dataset=english_records budget=10% limit=100
 	for data in "model=smollm2_135m_q4_1 dataset=english_passages" "dataset=pages_lookup"; do \
 		$(BIN)/python -m mmkv_bench diagnose sinks $$data --samples 8 out=results/real || exit 1; \
 	done

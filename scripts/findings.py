@@ -154,13 +154,13 @@ def stability(results: Path) -> Iterator[str]:
     from mmkv_bench.tables.compare import every_pair
 
     real = [table for table in tables("../real", results) if table.axis == "fraction"]
-    settings = {(t.dataset, t.context["protocol"], t.context["model"]): t for t in real}
+    settings = {(t.dataset, *(str(t.context[key]) for key in ("protocol", "model", "dtype"))): t for t in real}
     decided = {
         key: {(one.budget, frozenset((one.a, one.b))): one for one in every_pair(table) if one.level is not None}
         for key, table in settings.items()
     }
     for (dataset, *setting), pairs in decided.items():
-        base = decided.get((dataset, "paper", READER), {})
+        base = decided.get((dataset, "paper", READER, "float32"), {})
         for budget in dict.fromkeys(budget for budget, _ in pairs):
             both = [(base[key], one) for key, one in pairs.items() if key[0] == budget and key in base]
             proven = [(first, one) for first, one in both if first.better]

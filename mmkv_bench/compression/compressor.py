@@ -182,8 +182,8 @@ class Compressor:
             )
         if self.needs.replay:
             raise UnsupportedError(
-                f"method {self.name} feeds the context again behind itself, but the sliding or linear layers of "
-                f"{owner} have moved on; choose another method or another model"
+                f"method {self.name} appends the context a second time, but the sliding or linear layers of "
+                f"{owner} cannot return to their earlier state; choose another method or model"
             )
         if self.decoding is not None and self.decoding.moves_queries:
             raise UnsupportedError(

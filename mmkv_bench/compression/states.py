@@ -46,9 +46,8 @@ def check_layers(owner: str, config: Any) -> list[str]:
     other = sorted(set(kinds) - known)
     if other or FULL not in kinds:
         raise UnsupportedError(
-            f"{owner} has {', '.join(other or sorted(set(kinds)))} layers; allowed: {FULL} layers, which are "
-            f"compressed, and besides {SLIDING} and {LINEAR} layers, which are not; choose a model with such "
-            "layers"
+            f"{owner} has {', '.join(other or sorted(set(kinds)))} layers; allowed: {FULL} layers (at least one; "
+            f"compressed), {SLIDING} and {LINEAR} layers (not compressed); choose a model with only these"
         )
     return kinds
 

@@ -39,7 +39,7 @@ def text(plan: EfficiencyPlan, todo: Sequence[PassId]) -> str:
 
 
 def document(plan: EfficiencyPlan, todo: Sequence[PassId]) -> dict[str, Any]:
-    """Return the card's content as data."""
+    """Return the plan's summary as data."""
     return {
         "out": str(plan.out),
         "model": plan.model.name,

@@ -256,13 +256,13 @@ def measured(
     """Yield rows of the table samples (without dataset), one table per measure, one row per sample, in the order of the
     answers.
 
-    A measure that no row of a cell has is left out of the cell. If some rows have it, a failed or unmeasured sample has a row
-    without a value, and a sample for which the measure is meaningless has no row.
+    A cell in which no sample was measured gets no rows. Otherwise a failed or unmeasured sample gets a row without a value, and a
+    sample for which the measure is meaningless gets none.
 
     Args:
         answers: response rows with `COLUMNS`, of any cells.
         full: response rows of one cell of `full` per protocol, with which the others are compared.
-        protocols: every cell to its protocol.
+        protocols: the protocol by cell.
         baselines: cells that are `full`.
         before: stored rows of the cells (table samples). Measures that slim rows can no longer give are kept from these.
     """

@@ -90,7 +90,7 @@ def _recurrent(decoder: Decoder) -> int:
 
 def roofline_ms(nbytes: float, bandwidth: float, operations: float = 0.0, rate: float | None = None) -> float:
     """Return the least milliseconds of a step that reads `nbytes` at `bandwidth` (bytes/s). If `rate` (operations/s) is
-    known, the step computes `operations` at the same time."""
+    given, it computes `operations` at the same time."""
     return MS * max(nbytes / bandwidth, operations / rate if rate else 0.0)
 
 

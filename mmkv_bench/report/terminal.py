@@ -75,7 +75,7 @@ def cut(text: str) -> str:
 
 
 def marked(text: str, at: int | None) -> Text:
-    """Return a text, cut, with a mark before its `at`-th character, after which the style changes. at None: no mark."""
+    """Return the cut text, with a mark after `at` characters and another style from there. at None: no mark."""
     from rich.text import Text
 
     if at is None or at > LONGEST:

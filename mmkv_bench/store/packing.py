@@ -33,8 +33,7 @@ Name = TypeVar("Name", str, int)
 
 
 def blocks(names: Iterable[Name], counts: Mapping[Name, int], at_once: int) -> Iterator[list[Name]]:
-    """Yield `names` in order, in lists of as many as have at most `at_once` rows together by `counts`, or one name with more
-    rows."""
+    """Yield `names` in order, in lists of at most `at_once` rows together (by `counts`). A name with more rows is alone."""
     block: list[Name] = []
     waiting = 0
     for name in names:

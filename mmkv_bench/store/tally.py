@@ -66,8 +66,8 @@ class Tally:
 
     Attributes:
         counts: columns of `COUNTS`. Each sample of a cell is counted once.
-        sets: digest in `counts` to ids of samples.
-        running: cells with answers by living writers that are in no part yet.
+        sets: sample ids by digest (in `counts`).
+        running: cells whose living writers have answers that are not in a parquet part yet.
         writers: number of living writers.
     """
 

@@ -218,7 +218,7 @@ def frames(rows: ReadOnce) -> Rows:
 
 
 def cells_of(store: Store, names: Collection[str] | None = None) -> pd.DataFrame:
-    """Return the frame of `cells`. Configurations are long and equal within a run, so each is in memory once."""
+    """Return the frame of `cells`. Cells of a run share one configuration in memory, because it is long."""
     table = store.cells(names, coded=True)
     for number, field in enumerate(table.schema):
         if field.name != "config" and pa.types.is_dictionary(field.type):

@@ -248,7 +248,7 @@ def test_what_pictures_that_see_themselves_cannot_follow_is_refused():
     for rule, words in (("masked", "hides evicted tokens from a second prefill"), ("stream", "keep a window")):
         (row,) = common.together(model, NAME, prompt, [common.cell(parts.window(), 9, rule)])
         assert row.status == "error" and words in row.error
-    with pytest.raises(UnsupportedError, match="feeds the context again behind itself"):
+    with pytest.raises(UnsupportedError, match="appends the context a second time"):
         attach(model, registry["kvzip"], parts.budget(9))
     with pytest.raises(UnsupportedError, match="decode=eager"):
         Session(model, fixed=True)

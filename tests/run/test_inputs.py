@@ -165,7 +165,7 @@ def test_a_run_that_is_stopped_says_how_many_answers_are_in_doubt(task, model, t
 
     monkeypatch.setattr(Inputs, "committed", committed)
     stopped = go(tmp_path / "rows", *command(task, model))
-    assert stopped.code == 2 and "reading it; 1 samples that were" in stopped.err
+    assert stopped.code == 2 and "reading it; 1 samples" in stopped.err
     assert sorted(row["status"] for row in responses(tmp_path / "rows").values()) == ["error"] * 2 + ["ok"] * 4
 
 

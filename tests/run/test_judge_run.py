@@ -177,7 +177,7 @@ def test_the_scores_of_two_judges_are_never_mixed_in_one_metric(root, server):
     ("override", "said"),
     [
         ("judge.model=null", "judge.model=<id>"),
-        ("judge.url=nowhere", "judge.url=nowhere is no address"),
+        ("judge.url=nowhere", "judge.url=nowhere is not an address"),
         ("judge.url=http://me:secret@host/v1", "judge.key_env"),
         ("judge.retries=-1", "judge.retries=-1 is out of range"),
         ("judge.concurrency=0", "judge.concurrency=0 is out of range"),

@@ -59,7 +59,7 @@ def test_a_run_of_documents_prints_their_losses_and_one_question_made_again_has_
     assert (both["same"] == both["each"]).all(), "the known question again is compressed as anew"
     with contextlib.redirect_stderr(io.StringIO()) as refused:
         assert main(["tables", str(tmp_path / "whole"), "--questions", "--pairs"]) == 2
-    assert "leave out --pairs" in refused.getvalue()
+    assert "--questions does not work with --pairs" in refused.getvalue()
     for store in ("large", "large_protocols"):  # other protocols, and one question a document
         with pytest.raises(StoreError, match="no scores of several questions per document"):
             question_tables(Path(__file__).parents[2] / "results" / "tiny" / store)
@@ -162,7 +162,7 @@ def test_what_has_no_further_questions_is_refused_in_one_sentence(tmp_path):
         ),
         (
             ("dataset=pages_questions", "limit=4", "protocol=query_paraphrase"),
-            "scores by each question in other words, and pages_questions has no such field",
+            "scores by each question in other words, but pages_questions has no such field",
         ),
     ):
         outcome = go(tmp_path, *words)

@@ -91,7 +91,7 @@ def test_tasks_are_groups_of_columns_of_one_table(root: Path, capsys) -> None:
     written = printed(capsys, root, "--join", "--budgets", "64", "--format", "latex", "--notes", "none")
     assert r" & \multicolumn{1}{c}{lookup} & \multicolumn{1}{c}{walk3} \\" in written
     assert r"\cmidrule(lr){2-2}\cmidrule(lr){3-3}" in written and written.count("tabular}") == 2
-    assert "--join print two things" in refusal(capsys, root, "--join", "--ranks")
+    assert "--join print different tables" in refusal(capsys, root, "--join", "--ranks")
     assert "--join prints only scores" in refusal(capsys, root, "--join", "--pairs")
 
 

@@ -26,8 +26,8 @@ def calibrate(given: argparse.Namespace) -> int:
     given = with_defaults(given)
     if given.overrides and given.method == "sparsemm":
         raise ConfigError(
-            "sparsemm must know the position of each character of an answer, which only pages give, not "
-            f"datasets; leave {given.overrides[0]} out, or --import the head scores that its authors released"
+            "sparsemm needs the position of each answer character, which only generated pages have; leave "
+            f"{given.overrides[0]} out, or import its authors' head scores with --import"
         )
     questions = None
     if given.overrides:
