@@ -68,7 +68,8 @@ class Workload:
         weight_reads: number of times that decoding reads the weights; entry_reads: number of entries that it reads. None if
             answers have no known length.
         streams: (cap, or None without a limit; number of prompts) of the prompts that are read as streams. chunk: tokens of a
-            stream's chunk. places: number of places at which a stream is asked, each with a copy of the stream's cache.
+            stream's chunk. ask_at: shares of a stream after which it is asked, ascending; all but the last hold a copy of its
+            cache, and what follows the last is never read.
         batch: sequences decoded together. together: their prompts are prefilled in one pass, not one by one.
         state_reads: number of times that the states of uncompressed layers are read, once per cell and step.
     """
@@ -86,7 +87,7 @@ class Workload:
     fed: Mapping[tuple[int, int], int] = field(default_factory=dict)
     streams: Sequence[tuple[int | None, int]] = ()
     chunk: int = 0
-    places: int = 1
+    ask_at: Sequence[float] = (1.0,)
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,8 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
     entries = 0.0
     for cell in part.cells:
         grown = earlier * turn if cell in made.turns and cell.budget is None else 0.0
-        entries += kept_entries(cell, length.tokens) + grown + (new or 0) / 2
+        read = math.ceil(length.tokens * (cell.stream.ask_at if protocol(cell.protocol).streams else 1.0))
+        entries += min(kept_entries(cell, length.tokens), read) + grown + (new or 0) / 2
     alone = sum(protocol(cell.protocol).apart for cell in part.cells)
     steps = None if new is None else samples * int(new)
     streaming = [cell for cell in part.cells if protocol(cell.protocol).streams]
@@ -229,7 +231,7 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
         fed=_fed(made, length, turn),
         streams=list(made.streams.items()),
         chunk=_chunk(streaming[0], length, plan.family) if streaming else 0,
-        places=len({cell.stream.ask_at for cell in part.cells}),
+        ask_at=sorted({cell.stream.ask_at for cell in streaming}) or (1.0,),
     )
 
 
@@ -288,7 +290,8 @@ def _dataset(work: Workload, model: ModelBytes, given: Assumptions) -> DatasetFo
         )
         operations += sum(count * roofline.fed_operations(model.decoder, *piece) for piece, count in work.fed.items())
         for cap, count in work.streams:
-            operations += count * roofline.prefill_operations(model.decoder, work.length.tokens, cap, work.chunk)
+            tokens = math.ceil(work.ask_at[-1] * work.length.tokens)
+            operations += count * roofline.prefill_operations(model.decoder, tokens, cap, work.chunk)
         prefill = operations / given.rate / HOUR
     if given.bandwidth is not None and work.weight_reads is not None and work.entry_reads is not None:
         read = work.weight_reads * model.step_weights + work.entry_reads * model.kv_per_token
@@ -354,11 +357,11 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
 
 def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
     """Bytes beside the weights while a stream is read: every layer has room for what is kept and a chunk, one is held twice while
-    it is cut back, and one MLP works on a chunk. An unlimited cache is never cut back."""
+    it is cut back, and one MLP works on a chunk. Earlier questions wait with a copy. An unlimited cache is never cut back."""
     capped = kept < work.length.tokens
-    slots = kept + work.chunk * capped
+    *copies, slots = (min(kept, math.ceil(share * work.length.tokens)) + work.chunk * capped for share in work.ask_at)
     layers = model.decoder.compressed + capped
-    held = slots * layers / model.decoder.compressed + (work.places - 1) * slots
+    held = slots * layers / model.decoder.compressed + sum(copies)
     working = work.chunk * (_ALIVE * model.decoder.intermediate + 2 * model.decoder.hidden) * model.itemsize
     return held * model.kv_per_token + working
 
@@ -394,7 +397,9 @@ def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
     names = dict.fromkeys(
         work.dataset
         for work in workloads
-        if work.streams and work.chunk == work.length.tokens and work.cells[0].stream.every is not None
+        if work.streams
+        and work.chunk == work.length.tokens
+        and all(cell.stream.every is not None for cell in work.cells)
     )
     if not names:
         return []
