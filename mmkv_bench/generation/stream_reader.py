@@ -162,11 +162,11 @@ class Reader:
             return prompt, None
         read = 0 if every is None else read // every * every
         if read == 0:
-            first = "it reads all at once" if every is None else f"whose first chunk is {every} of {total}"
+            first = f"all {total}" if every is None else f"{every} of {total}"
             unit = "tokens" if places is None else "frames" if self.patch == 1 else "pairs of frames"
             raise ConfigError(
-                f"stream.ask_at={share:g} is before the first chunk of {prompt.identity} has ended, {first} {unit}; give a "
-                "larger share, or a smaller stream.every"
+                f"stream.ask_at={share:g} is before the end of the first chunk of {prompt.identity}, which has {first} {unit}; "
+                "give a larger share, or a smaller stream.every"
             )
         if places is None:
             return replace(_without(prompt, read, context), context_tokens=read), read
