@@ -163,8 +163,9 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], set[str]]] = {
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
     budget = row["budget_entries"] if row["budget_entries"] is not None else row["budget_fraction"]
-    place = (row["dataset"], row["model"], row["protocol"], row["base"] != BASELINE, row["method"])
-    return *place, row["budget_fraction"] is not None, float(budget or 0), row["seed"] or 0, row["reading"] or "", asked_at(row)
+    place: tuple[Any, ...] = (row["dataset"], row["model"], row["protocol"], row["base"] != BASELINE, row["method"])
+    place += (row["budget_fraction"] is not None, float(budget or 0), row["seed"] or 0, row["reading"] or "")
+    return *place, asked_at(row)
 
 
 MOST = 200
