@@ -200,7 +200,7 @@ results-real-sinks: $(STAMP)
 # Times and bytes of the same weights. Its rows keep their times, so that they are not slim.
 results-real-efficiency: $(STAMP)
 	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
-	$(BIN)/python -m mmkv_bench experiment=efficiency_real
+	$(BIN)/python -m mmkv_bench experiment=real_efficiency
 	$(BIN)/python -m mmkv_bench tables results/real_efficiency --metric tpot_s,ttft_s,peak,bytes > results/real_efficiency/tables.md
 	$(BIN)/python -m mmkv_bench pack results/real_efficiency
 

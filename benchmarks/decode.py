@@ -146,7 +146,7 @@ def attention_alone(model: nn.Module, cache: Any, rows: int, name: str) -> Calla
     import torch
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    from mmkv_bench.compression.attention import LAYER
+    from mmkv_bench.compression.attention_backend import LAYER
 
     query, key, value = torch.rand(rows, 16, 1, 128), torch.rand(rows, 2, 1, 128), torch.rand(rows, 2, 1, 128)
     function, ours = ALL_ATTENTION_FUNCTIONS[name], name.startswith("mmkv")

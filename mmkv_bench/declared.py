@@ -1,4 +1,4 @@
-"""Loader of YAML: of the files that modules keep beside them (texts, columns, the command line), and of configuration."""
+"""Loader of YAML files: texts, columns and the command line, which stand beside modules, and configuration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def read_yaml(text: str | bytes) -> Any:
-    """Return the content of a YAML document, read by the C parser if it was built, because every command waits for this."""
+    """Parse a YAML document. The C parser is used if it was built, because every command waits for this."""
     import yaml
 
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text).get_single_data()

@@ -93,10 +93,10 @@ class Protocol(ABC):
         return self.streams or self.converses
 
     def serves_all_questions(self, reads_answer: bool) -> bool:
-        """A document with several questions is compressed once, whichever of them is asked.
+        """Tell whether a document with several questions is compressed once for all of them.
 
         Args:
-            reads_answer: the method's scores know the answer of the full cache.
+            reads_answer: whether the method's scores use the full cache's answer.
         """
         return not self.apart and (self.needs_questions or (self.knows == "none" and not reads_answer))
 
@@ -191,7 +191,7 @@ class StreamSettings:
 
     Attributes:
         every: frames per chunk (tokens, for a text); None: everything in one chunk.
-        ask_at: share of the stream after which the question is asked, in whole chunks; the rest is never read.
+        ask_at: share of the stream after which the question is asked, in whole chunks; the rest is not read.
         positions: positions of entries that stay: `kept`, or `compact` (consecutive, up to the newest token's).
     """
 

@@ -146,12 +146,14 @@ def _position(request: PlotRequest) -> tuple[Figure, list[str]]:
 
 def _questions(request: PlotRequest) -> tuple[Figure, list[str]]:
     from mmkv_bench.tables.question_figure import question_figure
-    from mmkv_bench.tables.questions import by_place, tables_with_scores
+    from mmkv_bench.tables.question_losses import by_place, tables_with_scores
 
     made = tables_with_scores(request.rows, request.dataset, [request.metric] if request.metric else None)
     if len(made) > 1:
         names = "; ".join(table.title.partition(":")[0] for table, _ in made)
-        raise ConfigError(f"plot questions draws one table, and the rows hold {names}: name --dataset or --metric")
+        raise ConfigError(
+            f"plot questions draws one table, but the rows have several ({names}); give --dataset or --metric"
+        )
     return question_figure(by_place(made[0][1]), request.methods, _numbers(request)), []
 
 

@@ -87,7 +87,7 @@ def deployment_of(
 
 
 def _option(cell: Cell, one: DatasetForecast, peak: CellPeaks | None) -> Option:
-    """Return the option of a cell at a forecast's length and batch. peak: of a dry run; its bytes replace the forecast's."""
+    """Return the option of a cell at a forecast's length and batch. peak: of a dry run; replaces the forecast's bytes."""
     line = next(
         (line for line in one.lines if line.label == str(cell.budget or "full") and cell.method in line.methods), None
     )

@@ -74,7 +74,7 @@ class SlurmJob:
     A stop signal ends it between two samples and queues it again. It then continues at the first missing sample.
 
     Attributes:
-        overrides: of the run.
+        overrides: the run's overrides of the configuration.
         devices: number of requested GPUs, one process each; 1 means one process.
     """
 

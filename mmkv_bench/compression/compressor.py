@@ -157,15 +157,16 @@ class Compressor:
             )
 
     def check_beside_states(self, owner: str, rule: Protocol, read: bool = False) -> None:
-        """Raise UnsupportedError where layers with a window or a recurrent state cannot follow the method or the protocol.
+        """Raise UnsupportedError if layers that are not compressed cannot follow the method or the protocol.
 
         Args:
-            owner: model or family, for people. read: later layers read the keys of compressed ones.
+            owner: name of the model or family, for messages.
+            read: whether later layers read the keys of compressed layers.
         """
         if read and self.decoding is not None:
             raise UnsupportedError(
-                f"method {self.name} changes entries while it decodes, and later layers of {owner} read the same entries in the "
-                "same step; choose a method that compresses the prompt alone"
+                f"method {self.name} changes entries during decoding, but later layers of {owner} read these entries in the "
+                "same step; choose a method that compresses only the prompt"
             )
         if rule.prefills_again:
             raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""What allocators and decode policies are told about a prompt and about the other parts of the method."""
+"""The facts about a prompt and a method's other parts that allocators and decode policies receive."""
 
 from __future__ import annotations
 

@@ -158,8 +158,8 @@ class FixedLayer(CompressedLayer):
     def _check_room(self, new: int) -> None:
         if self.stored + new > self.capacity:
             raise UnsupportedError(
-                f"the answer needs more than the {self.capacity} entries per head reserved for a compiled decode "
-                f"step ({self.stored} are in use); ask for room for more new tokens, or decode eagerly"
+                f"the answer needs more than the {self.capacity} entries per head reserved for compiled decoding "
+                f"({self.stored} are in use); reserve more new tokens, or decode eagerly"
             )
 
     def get_seq_length(self) -> int:
@@ -201,7 +201,7 @@ class FixedLayer(CompressedLayer):
         if self._first is not None:
             used = used - self._first.flatten().int()
         keys, values = (storage.flatten(0, 2) for storage in (self._key_storage, self._value_storage))
-        assert self._starts is not None, "whoever asks has looked"
+        assert self._starts is not None, "the caller checks `back_to_back`"
         return Sequences(keys, values, self._starts, used.contiguous(), slots, (rows, heads))
 
     def shown(self, new: int) -> Tensor:

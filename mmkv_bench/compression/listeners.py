@@ -151,8 +151,8 @@ class PrefillListener:
             self.scores.pop(layer, None)
 
     def _select(self, prompt: PromptBatch, layers: list[int]) -> tuple[dict[int, list[Tensor]], bool]:
-        """Return layer -> per row the slots that stay, int64 `[Hkv, m]` on the CPU, and whether all slots of all rows
-        stay."""
+        """Map each layer to the slots that stay in each row, int64 `[Hkv, m]` on the CPU. Also return whether all slots of
+        all rows stay."""
         chosen: dict[int, list[Tensor]] = {layer: [] for layer in layers}
         complete = []
         for row, pad in enumerate(prompt.pads):

@@ -72,7 +72,7 @@ class Chunk:
 
     query: [Hq,n,D], rotated. key, value: [Hkv,S,D], rotated, ALL tokens so far. hidden: [n,E], the attention module's
     input (after the input norm). cos, sin: [n,D] of this chunk, mrope already recomposed. reach: int64 [n] on the CPU, the last
-    of the S tokens that each one attends to; None: itself.
+    of the S tokens that each token attends to; None: every token attends up to itself.
     """
 
     query: Tensor
@@ -106,7 +106,7 @@ class Observation:
 
     Attributes:
         frames: see ``so_far``; None outside of a stream.
-        reach: int64 ``[T]`` on the CPU, the last token that each token attends to; None: itself, in all of them.
+        reach: int64 ``[T]`` on the CPU, the last token that each token attends to; None: every token attends up to itself.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class Observation:
         return tail[:, -w:].clone() if w < tail.shape[1] else tail
 
     def tail_reach(self, w: int) -> Tensor | None:
-        """``reach`` of the rows of ``tail(w)``, int64 ``[min(w,T)]``; None: they are causal."""
+        """Return ``reach`` of the rows of ``tail(w)``, int64 ``[min(w,T)]``; None: the rows are causal."""
         return None if self.reach is None else self.reach[-w:]
 
     @property
@@ -298,14 +298,16 @@ class Observation:
         return self._whole("cos", 0), self._whole("sin", 0)
 
     def window_mass(self, w: int) -> Tensor:
-        """``[Hkv,T]`` float32: mean over the last w queries and the g query heads of their softmax over the keys that they
-        see. Memoised."""
+        """Return the attention of the last w queries to every key, ``[Hkv,T]`` float32: the mean over these queries and the
+        g query heads. Memoised."""
         tail, reach = self.tail(w), self.tail_reach(w)
 
         def mass() -> Tensor:
             return window_mass(tail, self.key, self.scaling, self.sinks, reach)
 
-        return self.shared(("window_mass", w), mass).clone()  # a scorer that writes to it moves no other method
+        return self.shared(
+            ("window_mass", w), mass
+        ).clone()  # a copy: a scorer that writes to it changes no other method
 
     def last_attention(self) -> Tensor:
         """Return the attention of the prompt's last query, mean over the g query heads: ``[Hkv,T]`` float32."""
@@ -440,8 +442,9 @@ class PromptBatch:
         observations: layer -> one `Observation` per row, dropped as soon as the layer is done.
         received: the text model's arguments, if a scorer needs a replay.
         turn: number of a conversation's turn that is fed behind stored entries; 0 for a prompt.
-        reach: of the newest chunk's tokens, see `reach.reach_of`; two_way: some token of the prompt sees later ones.
-        rotations: cos and sin of places behind each row, which are the same in every layer, while it is prefilled.
+        reach: last token that each token of the newest chunk sees, see `reach.reach_of`.
+        two_way: whether some token of the prompt sees later tokens.
+        rotations: cos and sin of positions behind each row; all layers of one chunk share them.
     """
 
     total: int

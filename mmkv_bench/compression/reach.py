@@ -1,7 +1,8 @@
-"""How far the tokens of a prompt see: to themselves, or in models that read a picture in both directions to its end.
+"""The last token that each token of a prompt attends to: itself, or the last token of its picture.
 
-A model's own mask says which of the two it is. Gemma 3 lets a picture's tokens see each other in all of its layers, Gemma 4 in
-sliding layers only, which are not compressed. Every row then sees a prefix of the prompt, so that one number per row says all.
+The model's attention mask decides which. The tokens of a picture attend to each other in all layers of Gemma 3, but only
+in the sliding layers of Gemma 4, which are not compressed. Either way a row sees a prefix of the prompt, so one number
+per row is enough.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mmkv_bench.errors import UnsupportedError
 
 
 def picture_ends(types: Tensor) -> Tensor:
-    """Return the last token of the run of visual tokens that each token stands in, of text the token itself, int64 `[B, n]`.
+    """Return the last token of each visual token's run of visual tokens, and the token itself for text, int64 `[B, n]`.
 
     Args:
         types: int `[B, n]`, 0 text, above 0 visual.
@@ -27,28 +28,29 @@ def picture_ends(types: Tensor) -> Tensor:
 
 
 def check_start(types: Tensor | None, start: int) -> None:
-    """Refuse a chunk of a prompt that begins inside a picture whose tokens see each other. Raises UnsupportedError.
+    """Raise UnsupportedError if a chunk of a prompt begins inside a picture, whose tokens attend to each other.
 
     Args:
-        types: as of `picture_ends`, of all tokens so far; None: unknown. start: tokens before the chunk.
+        types: types of all tokens so far, as in `picture_ends`; None: unknown. start: number of tokens before the chunk.
     """
     if types is not None and start and bool((types[:, start - 1 : start + 1] > 0).all(1).any()):
         raise UnsupportedError(
-            "a chunk of the prompt begins inside a picture, whose tokens attend to each other in both directions; feed a picture "
-            "in one chunk"
+            "a chunk of the prompt begins inside a picture, but the picture's tokens attend to each other in both "
+            "directions; feed each picture in one chunk"
         )
 
 
 def reach_of(mask: object, types: Tensor | None, pads: Sequence[int]) -> Tensor | None:
-    """Return the last of all S tokens so far that each of the n newest sees, int64 `[B, n]` on the CPU; None: itself.
+    """Return the last token that each of the n newest tokens sees, int64 `[B, n]` on the CPU; None: every token itself.
 
     Args:
-        mask: of the text model's forward, `[B|1, 1, n, S]`, bool or added to scores, or several by kind of layer, of which that
-            of full attention counts; None and masks of padding alone are causal.
-        types: int `[B, S or more]`, 0 text, above 0 visual; None: unknown. pads: left padding of each row.
+        mask: the text model's attention mask, `[B|1, 1, n, S]` for S tokens so far, bool or added to scores; or a mapping
+            from kinds of layers to masks, of which the mask of full attention is used. Causal: None, or only padding.
+        types: int `[B, S or more]`, 0 text, above 0 visual; None: unknown.
+        pads: left padding of each row.
 
     Raises:
-        UnsupportedError: a query sees later tokens other than those of its own picture, as in PaliGemma's prompts.
+        UnsupportedError: a token sees later tokens outside its picture, as in PaliGemma's prompts.
     """
     mask = mask.get(FULL) if isinstance(mask, dict) else mask
     if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[-2] < 2:
@@ -64,8 +66,7 @@ def reach_of(mask: object, types: Tensor | None, pads: Sequence[int]) -> Tensor 
     wanted = (slots <= ends[:, :, None]) & (slots >= padding)
     if not bool(((visible == wanted) | (slots[start:, None] < padding)).all()):
         raise UnsupportedError(
-            "this model's prompt tokens attend to later ones (a bidirectional mask), and scores are computed from causal "
-            "attention; only models with a causal prompt, or one whose pictures alone see themselves to their ends, can be "
-            "compressed"
+            "this model's prompt tokens attend to later tokens (a bidirectional mask), but scores are computed from causal "
+            "attention; allowed: a causal mask, or one that is bidirectional only inside a picture; choose another model"
         )
     return ends.cpu()

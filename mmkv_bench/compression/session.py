@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression import flash, states
-from mmkv_bench.compression.attention import LAYER, READS, SESSIONS, Attention, register, sinks_of
+from mmkv_bench.compression.attention_backend import LAYER, READS, SESSIONS, Attention, register, sinks_of
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer
 from mmkv_bench.compression.compressor import Compressor
@@ -220,7 +220,7 @@ class Session:
         elif self.prompt is not None and not self.prompt.complete and cache is self.prompt.cache:
             self._add_types(self._new_tokens(args, kwargs))
             self._add_reach(kwargs)
-            self.prompt.rotations.clear()  # of places behind an earlier chunk
+            self.prompt.rotations.clear()  # they belong to the previous chunk
         if isinstance(cache, CompressedCache) and cache.query_positions is not None:
             kwargs = dict(kwargs, position_ids=cache.query_positions(cache, kwargs["position_ids"]))
         self.position_ids = kwargs.get("position_ids")
@@ -330,7 +330,7 @@ class Session:
         prompt.token_types = types if prompt.token_types is None else torch.cat([prompt.token_types, types], 1)
 
     def _add_reach(self, kwargs: Kwargs) -> None:
-        """Note how far tokens of the newest chunk see, from the mask that the model made."""
+        """Set the reach of the newest chunk's tokens, from the model's attention mask."""
         prompt = self.prompt
         assert prompt is not None, "it is being prefilled"
         prompt.reach = reach_of(kwargs.get("attention_mask"), prompt.token_types, prompt.pads)

@@ -24,7 +24,7 @@ from mmkv_bench.errors import UnsupportedError
 FULL = "full_attention"
 SLIDING, LINEAR = "sliding_attention", "linear_attention"
 READER = "dummy"
-"""A layer that stores nothing: it reads the keys and values of an earlier one of its kind (Gemma 4)."""
+"""Kind of a layer that stores nothing: it reads the keys and values of an earlier layer (Gemma 4)."""
 _STATES = ("conv_states", "recurrent_states")
 _PER_STATE = (
     *_STATES,
@@ -54,7 +54,7 @@ def check_layers(owner: str, config: Any) -> list[str]:
 
 
 def readers(config: Any) -> dict[int, int]:
-    """Return for each full layer that stores nothing the layer whose keys and values it reads."""
+    """Map each full-attention layer that stores nothing to the layer whose keys and values it reads."""
     kinds, own = get_layer_types_and_kwargs(config)[0], list(getattr(config, "layer_types", None) or [])
     full = [i for i, kind in enumerate(kinds) if kind == READER and own[i] == FULL]
     return {i: max(j for j, kind in enumerate(kinds) if kind == FULL) for i in full}

@@ -28,7 +28,7 @@ class StreamLayer(CompressedLayer):
     """
 
     def copied(self) -> Self:
-        """Return a layer with copies of the entries: what is appended to the one is not in the other."""
+        """Return an independent copy of the layer."""
         made = copy.copy(self)
         made._key_storage, made._value_storage = self._key_storage.clone(), self._value_storage.clone()
         if self._position_storage is not None:

@@ -267,7 +267,7 @@ def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
         raise ConfigError(_one_sentence(error)) from error
     with open_dict(made):
         for name in [name for name, node in made.methods.items() if "base" not in node]:
-            del made.methods[name]  # an experiment's parameters of a method that the run does not choose
+            del made.methods[name]  # parameters that an experiment sets for a method that is not chosen
     return made
 
 

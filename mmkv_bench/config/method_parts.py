@@ -50,7 +50,7 @@ def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the whole node of a method: parameters with values, parts with classes, `released`, `later`, `about`.
 
     Args:
-        name: of the method, used as `base` if the file has none.
+        name: the method's name, used as `base` if the file has none.
         document: the file's content as plain data.
 
     Raises:

@@ -154,7 +154,7 @@ class Stream:
     )
     ask_at: tuple[float, ...] = _key(
         (1.0,),
-        "share of the stream after which questions come, in whole chunks; a value or a list, for which it is read once",
+        "share of the stream after which questions are asked, in whole chunks; a value, or a list (the stream is read once)",
         "numbers > 0, at most 1",
     )
     positions: str = _key(
@@ -165,7 +165,7 @@ class Stream:
 
     @property
     def settings(self) -> tuple[StreamSettings, ...]:
-        """One for each place at which it is asked."""
+        """Return the settings for each value of `ask_at`."""
         return tuple(StreamSettings(self.every, float(share), self.positions) for share in dict.fromkeys(self.ask_at))
 
 
@@ -220,7 +220,7 @@ class AnswerConfig:
     Attributes:
         shares_prefill: whether all cells answer from one prefill.
         keeps_indices: whether rows say which entries stay, and not only how many.
-        stream: settings of protocols that stream, one per place at which a stream is asked.
+        stream: settings of protocols that stream, one per value of `ask_at`.
     """
 
     model: Model

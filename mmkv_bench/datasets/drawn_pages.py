@@ -1,6 +1,6 @@
-"""Samples that are drawn, drawn again for whoever looks at their rows: each kind of them offers it by the form of its sample ids.
+"""Samples of drawn datasets, drawn again for the readers of stored rows. The pattern of a sample id gives the function.
 
-A further data set of drawn samples is one more entry of `DRAWERS`.
+To add a dataset of drawn samples, add an entry to `DRAWERS`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class DrawnSample:
     """A sample as it is drawn now.
 
     Attributes:
-        images: of its prompt; none where it is another one than was answered.
-        question, answer: of the sample; None where those of the stored prompt hold.
+        images: images of the sample's prompt; empty if the prompt is not the one that was answered.
+        question, answer: the sample's question and answer; None: use the question and answer of the stored prompt.
     """
 
     images: list[Image.Image]
@@ -32,7 +32,7 @@ class DrawnSample:
 
 @dataclass(frozen=True)
 class AnsweredPrompt:
-    """What is known of the prompt that was answered; question and reference are None where the rows hold no prompt."""
+    """The stored facts of the prompt that was answered; question and reference are None if no prompt is stored."""
 
     prompt_hash: str
     question: str | None = None
@@ -40,11 +40,11 @@ class AnsweredPrompt:
 
 
 Drawer = Callable[["re.Match[str]", AnsweredPrompt], DrawnSample | None]
-"""Matched sample id and answered prompt -> the sample; None where nothing is drawn for them."""
+"""Function from a matched sample id and the answered prompt to the sample, or None if it cannot be drawn."""
 
 
 def drawn(sample_id: str, answered: AnsweredPrompt) -> DrawnSample | None:
-    """Draw a sample again; None for a sample that nothing here draws."""
+    """Draw a sample again; return None if the sample id belongs to no drawn dataset."""
     for pattern, drawer in DRAWERS.items():
         if match := re.fullmatch(pattern, sample_id):
             return drawer(match, answered)
@@ -52,7 +52,7 @@ def drawn(sample_id: str, answered: AnsweredPrompt) -> DrawnSample | None:
 
 
 def _page(page: re.Match[str], answered: AnsweredPrompt) -> DrawnSample | None:
-    """Draw a page of the embedded model; the hash of its prompt says whether it is the one that was answered."""
+    """Draw a page of the embedded model; without images if the prompt's hash differs from the answered one."""
     from mmkv_bench.datasets.page_data import to_row
     from mmkv_bench.tiny.pages import make_sample
 
@@ -66,7 +66,7 @@ def _page(page: re.Match[str], answered: AnsweredPrompt) -> DrawnSample | None:
 
 
 def _reader_page(page: re.Match[str], answered: AnsweredPrompt) -> DrawnSample | None:
-    """Draw pages or frames of the reader, of the split that asks this question and has this answer."""
+    """Draw pages or frames of the reader model, from the split whose question and answer are the stored ones."""
     from PIL import Image
 
     from mmkv_bench.reader.trials import pictures, trial
@@ -83,4 +83,4 @@ DRAWERS: dict[str, Drawer] = {
     r"(?P<task>[a-z0-9_]+)-(?P<size>small|large)-(?P<split>test|dev|train|test_typeface)-(?P<index>\d{6})": _page,
     r"reader_(?P<task>value|row|second|change)-(?P<number>\d{6})": _reader_page,
 }
-"""Form of the sample ids -> what draws such a sample."""
+"""Pattern of sample ids -> function that draws such a sample."""

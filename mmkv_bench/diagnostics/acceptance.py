@@ -20,7 +20,7 @@ from mmkv_bench.datasets.sources import preflight
 from mmkv_bench.diagnostics.bundle import tables_text
 from mmkv_bench.diagnostics.receipt import receipts_of
 from mmkv_bench.diagnostics.replanned_cells import Row, reason_of_other
-from mmkv_bench.diagnostics.verify import DIFFERENT, draw, make_again
+from mmkv_bench.diagnostics.reproduction import DIFFERENT, draw, make_again
 from mmkv_bench.errors import MMKVError, StoreError
 from mmkv_bench.evaluation.environment import go_offline
 from mmkv_bench.models.source import Source

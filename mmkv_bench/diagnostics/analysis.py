@@ -81,7 +81,7 @@ def methods_of(
         chosen: methods of a run.
         budgets: budgets of the run.
         model, fingerprint: name and fingerprint of the run's model, to find its calibrations.
-        cost: bytes of its state, for budgets in bytes.
+        cost: bytes of the model's state, for budgets in bytes.
 
     Raises:
         ConfigError: a method cannot be built, or reads the answer beforehand.
@@ -119,7 +119,7 @@ def diagnose(
         name: one of `quantities.QUANTITIES`.
         model: the `model` node of a run.
         tokens: limit of the full cache's answer, for analyses of answers.
-        methods: function of the model's fingerprint and the cost of its state that returns the methods to compare.
+        methods: function from the model's fingerprint and the cost of its state to the methods to compare.
 
     Raises:
         MMKVError: model or data are not available, or the model cannot read a prompt.

@@ -300,8 +300,8 @@ def vision(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     yield Value("vision", float(mass.sum(1).mean()), "answer's attention")
     top = mass.topk(math.ceil(len(visual) / 10), dim=1).values.sum(1)
     yield Value("vision", float((top / mass.sum(1).clamp_min(1e-30)).mean()), "on a tenth of them")
-    seen_by = obs.key.shape[1] - visual  # queries of the token itself and behind it
-    if obs.reach is not None:  # and of its picture's before it
+    seen_by = obs.key.shape[1] - visual  # number of queries that see each visual token
+    if obs.reach is not None:  # earlier queries of the same picture see it too
         seen_by = obs.key.shape[1] - torch.searchsorted(obs.reach.to(obs.device), visual)
     gathered = obs.column_sums.double().sum(0)[visual] / seen_by
     yield Value("vision", float((gathered >= VISUAL_SINK * gathered.median()).double().mean()), "visual sinks")

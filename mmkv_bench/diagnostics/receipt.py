@@ -18,7 +18,7 @@ from typing import Any
 
 from mmkv_bench import __version__
 from mmkv_bench.diagnostics.replanned_cells import VERSIONS
-from mmkv_bench.diagnostics.verify import COMPARED, DIFFERENT, EQUAL, INTERRUPTED, SCORES, StoredAnswer
+from mmkv_bench.diagnostics.reproduction import COMPARED, DIFFERENT, EQUAL, INTERRUPTED, SCORES, StoredAnswer
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.tally import tally

@@ -72,7 +72,7 @@ class EfficiencyPlan(Plan):
 
     Attributes:
         cells: `full` first under each protocol.
-        lengths: of the prompts.
+        lengths: lengths of the prompts [tokens].
         batches: the requested numbers of sequences.
         searches: whether the largest batch is searched too.
         memory_limit: limit of passes that count memory [bytes].
@@ -317,7 +317,7 @@ def _refuse_policy(cell: Cell, way: str) -> None:
 
 
 def _refuse_method(cell: Cell) -> None:
-    """Refuse a method whose times would belong to something else."""
+    """Refuse a method that has no latency of its own, or whose parts need visual tokens if the prompts have none."""
     made = cell.compressor
     if made.needs.answer:
         raise UnsupportedError(

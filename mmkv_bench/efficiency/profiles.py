@@ -31,14 +31,14 @@ _SAME = ("base", "reading", "protocol", "budget_kind", "budget_entries", "budget
 
 @dataclass(frozen=True)
 class Profile:
-    """The division of one row.
+    """The division of the budget among layers and KV heads in one row.
 
     Attributes:
         kept: entries `[layers][KV heads]`.
-        entries: C of that prompt.
-        tokens: length of that prompt.
+        entries: C of the row's prompt.
+        tokens: length of this prompt.
         cell, sample: cell and sample of the row.
-        model, dataset: of that cell.
+        model, dataset: model and dataset of the cell.
     """
 
     kept: tuple[tuple[int, ...], ...]
@@ -51,7 +51,7 @@ class Profile:
 
     @property
     def digest(self) -> str:
-        """Return a digest of the division, independent of the store."""
+        """Return a digest of the division. It does not depend on where the row is stored."""
         return checksum(canonical_json([self.cell, self.sample, self.entries, self.kept]).encode())
 
     def __str__(self) -> str:
@@ -104,13 +104,13 @@ def _profile(cell: Cell, folder: str, family: ModelFacts) -> Profile:
     columns = ("cell", "sample_id", "status", "kept", "budget_entries", "context_tokens")
     rows = _evicted(store.responses(alike, columns), shape)
     if not rows.num_rows:
-        there = "no rows of it"
+        there = "no such rows"
         if alike:
             heads = f"{shape[0]} layers of {shape[1]} KV heads"
-            there = f"rows of {len(alike)} such cells, none of a prompt longer than its budget with {heads}"
+            there = f"{len(alike)} such cells, but no row with {heads} and a prompt longer than the budget"
         raise ConfigError(
-            f"profiles={folder} has {there}; rows of {cell.label} with the same parameters on real weights are "
-            "needed; make them with scenario=quality, or leave the method out"
+            f"profiles={folder} needs rows of {cell.label} with the same parameters on real weights, but has {there}; "
+            "make such rows with scenario=quality, or leave the method out"
         )
     return _median(rows, alike, shape)
 

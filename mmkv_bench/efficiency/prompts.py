@@ -122,7 +122,7 @@ def visual_prompt(
 
     Args:
         kind: `image` or `video`.
-        frames, video_max_pixels: of the model's settings.
+        frames, video_max_pixels: the settings of the run's `model`.
         number: index of the sequence in its batch, from 0. Sequences have pictures of equal sizes and different text.
 
     Raises:

@@ -70,8 +70,8 @@ _UNIT = ("cell", "prompt_tokens", "batch", "repeat", "batch_prefill")
 
 
 def stored_outcomes(rows: pa.Table, memory_limit: int | None = None, retry: Sequence[str] = ()) -> dict[PassId, str]:
-    """Map each pass with rows to its outcome. Passes to repeat are left out: `retry` names their status, or another limit
-    applied."""
+    """Map each pass with rows to its outcome. Passes to repeat are left out: passes with a status in `retry`, and memory
+    passes under another limit than `memory_limit`."""
     outcomes: dict[PassId, str] = {}
     names = (*_UNIT, "phase", "status", "memory_limit", "peak_allocated", "copied")
     for *unit, phase, status, limit, peak, copied in zip(*(rows[name].to_pylist() for name in names), strict=True):

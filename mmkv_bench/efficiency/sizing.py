@@ -38,9 +38,9 @@ class Rules:
     """A family's rules with the settings of one processor.
 
     Attributes:
-        settings: in the form for `families.registry`.
-        limits: of the run.
-        frames: of a video, if the run sets it.
+        settings: settings of the processor, in the form that `families.registry` reads.
+        limits: the run's limits of a picture's area.
+        frames: number of a video's frames; None if the run does not set it.
     """
 
     model_type: str

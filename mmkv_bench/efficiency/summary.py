@@ -35,18 +35,19 @@ _ALIKE = 0.05  # maximum relative difference of medians for two steps to count a
 def summary_lines(
     rows: pa.Table, baselines: Mapping[str, str], limits: Roofline | None, memory_limit: int | None = None
 ) -> pd.DataFrame:
-    """Return the lines, sorted by length, batch and cell. Unknown columns are null.
+    """Return a table with one line per cell, prompt length, batch and kind of prefill, sorted by length, batch and cell.
 
     Args:
-        rows: of the table `timings`.
-        baselines: cell to the cell of `full` for its ratios.
-        limits: of model and device. If None (unknown), MBU, MFU, rooflines and `speed_up_allowed` are null.
+        rows: rows of the table `timings`.
+        baselines: cell -> the cell of `full` that its ratios divide by.
+        limits: roofline of the model on the device. If None (unknown), MBU, MFU, rooflines and `speed_up_allowed` are null.
         memory_limit: passes that counted memory under another limit are left out.
 
     Returns:
+        These columns, null where unknown.
         For each of `POINTS`, `score`, `tpot` and `tokens_s`: `<name>_low`, `<name>_median`, `<name>_high`, quartiles over
         repeats (for TPOT over all steps) [s, tokens/s].
-        `<name>_ratio_...` for TPOT, second token and total: the cell's over `full`'s.
+        `<name>_ratio_...` for TPOT, second token and total: the cell's value over the value of `full`.
         `status` (the first failure, else ok), `repeats`, peaks and bytes of the pass that counts memory, `load` (median),
         `threads` and `disturbed`.
         `largest_batch` of the cell at this length, null if no failure bounds it, and `largest_ratio`, its ratio to full's.

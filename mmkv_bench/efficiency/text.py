@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.columns import aligned
 from mmkv_bench.efficiency.plan import TEXT, EfficiencyPlan
 from mmkv_bench.efficiency.summary import LEAST_REPEATS
 from mmkv_bench.families.facts import share_of_all_state
 from mmkv_bench.forecast.roofline import MS, Roofline
 from mmkv_bench.store.measurements import load_warning
+from mmkv_bench.text_columns import aligned
 
 if TYPE_CHECKING:
     import pandas as pd

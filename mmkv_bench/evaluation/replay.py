@@ -140,8 +140,12 @@ class Replay:
                 if self.scoring_pass.lacks(doc_id):
                     return {}
                 raise
-        made_up = self.scoring_pass.unanswered.get(doc_id, {})
-        return {name: value for name, value in metrics.items() if name not in made_up and None not in made_up}
+        unjudged_metrics = self.scoring_pass.unanswered.get(doc_id, {})
+        return {
+            name: value
+            for name, value in metrics.items()
+            if name not in unjudged_metrics and None not in unjudged_metrics
+        }
 
     def identity(self, doc_id: int) -> str:
         """Return the text from which the random generators are seeded."""

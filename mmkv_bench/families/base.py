@@ -76,8 +76,8 @@ class ImagePrompt(NamedTuple):
 
 
 FULL, SLIDING, LINEAR, READER = "full_attention", "sliding_attention", "linear_attention", "dummy"
-"""Kinds of layers, as transformers names them. Only layers of full attention are compressed. A reader stores nothing and reads
-what an earlier layer of its kind stored."""
+"""Kinds of layers, as transformers names them. Only layers of full attention are compressed. A READER stores nothing: it
+reads the keys and values of an earlier layer."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ class States:
     """Layers of a text model that are not compressed, and how many numbers each of them stores per sequence.
 
     Attributes:
-        windows: sliding layers; window: entries per KV head that each of them keeps, the newest; entry: numbers of one token's
-            keys and values in each of them, where they are not as many as in a compressed layer.
-        readers: layers that store nothing; full_readers: those of them that read a compressed layer.
-        linear: recurrent layers; conv, recurrent: numbers of the two states of each, in the model's dtype and in float32.
-        weights: parameters of a recurrent layer's mixer, where the family states them.
+        windows: number of sliding layers; window: entries per KV head that a sliding layer keeps, the newest ones.
+        entry: numbers in one token's keys and values in a sliding layer; 0: as many as in a compressed layer.
+        readers: number of layers that store nothing; full_readers: how many of these read a compressed layer.
+        linear: number of recurrent layers; conv, recurrent: numbers in their two states, in the model's dtype and in float32.
+        weights: parameters of a recurrent layer's mixer; 0 if the family does not state them.
     """
 
     windows: int = 0
@@ -107,7 +107,7 @@ class States:
         return self.windows + self.linear + self.readers
 
     def nbytes(self, tokens: int, entry: int, itemsize: int) -> int:
-        """Bytes after a prompt of `tokens`. entry: numbers of one layer's keys and values of one token."""
+        """Return the bytes stored after a prompt of `tokens`. entry: numbers in one token's keys and values in one layer."""
         windows = self.windows * min(tokens, self.window) * (self.entry or entry) * itemsize
         return windows + self.linear * (self.conv * itemsize + self.recurrent * 4)
 
@@ -140,9 +140,10 @@ class TextModel:
         qkv_bias: queries, keys and values always have biases; qk_norm: queries and keys are normalised per head.
         head_dim_follows: without `head_dim` in config.json it is hidden_size / num_attention_heads.
         window_switch: key of config.json that turns the sliding window off; None: there is no window.
-        beside: kinds of layers, beside full attention, that stay as they are; norms: of a layer's residual stream; gated: each
-            query has a gate of its width; sinks: each query head has a learned sink, for which only eager attention has a place.
-        uneven: heads, widths or tables differ by layer, so that only a config of transformers tells them.
+        beside: kinds of layers, besides full attention, that are not compressed.
+        norms: number of norms in a layer's residual stream; gated: each query has a gate of its width.
+        sinks: each query head has a learned sink, which only eager attention supports.
+        uneven: heads, widths or tables differ by layer, so they are read from a transformers config, not from config.json.
     """
 
     model_type: str
@@ -166,7 +167,7 @@ class TextModel:
         return States(windows=kinds.count(SLIDING), window=text.sliding_window - 1)
 
     def heads(self, text: Any) -> tuple[int, int]:
-        """KV heads of a layer that is compressed, and their width."""
+        """Return the number of KV heads of a compressed layer, and their width."""
         query_heads: int = text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // query_heads
         return getattr(text, "num_key_value_heads", None) or query_heads, width

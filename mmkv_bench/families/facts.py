@@ -286,7 +286,7 @@ def stated(values: Mapping[str, Any]) -> StatedConfig | None:
 
 
 def _states_its_layers(backbone: TextModel, text: Mapping[str, Any]) -> bool:
-    """Every layer is stated to be of a kind that the backbone is known for, and all are alike."""
+    """Tell whether a config.json states the kind of every layer, all kinds are known, and layers of one kind are alike."""
     if backbone.uneven:
         return False
     if text.get("layer_types") is not None:

@@ -1,9 +1,9 @@
-"""Gemma 3, arXiv 2503.19786: five layers of a sliding window to each one of full attention, with pictures and without.
+"""Gemma 3, arXiv 2503.19786, with and without pictures: five sliding-window layers for each full-attention layer.
 
-Each kind of layer has its own rotary embedding. Queries and keys are normalised per head, and every block is normalised before
-and after. A picture is squashed into the tower's square, and the squares of its features are averaged to 256 tokens; all layers
-let these see each other in both directions (`compression/reach.py`). Pan and scan, which adds crops of a long picture, is off:
-its processor turns it on for a single call only, whatever the checkpoint's files say.
+Each kind of layer has its own rotary embedding. Queries and keys are normalised per head, and every block is normalised
+before and after. A picture is resized to the tower's square. Its features are averaged over squares to 256 tokens, which
+attend to each other in both directions in all layers (`compression/reach.py`). Pan and scan, which adds crops of a long
+picture, is off: the processor does it only if a call asks for it, whatever the checkpoint's files say.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Gemma 4 (text): sliding windows beside full attention, whose heads are wider and may be fewer; the last layers store nothing.
+"""Gemma 4 (text): sliding-window and full-attention layers, of which the last ones store nothing.
 
-A layer that stores nothing is handed the keys and values that the last storing layer of its kind has at that moment: in the
-prefill all of them, afterwards those that were left. So evicting in that layer evicts for its readers too. Only the storing
-layer's own queries vote for what stays: its scores are made when it is done, before its readers run, and transformers runs these
-for the last tokens of a prompt alone. Some full layers have no projection of values: normalised keys, before rotation, are their
-values. A table of embeddings adds a part of its own to every layer. Full layers rotate a quarter of a head's dimensions; cos and
-sin are handed for all, with angle 0 for the rest.
+A layer that stores nothing (a reader) receives the current keys and values of the last storing layer of its kind: all of
+them during the prefill, the remaining ones afterwards. So evicting in the storing layer evicts for its readers too. Only
+the storing layer's queries decide what stays: it is scored before its readers run, and transformers runs the readers only
+for a prompt's last tokens. Heads of full layers are wider than those of sliding layers, and may be fewer. Some full layers
+have no value projection: their values are the normalised keys before rotation. Every layer adds its part of a table of
+embeddings. Full layers rotate a quarter of a head's dimensions; cos and sin cover all, with angle 0 for the rest.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Gemma4Text(TextModel):
         ):
             if getattr(text, name, None) not in (None, False, "vision"):
                 raise UnsupportedError(
-                    f"Gemma 4 (text) with {name}={getattr(text, name)} is not supported, because {why}; allowed: null; choose a "
-                    "checkpoint without it"
+                    f"Gemma 4 (text) with {name}={getattr(text, name)} is not supported, because {why}; allowed: null; choose "
+                    "a checkpoint without this setting"
                 )
 
     def heads(self, text: Any) -> tuple[int, int]:
@@ -49,12 +49,12 @@ class Gemma4Text(TextModel):
 
 
 def _heads(text: Any, kind: str) -> tuple[int, int]:
-    """KV heads of a layer of one kind, and their width."""
+    """Return the number of KV heads of a layer of this kind, and their width."""
     layer = text.per_layer_config[text.layer_types.index(kind)]
     return layer.num_key_value_heads, layer.head_dim
 
 
-_ALL = "every token then sees every other, and scores are those of causal attention"
+_ALL = "every token then sees every other token, but scores are computed from causal attention"
 FAMILIES = (
     Family(
         "gemma4_text",

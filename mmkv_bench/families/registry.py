@@ -111,8 +111,8 @@ def token_boxes(
     """Return the box of every visual token of a prompt with images and no video, in prompt order.
 
     Args:
-        config: of the whole model; processor: made `inputs`, the tensors of one prompt; sizes: sizes of its images, in
-            order.
+        config: the whole model's config; processor: the processor that made `inputs`, the tensors of one prompt.
+        sizes: sizes of the prompt's images, in order.
         visual: number of visual tokens of the prompt.
 
     Returns:
@@ -171,7 +171,7 @@ def apply_limits(
 
     Args:
         min_pixels, max_pixels: limits of the area that an image is scaled to, before it is cut into patches.
-        video_max_pixels: largest area of one frame; frames: of a video, for processors that limit a video as a whole.
+        video_max_pixels: largest area of one frame; frames: frames of a video, for processors that limit whole videos.
 
     Raises:
         ConfigError: a processor without such limits, or limits that exclude each other.

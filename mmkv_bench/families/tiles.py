@@ -94,7 +94,7 @@ def anyres(
 
     Args:
         resolutions: allowed (height, width); edge: side of a tile in pixels; per_tile: patches per side of a tile;
-            size: of the image.
+            size: size of the image.
         most_tiles: tiles' worth of tokens beyond which rows and columns are blended; None: any number.
     """
     width, height = size
@@ -129,7 +129,8 @@ def anyres_boxes(image: int, size: Size, tiling: Tiling, edge: int, patch: int) 
 
 
 def pooled_side(side: int, pooling: str) -> int:
-    """Return the rows (and columns) of a frame's features after pooling: averaging drops an odd last row."""
+    """Return the number of rows of a frame's features after pooling, which equals the number of columns. Averaging drops an odd
+    last row."""
     return side // 2 if pooling == "average" else math.ceil(side / 2)
 
 
@@ -147,7 +148,7 @@ def edge_of(part: Mapping[str, Any]) -> int:
 
 
 def clip_tokens(settings: Settings) -> int:
-    """Count the tokens of one square in a CLIP tower: patches, and the class token unless the features come without it."""
+    """Count the tokens of one square image in a CLIP tower: its patches, and the class token unless the model drops it."""
     part = settings["processor"]
     class_token = part["num_additional_image_tokens"] - (part["vision_feature_select_strategy"] == "default")
     return (edge_of(settings["image"]) // part["patch_size"]) ** 2 + class_token

@@ -159,7 +159,7 @@ class DryModel:
             types: int `[1, T]`, 0 text, 1 image, 2 video, with numbers.
             inputs: a processor's output for the prompt. Without it, visual tokens are treated as text, and no vision tower runs.
             steps, reserve: see `one_pass.run`.
-            chunk: tokens that are read at a time, as a stream of text; 0: no stream.
+            chunk: tokens per chunk if the prompt is read as a stream of text; 0: no stream.
         """
         place = self.counter.place
         given = self._text(types) if inputs is None or chunk else inputs

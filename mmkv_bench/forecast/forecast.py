@@ -63,13 +63,14 @@ class Workload:
         new_tokens: most tokens of an answer; None if unknown.
         cells: cells that read the prompts.
         prefills: tokens of a prompt -> number of such prompts to prefill.
-        fed: (tokens, entries before them) -> number of such pieces that are fed after a prefill: chunks of contexts that are fed
-            again, turns of conversations.
+        fed: (tokens, entries before them) -> number of such pieces that are fed after a prefill: chunks of a context that is
+            fed again, or turns of a conversation.
         weight_reads: number of times that decoding reads the weights; entry_reads: number of entries that it reads. None if
             answers have no known length.
-        streams: (cap, or None without a limit; number of prompts) of the prompts that are read as streams. chunk: tokens of a
-            stream's chunk. ask_at: shares of a stream after which it is asked, ascending; all but the last hold a copy of its
-            cache, and what follows the last is never read.
+        streams: pairs (cap, or None without a limit; number of prompts) of prompts that are read as streams.
+        chunk: tokens of a stream's chunk.
+        ask_at: shares of a stream after which questions are asked, ascending. The cache is copied at all but the last, and what
+            follows the last is never read.
         batch: sequences decoded together. together: their prompts are prefilled in one pass, not one by one.
         state_reads: number of times that the states of uncompressed layers are read, once per cell and step.
     """
@@ -96,7 +97,7 @@ class BudgetForecast:
 
     Attributes:
         label: the budget, or `full`.
-        scope: when its methods reduce: after each `layer`, after the whole `model`, after each chunk of a `stream`, or never
+        scope: when its methods compress: after each `layer`, after the whole `model`, after each chunk of a `stream`, or never
             (`full`).
         methods: methods with this budget and scope.
         kept: entries per KV head kept of a prompt.
@@ -210,7 +211,7 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
     new = json.loads(part.cells[0].generation).get("max_new_tokens") or None
     made = passes(plan, part, samples)
     turn = _turn(length, new)
-    earlier = (questions_per_document(part) or 1.0) / 2 - 0.5  # turns before one, the mean over a conversation
+    earlier = (questions_per_document(part) or 1.0) / 2 - 0.5  # mean number of earlier turns
     entries = 0.0
     for cell in part.cells:
         grown = earlier * turn if cell in made.turns and cell.budget is None else 0.0
@@ -236,12 +237,12 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
 
 
 def _turn(length: PromptLength, new: int | None) -> int:
-    """Tokens of a question and its answer at least: texts of prompts without pictures are not told apart from their questions."""
+    """Return the least tokens of a question and its answer. In a prompt without pictures the question's length is unknown: 0."""
     return (length.tokens - length.visual if length.visual else 0) + (new or 0)
 
 
 def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, int], int]:
-    """Pieces that are fed behind prefills: contexts in the chunks of their scorers, and turns behind what is kept."""
+    """Map (tokens, entries before them) to the number of such pieces fed after prefills: chunks of contexts, and turns."""
     fed: Counter[tuple[int, int]] = Counter()
     for cell, count in made.replays.items():
         chunk = int(json.loads(cell.parameters).get("chunk") or length.tokens)
@@ -254,7 +255,7 @@ def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, in
 
 
 def _chunk(cell: Cell, length: PromptLength, family: ModelFacts | None) -> int:
-    """Return the tokens of a stream's chunk: the whole prompt if the tokens of a frame are unknown."""
+    """Return the tokens of a stream's chunk; all tokens of the prompt if the tokens of a frame are unknown."""
     every = cell.stream.every
     if every is None:
         return length.tokens
@@ -356,8 +357,9 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
 
 
 def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
-    """Bytes beside the weights while a stream is read: every layer has room for what is kept and a chunk, one is held twice while
-    it is cut back, and one MLP works on a chunk. Earlier questions wait with a copy. An unlimited cache is never cut back."""
+    """Return the bytes needed beside the weights while a stream is read. Every layer has slots for the kept entries and a
+    chunk, one layer is copied while entries are evicted, and one MLP works on a chunk. Without a cap nothing is evicted.
+    A question that comes earlier has a copy of the cache."""
     capped = kept < work.length.tokens
     *copies, slots = (min(kept, math.ceil(share * work.length.tokens)) + work.chunk * capped for share in work.ask_at)
     layers = model.decoder.compressed + capped
@@ -393,7 +395,7 @@ def _several_devices(device_map: Any, weights: int | None, memory: float | None)
 
 
 def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
-    """A sentence about streams whose chunks are counted as the whole prompt."""
+    """Return a sentence about streams whose chunk is counted as the whole prompt."""
     names = dict.fromkeys(
         work.dataset
         for work in workloads
@@ -404,8 +406,8 @@ def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
     if not names:
         return []
     return [
-        f"{', '.join(names)}: how many tokens a frame has is known from --image or stored rows; a stream's chunk is counted as "
-        "the whole prompt"
+        f"{', '.join(names)}: the tokens of a frame are unknown without --image or stored rows, so a stream's chunk is counted "
+        "as the whole prompt"
     ]
 
 

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.calibrate.artefact import StandIns
-from mmkv_bench.columns import aligned
-from mmkv_bench.columns import size as nbytes
 from mmkv_bench.config.schema import TOGETHER
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.families.facts import model_facts
@@ -28,6 +26,8 @@ from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan.cells import build_methods
 from mmkv_bench.protocols import protocol
+from mmkv_bench.text_columns import aligned
+from mmkv_bench.text_columns import size as nbytes
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
@@ -47,7 +47,7 @@ QUESTION = "What is the total that the last row of the table on this page states
 @dataclass(frozen=True)
 class DryPrompt:
     """A prompt of a dry run. types: token types int `[1, T]`. inputs: a processor's output for a prompt with media. chunk:
-    tokens of a stream's chunk."""
+    tokens of a stream's chunk; 0 without a stream."""
 
     types: Tensor
     inputs: Mapping[str, Tensor] | None = None
@@ -274,8 +274,8 @@ def _transformers_config(plan: Plan) -> Any:
 
 
 def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Budget | None, bool]]:
-    """Map labels to methods and budgets, each method, reading and budget once, and to whether they read a stream. Dataset, seed
-    and other protocols do not change a peak."""
+    """Map labels to (method, budget, whether it reads a stream), with each combination once. Dataset, seed and other protocols
+    do not change a peak."""
     built = {
         (method.name, method.compressor.reading): method.compressor
         for method in build_methods(plan.entries, stand_ins)  # type: ignore[arg-type]
@@ -291,17 +291,17 @@ def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Bu
 
 
 def _held(plan: Plan, cache: int) -> list[str]:
-    """Sentences about caches that a run holds beside those of one cell. cache: bytes of the longest prompt's whole cache."""
+    """Return sentences about the caches that a run holds beside one cell's. cache: bytes of the longest prompt's whole cache."""
     answering, prefilling = caches_held(plan)
     notes = []
     if answering:
         notes.append(
-            f"whole caches of documents stay for their further questions and come on top: {answering} while answers are decoded "
-            f"({nbytes(answering * cache)}), {prefilling} while one more is prefilled ({nbytes(prefilling * cache)})"
+            f"documents' whole caches stay for further questions and come on top: {answering} while answers are decoded "
+            f"({nbytes(answering * cache)}), {prefilling} during one more prefill ({nbytes(prefilling * cache)})"
         )
     if any(protocol(cell.protocol).converses for cell in plan.cells):
         notes.append(
-            "turns: a conversation holds a question and its answer beside its budget, and full's those of all earlier turns"
+            "turns: a conversation holds one question and answer beside its budget; with full, those of all earlier turns"
         )
     return notes
 

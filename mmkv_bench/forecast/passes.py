@@ -1,7 +1,7 @@
-"""What a run's samples make the model read besides decoding: prefills, contexts fed again, turns of conversations.
+"""Counts of what a run feeds to the model besides decoding: prefills, contexts fed again, turns of conversations.
 
-Counted as `generation.engine` makes them. A document with several questions is compressed once under most protocols that know
-of them; its questions then share one prefill, one scoring and one selection a cell.
+The counts follow `generation.engine`. Under most protocols that use several questions of a document, the document is
+compressed once. Its questions then share one prefill, and per cell one scoring and one selection.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Passes:
-    """Number of times that prompts are read.
+    """Number of times that prompts are fed to the model.
 
     Attributes:
-        prefills: prompts, whole or their contexts, without streams.
-        streams: cap, or None without a limit -> streams read, each once for all its questions and all places where they come.
-        replays: cell -> contexts that are fed again behind their prefill, for it and those that share its scores.
-        turns: cell -> turns that are fed again, at the end of a conversation.
+        prefills: number of prefills of whole prompts or contexts, without streams.
+        streams: cap, or None without a limit -> number of streams; all questions of a stream share one reading.
+        replays: cell -> number of contexts fed again after their prefill, for this cell and cells that share its scores.
+        turns: cell -> number of a conversation's turns that are fed again.
     """
 
     prefills: int = 0
@@ -38,10 +38,10 @@ class Passes:
 
 
 def questions_per_document(part: DatasetShare) -> float | None:
-    """Return the mean number of questions about one document, as the dataset's file states its samples (`about.samples`).
+    """Return the mean number of questions per document, as stated in the dataset's file (`about.samples`).
 
     Returns:
-        1.0 for a dataset without documents of several questions, None where the file does not tell.
+        1.0 for a dataset with one question per document, None if the file does not state the number.
     """
     if not part.spec.questions_key:
         return 1.0
@@ -50,7 +50,7 @@ def questions_per_document(part: DatasetShare) -> float | None:
 
 
 def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
-    """Count what is read for `samples` of a dataset, all questions of their documents among them."""
+    """Count what is fed to the model for `samples` samples of a dataset, if they include all questions of each document."""
     made = Passes()
     if not plan.answering.shares_prefill:
         for cell in part.cells:
@@ -92,23 +92,23 @@ def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
 
 
 def caches_held(plan: Plan) -> tuple[int, int]:
-    """Return how many documents' whole caches a run holds while their questions are answered, and while one more is prefilled.
+    """Count the whole caches of documents that a run holds: while questions are answered, and during one more prefill.
 
-    A cache that all questions of a document share stays until the next document is prefilled under its protocol.
+    If all questions of a document share a cache, it stays until the next document is prefilled under the same protocol.
     """
     several = {part.dataset for part in plan.parts if part.spec.questions_key}
     rules = {cell.protocol: protocol(cell.protocol) for cell in plan.cells if cell.dataset in several}
     once = [rule for rule in rules.values() if rule.serves_all_questions(reads_answer=False)]
     if not once or not plan.answering.shares_prefill:
         return 0, 0
-    joint = any(rule.knows == "joint" for rule in once)  # its first prompt's cache stays while the others are prefilled
+    joint = any(rule.knows == "joint" for rule in once)  # the first prompt's cache stays during the other prefills
     return len(once), len(once) - 1 + joint
 
 
 def notes_of(plan: Plan) -> list[str]:
-    """Return a sentence for each dataset whose documents are not counted, because only its data tell how many there are."""
+    """Return a sentence for each dataset whose number of documents is known only from its data."""
     return [
-        f"how many questions ask about a document of {part.dataset} is known only from its data: each is counted as a document"
+        f"the number of questions per document of {part.dataset} is known only from its data: every question counts as a document"
         for part in plan.parts
         if questions_per_document(part) is None and any(protocol(cell.protocol).knows != "own" for cell in part.cells)
     ]
@@ -119,14 +119,16 @@ def _cap(cell: Cell) -> int | None:
 
 
 def _prefill_of(plan: Plan, rule: Protocol) -> tuple[int, int]:
-    """Return what protocols that share a prefill agree in, of a prompt of four tokens, two of them context."""
+    """Return a key that is equal for protocols that share a prefill: lengths for a prompt of four tokens, two of them context."""
     lengths = rule.lengths(4, 2)
-    states = plan.family is not None and bool(plan.family.states.layers)  # states are those of one place in the prompt
+    states = plan.family is not None and bool(
+        plan.family.states.layers
+    )  # recurrent states belong to one position in the prompt
     return lengths.prefilled, lengths.candidates if states else 0
 
 
 def _replaying(cells: Sequence[Cell]) -> list[Cell]:
-    """Return a cell for each scorer that has a context fed again for itself; cells of one protocol."""
+    """Return one of the cells, all of one protocol, for each scorer that needs the context fed again."""
     return list({cell.compressor.eviction.scorer: cell for cell in cells if _replays(cell)}.values())
 
 

@@ -44,7 +44,7 @@ class PromptLength:
 
     source: `given` (--prompt-tokens), `pictures` (--image), `stored` (median of stored answers), `pages` (size of the embedded
     pages), `picture` (a model that scales every image to one size), `lengths` (setting of scenario=efficiency), `assumed`.
-    frames: of a video, or pictures, as a stream counts them; None where they are not known.
+    frames: number of a video's frames, or of pictures, as a stream counts them; None if unknown.
     """
 
     tokens: int
@@ -66,7 +66,9 @@ def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
         if cell["config"] in same and cell["base"] not in RESAMPLING  # these controls have smaller prompts
     ]
     rows = store.responses(names, ("dataset", "prompt_tokens", "visual_tokens", "frames_left", "ask_at"), coded=True)
-    rows = rows.filter(pc.fill_null(pc.equal(rows["ask_at"], 1.0), True)).drop_columns("ask_at")  # others are cut short
+    rows = rows.filter(pc.fill_null(pc.equal(rows["ask_at"], 1.0), True)).drop_columns(
+        "ask_at"
+    )  # earlier questions cut the prompt
     lengths = {}
     for part in plan.parts:
         prompts = rows.filter(pc.equal(rows["dataset"].cast("string"), part.dataset)).drop_columns("dataset")

@@ -60,7 +60,7 @@ def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, ch
     the vision tower.
 
     Args:
-        cap, chunk: of a stream that is read `chunk` tokens at a time; after each chunk a KV head holds at most `cap` entries.
+        cap, chunk: for a stream: it is read `chunk` tokens at a time, and a KV head keeps at most `cap` entries after each.
     """
     unseen = tokens * (tokens + 1) // 2 - stream_pairs(tokens, tokens if cap is None else cap, chunk or tokens)
     saved = 4 * decoder.query_heads * decoder.head_dim * decoder.compressed * unseen
@@ -77,7 +77,7 @@ def fed_operations(decoder: Decoder, tokens: int, before: int) -> float:
 
 
 def stream_pairs(tokens: int, cap: int, chunk: int) -> int:
-    """Count the pairs of a query and a key that it attends to, itself included, in one layer and head of a stream."""
+    """Count the (query, key) pairs in one layer and head of a stream, each query's own key included."""
     sizes = [min(chunk, tokens - start) for start in range(0, tokens, chunk)]
     held = [min(cap, number * chunk) for number in range(len(sizes))]
     return sum(size * before + size * (size + 1) // 2 for size, before in zip(sizes, held, strict=True))

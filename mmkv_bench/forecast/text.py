@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.columns import aligned, size
+from mmkv_bench.text_columns import aligned, size
 
 if TYPE_CHECKING:
     from mmkv_bench.forecast.forecast import Assumptions, BudgetForecast, DatasetForecast, Forecast

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.columns import size
 from mmkv_bench.families.facts import kv_bytes_per_token, stated
 from mmkv_bench.models.files import cached_folder
 from mmkv_bench.models.shape import Decoder, Sizes, sizes_of
 from mmkv_bench.models.source import FOLDER, HUB, RANDOM, Source
+from mmkv_bench.text_columns import size
 
 if TYPE_CHECKING:
     from mmkv_bench.families.facts import ModelFacts

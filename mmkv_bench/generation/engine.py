@@ -201,7 +201,7 @@ class Engine:
                 one.cache = made[0].cache  # only its scores are needed
         if len(made) > 1:
             merge_scores(made, cells, name)
-            self.session.cache = made[0].cache  # not that of the last question, which nobody reads
+            self.session.cache = made[0].cache  # the last question's cache is not used
         return dataclasses.replace(made[0], shared=True, lengths={name: lengths})
 
     # ------------------------------------------------------------------ one prefill

@@ -103,7 +103,7 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
 
 
 def check_time(fork: Fork, timeout_s: float | None) -> None:
-    """Raise GenerationTimeout where scoring and selecting took longer than allowed."""
+    """Raise GenerationTimeout if scoring and selecting took longer than `timeout_s`."""
     if timeout_s is not None and fork.compress_s > timeout_s:
         raise GenerationTimeout(f"scoring took {fork.compress_s:.1f} s, more than timeout_s")
 

@@ -139,7 +139,7 @@ def cut_from_left(
     head, rest = _behind(pieces, instruction)
 
     def kept(count: int, last: str | None = None) -> tuple[list[dict], list]:
-        """Return the prompt with the last `count` pieces, or with `last` alone."""
+        """Return messages and images of the head and the last `count` pieces, or of the head and the text `last`."""
         tail = rest[len(rest) - count :] if last is None else [{"type": "text", "text": last}]
         count = sum(part["type"] == "image" for part in tail)
         return [{"role": messages[0]["role"], "content": [*head, *tail]}], list(images)[len(images) - count :]

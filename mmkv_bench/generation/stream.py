@@ -1,8 +1,8 @@
 """protocol=stream: a video, pictures or a text are read chunk by chunk under a hard cap, then the question is answered.
 
-A layer never holds more than the cap and a chunk. Each method has a prefill of its own: what it evicts changes what later
-tokens become. It is read once for all questions about a document, and for all places at which they are asked: these are
-answered from copies of what the cache held there, so that no question changes what is read on.
+A layer never holds more than the cap and a chunk. Each method has its own prefill, because evicted entries change the
+states of later tokens. A method reads a stream once for all questions about a document, and for all points (`ask_at`) at
+which they are asked. Questions are answered from copies of the cache at that point, so they do not change the reading.
 """
 
 from __future__ import annotations
@@ -54,12 +54,14 @@ def run_streams(
     measured: str = "group",
     held: dict[Hashable, Held] | None = None,
 ) -> list[ForkResult]:
-    """Return one result per cell, in their order, for one prompt; a fault becomes a status. Cells that differ in nothing but
-    where they ask share one reading.
+    """Return one result per cell, in their order, for one prompt; an error becomes a status. Cells that differ only in
+    `ask_at` share one reading.
 
     Args:
-        session: open on the model. measured: as rows say it; `own` under `sharing=off`.
-        held: what was read last, which is read for all questions about a document once; None: each question reads its own.
+        session: an open session of the model.
+        measured: the rows' value of `measured`; `own` under `sharing=off`.
+        held: cell settings -> the last stream that was read, for the next questions about its document; None: every question
+            reads the stream again.
     """
     groups: dict[Any, list[CellSpec]] = {}
     for cell in cells:
@@ -77,7 +79,7 @@ def run_streams(
 
 @dataclass
 class _Asking:
-    """What the cells of one reading are answered with."""
+    """The model, settings and prompt with which the cells of one reading are answered."""
 
     session: Session
     family: ModelFacts
@@ -96,7 +98,7 @@ class _Asking:
                 check_streams(cell.compressor, cell.budget)
                 check_no_states(self.family.rules, bool(self.family.states.layers))
                 readers[cell.cell] = Reader(self.session.model, self.family, self.whole, cell)
-            except Exception as error:  # noqa: BLE001 - the cell's status says what happened; other cells go on
+            except Exception as error:  # noqa: BLE001 - becomes the cell's status; other cells go on
                 self._fail(results[cell.cell], error)
         document = None if self.whole.document is None else self.whole.document.identity
         ends, stream = {one.length for one in readers.values()}, held.pop(key, None)
@@ -128,11 +130,11 @@ class _Asking:
         devices.at(next(self.session.model.parameters()).device).release()
 
     def _read(self, cell: CellSpec, reader: Reader, ends: set[int], stream: Held) -> None:
-        """Read up to the last of `ends`, and keep what the cache holds at each of them."""
+        """Read up to the last of `ends` (numbers of tokens), and add a `Stop` for each of them to `stream`."""
         prompt, document, last = reader.prompt, self.whole.document, reader.length
         question = self.whole.length - lengths_of(protocol(cell.protocol), self.whole, self.family).reduced
         question += 0 if document is None else max(0, document.longest - self.whole.length)
-        question += reader.media is not None  # what closes a frame is fed with an early question
+        question += reader.media is not None  # an early question is preceded by the token that closes a frame
         room = reader.asked + max(
             *(clip.end - clip.start for clip in reader.clips), slack(self.rules.max_new_tokens, question)
         )
@@ -142,7 +144,7 @@ class _Asking:
         def keep(end: int, cache: CompressedCache, logits: Tensor) -> None:
             if end in ends:
                 held = cache if end == last else copied(cache)
-                most = max(layer.stored for layer in cache.compressed)  # of layers that nothing was evicted from yet
+                most = max(layer.stored for layer in cache.compressed)  # counts layers that have not evicted yet
                 counts = {
                     "entries_max": max(listener.entries_max, most),
                     "entries_peak": max(listener.entries_peak, most),
@@ -155,12 +157,12 @@ class _Asking:
         identity = prompt.identity if document is None else document.identity
         try:
             read(self.session, reader, listener, self.meter, deadline, identity, keep)
-        except Exception as error:  # noqa: BLE001 - the status of the cells that ask later
+        except Exception as error:  # noqa: BLE001 - becomes the status of cells that ask later
             for end in ends - set(stream.stops):
                 stream.stops[end] = error.with_traceback(None)
 
     def _answer(self, cell: CellSpec, reader: Reader, stop: Stop, spent: float, result: ForkResult) -> None:
-        """Ask at a stop. spent: seconds of reading that count towards `timeout_s`."""
+        """Answer a cell's question at a stop. spent: seconds of reading that count towards `timeout_s`."""
         session, prompt, meter, cache = self.session, reader.prompt, self.meter, stop.cache
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s - spent
         lengths = reader.lengths

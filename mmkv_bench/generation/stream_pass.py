@@ -1,4 +1,4 @@
-"""One stream through one method, with peaks per phase; on a device that is not there, too (`forecast/dry_run.py`)."""
+"""One stream through one method, with peaks of memory per phase; also without a device (`forecast/dry_run.py`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mmkv_bench.generation.stream_reading import read
 from mmkv_bench.protocols import StreamSettings
 
 _QUESTION, _TEMPLATE = 9, 8
-"""Last tokens of a counted prompt that are its question, and of these the chat template's."""
+"""Assumed tokens of the question at the prompt's end, and how many of these belong to the chat template."""
 
 
 @torch.no_grad()
@@ -38,13 +38,15 @@ def run(
     chunk: int,
     reserve: int = 32,
 ) -> CompressedCache:
-    """Read one prompt `ids` `[1, T]` as a text, `chunk` tokens at a time, and feed its question, with peaks per phase.
+    """Read a prompt `ids` `[1, T]` as a stream of text, `chunk` tokens at a time, then feed its question.
 
     Args:
-        types: int `[1, T]`, all 0. reserve: slots for the answer's tokens.
+        types: int `[1, T]`, all 0.
+        peaks: receives the peaks of memory per phase.
+        reserve: slots for the answer's tokens.
 
     Returns:
-        The cache behind the question. Raises what `check_streams` raises.
+        The cache after the question. Raises the errors of `check_streams`.
     """
     check_streams(compressor, budget)
     context = ids.shape[1] - _QUESTION

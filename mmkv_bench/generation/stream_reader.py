@@ -27,8 +27,8 @@ from mmkv_bench.protocols import Lengths, protocol
 VIDEO = ("pixel_values_videos", "video_grid_thw")
 PICTURES = ("pixel_values", "image_grid_thw")
 STACKED = ("pixel_values", "pixel_attention_mask")
-"""Names of a medium's pixels and grids among the inputs of the families that are read as streams; of `STACKED`, frames of one
-size `[1, frames, ...]`, those of pixels and their mask."""
+"""Names of the model inputs of a medium, for families that can be read as streams: pixels and grids; for `STACKED`, frames
+of one size `[1, frames, ...]`, pixels and their mask."""
 _ROUNDING = 1e-9
 
 
@@ -51,17 +51,18 @@ class Reader:
         prompt: the whole prompt, pixels of all frames included. cell: gives the chunks, and the place of the question.
 
     Attributes:
-        prompt: up to where the question comes, and the question. length: tokens that are read before it: the context, or,
-            where the question comes earlier, whole chunks of it; what closes their last frame is then fed with the question.
-        lengths: of `prompt`, by that.
-        asked: tokens of the chat template that are fed behind every chunk and forgotten again.
-        compact: entries that stay move together. clips: the chunks.
+        prompt: the stream up to the question, and the question.
+        length: tokens before the question: the context, or whole chunks of it if the question comes earlier. The token that
+            closes the last frame is then fed with the question.
+        lengths: the lengths of `prompt` under the cell's protocol.
+        asked: number of the chat template's tokens that are fed behind every chunk and dropped again.
+        compact: entries that stay are moved together. clips: the chunks.
         positions: position ids of the whole prompt, `[3, 1, T]` or `[1, T]`.
 
     Raises:
-        UnsupportedError: several videos, pictures of several sizes, text before the last of them, or a family whose media come
-            in no chunks; frames that share positions, where entries that stay are to move together.
-        ConfigError: chunks that are no whole number of temporal patches, or a question before the first chunk has ended.
+        UnsupportedError: several videos, pictures of several sizes, text before the last of them, or a family whose media
+            cannot be read in chunks; frames that share positions, if entries that stay shall be moved together.
+        ConfigError: a chunk is not a whole number of temporal patches, or the question comes before the first chunk's end.
     """
 
     def __init__(self, model: Any, family: ModelFacts, prompt: EncodedPrompt, cell: CellSpec):
@@ -134,13 +135,13 @@ class Reader:
 
     def _places(self, prompt: EncodedPrompt) -> Tensor:
         """Return the places of the visual tokens, int64 `[frames, cells]`; a temporal patch counts as one frame."""
-        assert self.media is not None, "of a text nobody asks"
+        assert self.media is not None, "a text has no visual tokens"
         stacked = self.media == STACKED
         count = prompt.inputs[STACKED[0]].shape[1] if stacked else int(prompt.inputs[self.media[1]][:, 0].sum())
         return (prompt.types[0] > 0).nonzero()[:, 0].view(count, -1)
 
     def _check_advance(self, family: ModelFacts) -> None:
-        """Refuse to move entries where a later frame does not lie behind the earlier ones on all axes."""
+        """Refuse to move entries if a later frame is not behind the earlier ones on all axes."""
         at = self.positions[..., 0, :].view(-1, self.prompt.length)[:, self._places(self.prompt)]
         if bool((at[:, 1:].amin((0, 2)) <= at[:, :-1].amax((0, 2))).any()):
             raise UnsupportedError(
@@ -151,8 +152,8 @@ class Reader:
     def _until(
         self, prompt: EncodedPrompt, family: ModelFacts, cell: CellSpec, every: int | None
     ) -> tuple[EncodedPrompt, int | None]:
-        """Return the prompt without what comes after the question was asked, and the tokens of whole chunks before it; None
-        where that is the end."""
+        """Return the prompt without the frames or text after the question, and the number of tokens in the chunks before it; None
+        if the question comes after the whole stream."""
         share = cell.stream.ask_at
         places = self._places(prompt) if self.media else None
         context = lengths_of(protocol(cell.protocol), prompt, family).reduced
@@ -162,16 +163,16 @@ class Reader:
             return prompt, None
         read = 0 if every is None else read // every * every
         if read == 0:
-            first = f"all {total}" if every is None else f"{every} of {total}"
+            first = "which is read all at once, as" if every is None else f"whose first chunk is {every} of {total}"
             unit = "tokens" if places is None else "frames" if self.patch == 1 else "pairs of frames"
             raise ConfigError(
-                f"stream.ask_at={share:g} is before the end of the first chunk of {prompt.identity}, which has {first} {unit}; "
-                "give a larger share, or a smaller stream.every"
+                f"stream.ask_at={share:g} is before the end of the first chunk of {prompt.identity}, {first} {unit}; give a "
+                "larger share, or a smaller stream.every"
             )
         if places is None:
             return replace(_without(prompt, read, context), context_tokens=read), read
         ids, begin, end = prompt.input_ids[0].tolist(), int(places[read - 1, -1]) + 1, int(places[-1, -1]) + 1
-        closing = int(ids[begin] in family.closing_token_ids)  # if every frame has a marker
+        closing = int(ids[begin] in family.closing_token_ids)  # 1 if every frame has its own marker
         shorter = _without(prompt, begin + closing, end + closing)
         return replace(shorter, inputs={**shorter.inputs, **self._frames_of(prompt, 0, read)}), begin
 

@@ -1,4 +1,4 @@
-"""The reading of a stream, chunk by chunk under a cap, and what its cache held where questions come."""
+"""The loop that reads a stream chunk by chunk under a cap, and the caches at which questions are asked."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from mmkv_bench.generation.stream_reader import Reader
 
 
 class Phased(Protocol):
-    """What is told when phases begin and end."""
+    """Interface of an object that measures phases."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Measure the block as this phase."""
+        """Measure the `with` block as this phase."""
 
 
 @torch.no_grad()
@@ -40,11 +40,13 @@ def read(
     """Feed all chunks; return the cache and the logits `[V]` of the last token before the question.
 
     Args:
-        session: open on the model; afterwards it observes nothing. identity: seeds random draws; None: the prompt's.
-        after: called after every chunk with the tokens read so far, the cache and the last logits.
+        session: an open session of the model; after the call it observes nothing.
+        identity: seeds random draws; None: the prompt's identity.
+        after: function that is called after every chunk with the number of tokens read, the cache and the last logits.
 
     Raises:
-        GenerationTimeout, NonFiniteLogitsError.
+        GenerationTimeout: `deadline` (`time.monotonic()`) has passed.
+        NonFiniteLogitsError: the logits are NaN.
     """
     prompt, length = reader.prompt, reader.length
     cache = CompressedCache.of([StreamLayer(listener.room) for _ in session.attentions])
@@ -74,16 +76,18 @@ def read(
 
 
 def copied(cache: CompressedCache) -> CompressedCache:
-    """Return a copy of a stream's cache: what is fed to the one is not in the other."""
+    """Return an independent copy of a stream's cache."""
     return CompressedCache.of([layer.copied() for layer in cache.layers if isinstance(layer, StreamLayer)])
 
 
 @dataclass(frozen=True)
 class Stop:
-    """A stream at a place where questions are asked, before any of them.
+    """The state of a stream at a point where questions are asked, before the first question.
 
     Attributes:
-        counts: columns of a row that tell what was evicted so far. fallbacks: of layers so far. seconds: of reading, by phase.
+        logits: logits of the last token that was read, `[V]`.
+        counts: the row's columns about evictions so far. fallbacks: the layers' fallbacks so far.
+        seconds: phase -> seconds of reading.
     """
 
     cache: CompressedCache
@@ -95,8 +99,8 @@ class Stop:
 
 @dataclass(frozen=True)
 class Held:
-    """A stream that was read once, for all questions about its document. stops: tokens read -> the stream there, or why reading
-    went no further."""
+    """A stream that was read once for all questions about a document. stops: number of tokens read -> the state at that point,
+    or the error that ended the reading before it."""
 
     document: Hashable
     stops: dict[int, Stop | Exception]

@@ -46,7 +46,7 @@ from mmkv_bench.protocols import Lengths, protocol
 
 
 class Parts(NamedTuple):
-    """What every turn is answered with. timeout_s: for scoring the document, and for each turn that is fed and answered."""
+    """The model and settings for every turn. timeout_s: limit for scoring the document, and for feeding and answering a turn."""
 
     session: Session
     family: ModelFacts
@@ -239,7 +239,7 @@ def _deadline(parts: Parts) -> float | None:
 
 
 def _answered(talk: Conversation, cell: CellSpec, result: ForkResult, deadline: float | None) -> Conversation:
-    """Decode the answer to the question of the conversation's group, into the result."""
+    """Decode the answer to the question of the conversation's group, and fill the result."""
     group, cache, name = talk.group, talk.cache, cell.protocol
     start = group.meter.now()
     answer: Decoded = decode(group, cache, 1, name, deadline)[0]

@@ -42,7 +42,7 @@ class AnswerCache:
     """A cache of answers in files `<folder>/<first two digits>/<digest>.json`. Any number of processes may use it; a file is
     complete or absent.
 
-    address: of the endpoint that gave the answers (`JudgeSettings.address`).
+    address: address of the endpoint that gave the answers (`JudgeSettings.address`).
     """
 
     def __init__(self, folder: Path, address: str) -> None:

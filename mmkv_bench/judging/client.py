@@ -157,7 +157,7 @@ def ask_all(
 ) -> list[str]:
     """Return the judge's answers to independent questions, which are asked concurrently.
 
-    temperature, max_tokens: of the judge's answers [tokens].
+    temperature: temperature of the judge. max_tokens: most tokens of an answer.
     readable: tells whether the scorer can read an answer. An unreadable answer is not stored, and the question is repeated.
     example: an answer of the right form, with which later questions are made when the prompts are hashed. Without it the hash
     ends with this question.

@@ -198,9 +198,9 @@ class Endpoint:
     def _key(self) -> str | None:
         key, name = self.settings.key(), self.settings.key_env
         if name and name == "OPENAI_API_KEY" and key is None:
-            raise Failure(f"{name} is not set; it holds the judge's key")
+            raise Failure(f"{name} is not set; set it to the judge's key")
         if key and not (key.isascii() and key.isprintable()):
-            raise Failure(f"what {name} holds is no key: it has characters that no header may have")
+            raise Failure(f"the value of {name} is not a key: it has characters that are not allowed in a header")
         return key
 
 

@@ -126,13 +126,13 @@ def _check_parts(kind: Family, settings: Mapping[str, Any]) -> None:
 
 
 def _check_ids(hf_config: Any, processor: Any) -> None:
-    """Check that the processor writes the ids of the config, which the model replaces by features."""
+    """Check that the processor uses the visual token ids of the config, because the model replaces these by features."""
     for name in ("image_token_id", "video_token_id"):
         expected, written = getattr(hf_config, name, None), getattr(processor, f"{name}s", None) or [None]
         if expected is not None and written != [None] and expected not in written:
             text = processor.tokenizer.decode(written[:1])
             raise ConfigError(
-                f"model.processor.special_tokens gives {text!r} the id {written[0]}, and the model's {name} is {expected}; make "
+                f"model.processor.special_tokens gives {text!r} the id {written[0]}, but the model's {name} is {expected}; make "
                 "the two equal"
             )
 

@@ -202,8 +202,8 @@ class Sizes:
 
 
 def decoder_of(config: Any) -> Decoder | None:
-    """The text model's shape, from a transformers config or what a config.json states; None where a number is missing, or
-    does not hold for all layers."""
+    """Return the text model's shape from a transformers config or a config.json; None if a number is missing or differs by
+    layer."""
     text, facts = text_config(config), model_facts(config)
     backbone = facts.rules.text_model(text.model_type)
     assert backbone is not None, "model_facts refuses other ones"
@@ -252,8 +252,8 @@ def sizes_of(model: Mapping[str, Any], config: Any, full_config: Any = None, fol
             None,
             None,
             "",
-            f"config.json of model {model['name']} does not state its widths, vocabulary or whether its embeddings are tied, or "
-            "its layers are not alike, so its bytes are not known before it is loaded",
+            f"config.json of model {model['name']} does not state its widths, its vocabulary or whether its embeddings are tied, "
+            "or its layers differ, so its bytes are unknown before it is loaded",
         )
     stored = None if folder is None else stored_parameters(folder)
     if stored is not None:

@@ -222,7 +222,7 @@ class EvidenceReader:
         return Measurement(MEASURED, "", float(np.median(values)), n=len(values), mismatches=mismatches)
 
     def _difference(self, address: Address, minuend: Measurement) -> Measurement:
-        """Subtract the number of another method that was run under the same facts."""
+        """Subtract another method's number. It must be measured under the same conditions (`minuend.shared`)."""
         (base,) = _operands(address)
         other = self._number(base, *minuend.shared)
         if minuend.value is not None and other.state == NOT_RUN:

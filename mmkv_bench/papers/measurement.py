@@ -166,7 +166,7 @@ def incomparable(a: Measurement, b: Measurement) -> str:
 
 
 def differing(a: Measurement, shared: Sequence[Shared]) -> str:
-    """List the names of the facts that a number does not share with `shared`, which has facts per part."""
+    """Return the names of the facts in which `a` differs from `shared`, compared part by part, joined by commas."""
     pairs = zip(a.shared, shared, strict=False)
     return ", ".join(dict.fromkeys(name for one, two in pairs for name, _ in sorted({*one} ^ {*two})))
 

@@ -118,7 +118,7 @@ class Cell:
 
     @property
     def stream(self) -> protocols.StreamSettings:
-        """Settings of a protocol that streams, as its generation settings state them."""
+        """Return the stream settings in the cell's generation settings; the defaults if there are none."""
         return protocols.StreamSettings(**json.loads(self.generation).get("stream") or {})
 
     @property
@@ -221,8 +221,8 @@ def expand(
         calibrated: use the artefacts of calibrated methods. If False, the hashes of such methods' cells belong to no run.
 
     Returns:
-        Cells without duplicates, sorted by dataset, protocol, method (`full` first), reading, budget, seed and place of a
-        stream's questions. One sentence per pair of spellings or names that turned out to be the same cell, and one per
+        Cells without duplicates, sorted by dataset, protocol, method (`full` first), reading, budget, seed and `ask_at` of a
+        stream. One sentence per pair of spellings or names that turned out to be the same cell, and one per
         method that reading=released does not change.
 
     Raises:
@@ -312,10 +312,10 @@ def _untouched(
     """Return the method's effective node without changed parameters. For a method from outside the package, the choice of its
     file or press is not tuning. If such a method cannot be built without arguments, return `plain`: nothing counts as tuned."""
     name, default, reading = entry.name, entry.default, entry.reading
-    which = OUTSIDE.get(str(default["base"]))
-    if which is None:
+    code_parameters = OUTSIDE.get(str(default["base"]))
+    if code_parameters is None:
         return identity_form(under_reading(name, default, reading), compressor, dtype)
-    bare = {**default, **{key: entry.node[key] for key in which}}
+    bare = {**default, **{key: entry.node[key] for key in code_parameters}}
     try:
         return identity_form(under_reading(name, bare, reading), build_compressor(name, bare, reading), dtype)
     except ConfigError:

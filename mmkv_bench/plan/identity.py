@@ -98,7 +98,7 @@ def state_cost(family: ModelFacts, dtype: str) -> StateCost:
 
 
 def cost_of(described: Any, dtype: str) -> StateCost | None:
-    """Return the cost of a model's state; None where its shape or its precision is not known."""
+    """Return the bytes of a model's state; None if its shape or its precision is unknown."""
     return None if described is None or dtype == UNKNOWN else state_cost(model_facts(described), dtype)
 
 

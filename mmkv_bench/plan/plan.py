@@ -106,7 +106,7 @@ class Coverage:
         return int((~self.answered(part)).sum())
 
     def ok(self, cells: Collection[str]) -> dict[str, int]:
-        """Map each of these cells with ok answers to their number."""
+        """Map each of these cells to its number of ok answers. Cells without ok answers are left out."""
         names = sorted(cells)
         of_cell = places(self.rows["cell"], pa.array(names, pa.string()))
         ok = places(self.rows["status"], pa.array(STATUSES[:1], pa.string())) == 0

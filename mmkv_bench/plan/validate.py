@@ -165,8 +165,8 @@ def validate_combinations(
 
 
 def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], answering: AnswerConfig) -> None:
-    """Refuse protocols that need several questions per document if a dataset has only one, and protocols with a cache of their
-    own if a dataset measures more than answers.
+    """Refuse protocols that need several questions per document if a dataset has only one, and protocols in which each cell
+    has its own prefill if a dataset measures more than answers.
 
     Args:
         names: protocols.
@@ -191,7 +191,7 @@ def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], answ
     measured = [name for name, spec in specs.items() if spec.measures]
     if apart and measured:
         raise ConfigError(
-            f"protocol={apart[0]} measures nothing besides answers, and {measured[0]} has measures="
+            f"protocol={apart[0]} measures only answers, but {measured[0]} has measures="
             f"[{','.join(specs[measured[0]].measures)}]; leave the protocol out, or give datasets.{measured[0]}.measures=[]"
         )
     talking = [name for name in names if protocols.protocol(name).converses]
@@ -213,7 +213,7 @@ def validate_stream(
         decode: `decode` of the run.
         streamed: compressor and budget of each cell under this protocol.
         family: facts about the model; None if unknown.
-        uncut: datasets without `context_key`, whose streams are not texts.
+        uncut: datasets without `context_key`, whose streams are pictures or videos.
 
     Raises:
         ConfigError, UnsupportedError: see `streaming.check_streams`; or the model does not read videos in chunks.
@@ -281,15 +281,16 @@ def _check_values(config: RunConfig) -> None:
 
 
 def _stream(given: schema.Stream, names: Sequence[str]) -> None:
-    """Check where a stream is asked, and that settings of streams are given to a protocol that has them."""
+    """Check `ask_at`, and that changed stream settings come with a protocol that streams."""
     beyond = [share for share in given.ask_at if share > 1]
     if beyond:
         raise ConfigError(
-            f"stream.ask_at={beyond[0]} is beyond the end of the stream; allowed: {allowed('stream.ask_at')}; give such a share"
+            f"stream.ask_at={beyond[0]} is beyond the end of the stream; allowed: {allowed('stream.ask_at')}; give a "
+            "smaller share"
         )
     if given.every is None and given.ask_at != schema.Stream().ask_at:
         raise ConfigError(
-            f"stream.ask_at={_written(given.ask_at)} asks behind a chunk, and stream.every=null reads all at once; give "
+            f"stream.ask_at={_written(given.ask_at)} asks after a chunk, but stream.every=null reads all at once; give "
             "stream.every=<a number of frames or tokens>, or stream.ask_at=1"
         )
     for key, usual in vars(schema.Stream()).items():

@@ -58,7 +58,7 @@ def metric_rows(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
 
 
 def counted(rows: pa.Table) -> dict[str, Any] | None:
-    """Sum over all answers of a cell; None without answers."""
+    """Return counts of statuses and ranges of the columns `COUNTED` over the answers of a cell; None without answers."""
     if not len(rows):
         return None
     statuses = rows["status"].to_pylist()

@@ -142,8 +142,8 @@ def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[Cos
 
 
 def _asked(roots: Sequence[Path]) -> tuple[list[tuple[Table, pd.DataFrame]], list[str]]:
-    """Return tables of several questions a document with the scores by place, and why a store has none although it asks them."""
-    from mmkv_bench.tables.questions import NoQuestionsError, by_place, tables_with_scores
+    """Return the tables of several questions per document, each with its scores by place; and a sentence per failed store."""
+    from mmkv_bench.tables.question_losses import NoQuestionsError, by_place, tables_with_scores
 
     asked, left_out = [], []
     for root in roots:
@@ -157,7 +157,7 @@ def _asked(roots: Sequence[Path]) -> tuple[list[tuple[Table, pd.DataFrame]], lis
 
 
 def _write_questions(folder: Folder, asked: Sequence[tuple[Table, pd.DataFrame]]) -> None:
-    """Write the page of several questions a document: what was known, and scores by the place of a question."""
+    """Write the page of several questions per document: the tables, and charts of the scores by place."""
     lines: dict[str, int] = {}
     parts = []
     for number, (table, points) in enumerate(asked):

@@ -11,7 +11,7 @@ from mmkv_bench.report.scores import FamilyRanks, ScoreLine, ScoreView, cost_val
 from mmkv_bench.tables.costs import CostEntry, CostTable
 from mmkv_bench.tables.figure import COLOURS, GREY, MARKERS, Look, looks
 from mmkv_bench.tables.question_figure import LOOKS, PLACE, aside
-from mmkv_bench.tables.questions import MODES
+from mmkv_bench.tables.question_losses import MODES
 from mmkv_bench.tables.table import Table
 from mmkv_bench.tables.text import axis_words
 
@@ -141,10 +141,10 @@ def against_length(tables: Sequence[CostTable], cost: str) -> Figure | None:
 
 
 def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
-    """Scores against the place of a question in its document's order, a line per mode; the full cache is dashed.
+    """Return a chart of scores against a question's place in its document's order, a line per mode; the full cache is dashed.
 
     Args:
-        line, full: lines of `tables.questions.by_place`, of one method and budget and of the full cache.
+        line, full: rows of `tables.question_losses.by_place` for one method and budget, and for the full cache.
     """
     modes = [mode for mode in MODES if (line["mode"] == mode).any()]
     traces = []

@@ -32,7 +32,7 @@ class Folder:
     """The folder into which a report is written. A complete new report replaces an earlier one; other files are never touched.
 
     Args:
-        further: file and words of pages that are linked behind the overview and the table.
+        further: (file, link text) of pages that are linked after the overview and the table.
 
     Attributes:
         bytes: bytes written so far, by subfolder; `pages` stands for the top folder.

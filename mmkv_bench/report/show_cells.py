@@ -126,7 +126,7 @@ class StoreCells:
 
     @cached_property
     def samples(self) -> set[str]:
-        """Ids of all samples with a row of some cell."""
+        """Return the ids of all samples that have a row in some cell."""
         return set(self.store.responses(None, ("sample_id",), coded=True)["sample_id"].unique().to_pylist())
 
     def _near(self, word: str) -> str:

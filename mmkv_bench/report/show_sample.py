@@ -10,7 +10,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.report import terminal
 from mmkv_bench.report.answers import Answer, compared, sample_scores
 from mmkv_bench.report.kept_maps import KeptTokens
-from mmkv_bench.report.prompts import Prompts
+from mmkv_bench.report.sample_prompts import Prompts
 from mmkv_bench.report.show_cells import StoreCells
 from mmkv_bench.report.terminal import MARK, KeptMap, cut, marked, pairs, plain, table
 from mmkv_bench.statistics.metric_kinds import MEASURES

@@ -30,7 +30,7 @@ from mmkv_bench.report.command import PROGRAM, Commands
 from mmkv_bench.report.fields import Field, budget_words, datatable, interval, score, text_field
 from mmkv_bench.report.folder import Folder
 from mmkv_bench.report.kept_maps import KeptTokens, kept_section
-from mmkv_bench.report.prompts import Prompts
+from mmkv_bench.report.sample_prompts import Prompts
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.packing import blocks
 from mmkv_bench.tables.rows import AT_ONCE, BASELINE, Rows, context_key, with_limits

@@ -18,8 +18,8 @@ def prompt_row(
 ) -> dict[str, Any]:
     """Return the row.
 
-    dataset: the name in the cells' rows. fingerprint: of the model. visual: result of `visual_places`. rendered: the prompt's
-    text.
+    dataset: the name in the cells' rows. fingerprint: the model's fingerprint. visual: result of `visual_places`. rendered:
+    the prompt's text.
     """
     return {
         "prompt_hash": request.prompt_hash,

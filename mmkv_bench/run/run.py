@@ -146,7 +146,7 @@ def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
 
 
 def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
-    """Load the model, after all checks that need no model: of the device and the data.
+    """Check the device and the data, then load the model.
 
     Raises:
         MMKVError: device, data or model is missing, or cannot do what the run asks.

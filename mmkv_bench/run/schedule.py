@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.columns import aligned
 from mmkv_bench.run.card import columns, model_lines, row_lines, wrapped
+from mmkv_bench.text_columns import aligned
 
 if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan

@@ -201,7 +201,7 @@ def score_dataset(
 class _Scored:
     """The rows of a dataset's cells during scoring, some cells at a time: unchanged rows and new ones.
 
-    rows: of the current cells.
+    rows: rows of the current cells.
     aggregates, judges: (cell, metric) to lmms-eval's aggregate, and to the judge's columns.
     reasons: cell, or (cell, metric), to the reason why there is no aggregate.
     answers: cell to the digest of the scored answers. scorer: digest of the scorer's code. files: returns the files opened so

@@ -138,7 +138,7 @@ class DatasetTracker:
         self._track.log(told)
 
     def close(self) -> None:
-        """Send what was answered since the last report, because other processes may have had the last samples."""
+        """Report the answers since the last report. They are unreported if another process had the last samples."""
         if self._new:
             self._report()
             self._track.log(self._cells)

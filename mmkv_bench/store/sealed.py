@@ -37,7 +37,7 @@ class Damaged(ValueError):
 
 
 def sealed(table: pa.Table, row_group_size: int | None = None, **options: Any) -> bytes:
-    """Return a parquet file of `table` with page checksums and a digest. options: of `pyarrow.parquet.ParquetWriter`."""
+    """Return a parquet file of `table` with page checksums and a digest. options: passed to `pyarrow.parquet.ParquetWriter`."""
     stream = io.BytesIO()
     write_sealed(stream, table.schema, [table], row_group_size, **options)
     return stream.getvalue()

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.store import journal, parts, scores
+from mmkv_bench.store import journal, parts, score_writer
 from mmkv_bench.store.files import disk_errors, write_whole
 from mmkv_bench.store.folder import StoreFolder, Writer, known_columns
 from mmkv_bench.store.measurements import (
@@ -171,7 +171,7 @@ class Store(StoreFolder):
     def forget_scores(self, samples: Mapping[str, Collection[str]]) -> None:
         """Drop the scores of samples (cell to sample ids) whose answers will be generated again, so that the new answers are
         scored even if the run ends early. The cells' metrics stay until then."""
-        scores.forget(self, samples)
+        score_writer.forget(self, samples)
 
     def write_scores(
         self, blocks: Iterable[pa.Table], metrics_of: Callable[[pa.Table], pa.Table], beside: Collection[str] = ()
@@ -190,7 +190,7 @@ class Store(StoreFolder):
         Raises:
             StoreError: rows break the schema, or metrics belong to other cells.
         """
-        scores.replace_by(self, (scores.checked("samples", rows) for rows in blocks), metrics_of, beside)
+        score_writer.replace_by(self, (score_writer.checked("samples", rows) for rows in blocks), metrics_of, beside)
 
     def samples(
         self,

@@ -340,8 +340,8 @@ def tables_of_ranks(tables: Sequence[ScoreTable]) -> list[Table]:
     every = task_ranks(tables)
     if not every:
         raise ConfigError(
-            "No two tasks have two competing methods that are ok on the same samples at the same budget, so there are no "
-            "ranks; leave out --ranks."
+            "There are no ranks: they need two tasks in which the same two methods answered all samples at one budget; leave "
+            "out --ranks."
         )
     return [_rank_table(ranks, [other.tables[0].context for other in every]) for ranks in every]
 

@@ -129,7 +129,7 @@ def _aggregated(scores: Scores, aggregator: Pooled | None) -> np.ndarray:
     """Return the values that are aggregated: float64 [n], or the parts [n, k]."""
     if aggregator is None:
         return scores.values
-    assert scores.parts is not None, "whoever asks for an aggregate of parts has made sure that there are any"
+    assert scores.parts is not None, "the caller checks that there are parts"
     return scores.parts
 
 

@@ -1,4 +1,4 @@
-"""Pictures of many questions per cache: the score at each place in a document's order, a line per mode, a panel per method."""
+"""Figure of many questions per cache: the score against a question's place in its document's order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.tables.figure import COLOURS, GREY, Look, canvas, legend_below, plain, point_style, small_print
-from mmkv_bench.tables.questions import MODES
+from mmkv_bench.tables.question_losses import MODES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,29 +24,30 @@ LOOKS = {
     "agnostic": Look(COLOURS["blue"], "o"),
     "turns": Look(COLOURS["violet"], "X"),
 }
-"""Mode -> colour and marker, in every picture and in the report."""
+"""Mode -> colour and marker, in figures and in the report."""
 _WIDTH = 4
 _ASIDE = 0.07
-"""Distance of the modes' points from each other: many are equal."""
+"""Horizontal distance between the points of different modes, many of which are equal."""
 
 
 def aside(mode: str, modes: Sequence[str]) -> float:
-    """Return how far a mode's points stand beside their place, so that equal ones are all seen."""
+    """Return the horizontal shift of a mode's points, so that equal points do not hide each other."""
     return _ASIDE * (modes.index(mode) - (len(modes) - 1) / 2)
 
 
 def question_figure(
     points: pd.DataFrame, methods: Sequence[str] | None = None, budgets: Sequence[str] | None = None
 ) -> Figure:
-    """Draw scores against the place of a question: lines are modes with their intervals, panels are methods and budgets.
+    """Draw scores against the place of a question: one line per mode, with intervals, and one panel per method and budget.
 
     The full cache is the dashed line.
 
     Args:
-        points: of `tables.questions.by_place`, of one table. methods, budgets: only these, methods in this order; None: all.
+        points: result of `tables.question_losses.by_place` for one table.
+        methods, budgets: methods, in this order, and budgets to draw; None: all.
 
     Raises:
-        ConfigError: no line of that method or budget.
+        ConfigError: no row has one of the methods or budgets.
     """
     panels = _panels(points, methods, budgets)
     modes = [mode for mode in MODES if (points["mode"] == mode).any()]
@@ -69,7 +70,7 @@ def question_figure(
 
 
 def _panels(points: pd.DataFrame, methods: Sequence[str] | None, budgets: Sequence[str] | None) -> list[pd.DataFrame]:
-    """Return the points of each method and budget that is drawn."""
+    """Return the points of each panel: one method at one budget."""
     lines = points[points["method"] != "full"]
     if budgets:
         _check("budgets", budgets, lines["budget"])
@@ -81,7 +82,7 @@ def _panels(points: pd.DataFrame, methods: Sequence[str] | None, budgets: Sequen
         parts = [lines[(lines["label"] == name) | (lines["method"] == name)] for name in methods]
     panels = [line for part in parts for _, line in part.groupby(["label", "budget"], sort=False)]
     if not panels:
-        raise ConfigError("the rows ask several questions a document of full alone; run methods beside it")
+        raise ConfigError("only full has rows with several questions per document; run other methods too")
     return panels
 
 
@@ -89,7 +90,7 @@ def _check(flag: str, names: Sequence[str], held: Iterable[str]) -> None:
     for name in names:
         if name not in (allowed := sorted({*held})):
             raise ConfigError(
-                f"--{flag} {name}: no such rows with several questions a document; {nearest(name, allowed)}"
+                f"--{flag} {name}: no such rows with several questions per document; {nearest(name, allowed)}"
             )
 
 

@@ -8,7 +8,7 @@ from transformers import DynamicCache
 
 from mmkv_bench import attach, method
 from mmkv_bench.config.files import conf_dir
-from mmkv_bench.diagnostics.verify import draw, make_again
+from mmkv_bench.diagnostics.reproduction import draw, make_again
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.generation.single import generate_alone, run_alone
 from mmkv_bench.protocols import FED_ONCE, NAMES
@@ -113,7 +113,10 @@ def test_the_report_says_what_was_kept():
     assert session.report().fallback == ("prompt_within_budget",)
     with attach(model, "look_m", 2, reading="released") as session:
         answer(model, inputs)
-    assert session.report().audit.startswith("passed: ") and "over the budget, as look_m says" in session.report().audit
+    assert (
+        session.report().audit.startswith("passed: ")
+        and "over the budget, which look_m allows" in session.report().audit
+    )
 
 
 def test_a_scorer_of_ones_own_is_attached_like_a_method():
@@ -244,5 +247,5 @@ def test_a_prompt_whose_tokens_attend_to_later_ones_is_refused_and_a_causal_mask
     two_way = causal.clone()
     two_way[..., :6, :6] = True  # a prefix, as PaliGemma's
     for mask in (two_way, two_way.float().log(), {"full_attention": two_way}):
-        with attach(model, "snapkv", 8) as session, pytest.raises(UnsupportedError, match="attend to later ones"):
+        with attach(model, "snapkv", 8) as session, pytest.raises(UnsupportedError, match="attend to later tokens"):
             model(ids, attention_mask=mask, past_key_values=session.cache)

@@ -42,7 +42,7 @@ def test_the_help_names_every_method_and_what_is_measured(capsys):
 
 def test_a_flag_of_another_method_is_refused(capsys):
     assert main(["sparsemm", "--delta", "0.1"]) == 2
-    assert "--delta is prefixkv's; sparsemm takes none of its own" in capsys.readouterr().err
+    assert "--delta is only for prefixkv; sparsemm takes no such flag; drop --delta" in capsys.readouterr().err
 
 
 @pytest.mark.full

@@ -47,7 +47,7 @@ def test_the_list_names_every_dataset(capsys):
     assert {line.split()[0] for line in lines[1:]} == set(options("dataset"))
     assert main(["list", "--json"]) == 0
     rows = {row["dataset"]: row for row in json.loads(capsys.readouterr().out)}
-    assert rows["mmvet"]["judge"] == "needed" and rows["docvqa"]["samples"] == 5349
+    assert rows["mmvet"]["judge"] == "needed" and rows["docvqa"]["samples"] == "5349 (of 1286 pages)"
     assert rows["ocrbench"]["fixture"] and not rows["lmms_eval"]["fixture"]
 
 
@@ -179,7 +179,7 @@ def test_a_fixture_is_ready(capsys):
     [
         (["chekc", "docvqa"], "what: invalid choice: 'chekc' (choose from 'list', 'check')"),
         (["check"], "needs the name of a dataset"),
-        (["check", "docvq"], "no dataset 'docvq'; did you mean 'docvqa'"),
+        (["check", "docvq"], "unknown dataset 'docvq'; did you mean 'docvqa'"),
         (["check", "docvqa", "--onlin"], "unknown flag '--onlin' of `mmkv-bench data`; did you mean '--online'"),
         (["check", "docvqa", "data.root=/none"], "data.root=/none has no folder docvqa"),
         (["check", "docvqa", "dataset.splt=x"], "did you mean 'split'"),

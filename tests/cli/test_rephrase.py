@@ -39,7 +39,7 @@ LINES = {
     "reproduce 4141fc34": ["`mmkv-bench verify <rows> 4141fc34`", "`mmkv-bench show <rows> 4141fc34`"],
     "show bf826f19": ["is a cell, and not a folder of result rows; name it behind the folder of its rows"],
     f"tables {ROWS} --csv": ["write `--format csv`"],
-    f"tables {ROWS} --alpha 0.01": ["the level is .05 and cannot be set"],
+    f"tables {ROWS} --alpha 0.01": ["the level is always .05"],
     "--config-name mine method=snapkv": ["<folder>/experiment/<name>.yaml"],
     "run --method snapkv --budget 64": ["'--method' is not written so; write `mmkv-bench run method=snapkv budget=64`"],
 }

@@ -14,7 +14,7 @@ from transformers.masking_utils import causal_mask_function, sliding_window_caus
 
 from mmkv_bench import devices
 from mmkv_bench.compression import flash
-from mmkv_bench.compression.attention import _sdpa
+from mmkv_bench.compression.attention_backend import _sdpa
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.flash import FLASH, padding_mask
 from mmkv_bench.compression.session import Session, attach

@@ -10,7 +10,7 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from mmkv_bench.compression.attention import SESSIONS
+from mmkv_bench.compression.attention_backend import SESSIONS
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.session import attach
 from tests import cover, reference, zoo

@@ -237,9 +237,9 @@ def test_a_chunk_that_begins_inside_a_picture_is_refused_and_one_between_picture
     for cuts in ([23], [5, 44], [24, 25, 26]):
         assert all(torch.equal(one, other) for one, other in zip(chunked(cuts), whole, strict=True))
     for cuts in ([12], [7], [23, 42]):
-        with pytest.raises(UnsupportedError, match="begins inside a picture.*feed a picture in one chunk"):
+        with pytest.raises(UnsupportedError, match="begins inside a picture.*feed each picture in one chunk"):
             chunked(cuts)
-    with pytest.raises(UnsupportedError, match="attend to later ones"):
+    with pytest.raises(UnsupportedError, match="attend to later tokens"):
         chunked([], told=False)
 
 
@@ -253,5 +253,5 @@ def test_what_pictures_that_see_themselves_cannot_follow_is_refused():
     with pytest.raises(UnsupportedError, match="decode=eager"):
         Session(model, fixed=True)
     observed = SimpleNamespace(sinks=None, reach=torch.tensor([1, 1]))
-    with pytest.raises(UnsupportedError, match="knows causal attention alone"):
+    with pytest.raises(UnsupportedError, match="supports only causal attention"):
         PressScorer._ask(SimpleNamespace(press="SnapKVPress"), observed, None, 0)

@@ -236,7 +236,8 @@ def test_a_parquet_with_damaged_pages_is_an_error_that_says_so(root):
     content[4:400] = bytes(396)
     file.write_bytes(content)
     with pytest.raises(
-        MissingDataError, match="docvqa_val cannot be loaded: (?!.*Generation|.*data.root).*/docvqa, which"
+        MissingDataError,
+        match="docvqa_val cannot be loaded: (?!.*Generation|.*data.root).*/docvqa; check that they are complete",
     ):
         sample_refs(docvqa(root), None)
 

@@ -216,7 +216,7 @@ def test_a_category_of_dream_1k_alone():
     (request,) = ask_all(spec_from_config("dream1k", node, {"source": "fixture"}))
     assert request.videos[0].endswith("/4.mp4")
     with pytest.raises(
-        DataError, match="no split 'radio'; they have test, animation, live_action, stock, youtube, tiktok"
+        DataError, match="no split 'radio'; allowed: test, animation, live_action, stock, youtube, tiktok"
     ):
         ask_all(spec_from_config("dream1k", node | {"split": "radio"}, {"source": "fixture"}))
 

@@ -46,14 +46,14 @@ def test_both_annotations_of_favor_bench_give_the_same_questions(tmp_path):
 @each(
     ("content", "message"),
     [
-        ("[{", "is not JSON"),
-        ({}, "is not a list of samples"),
-        ([], "is not a list of samples"),
+        ("[{", "is no JSON"),
+        ({}, "is no list of samples"),
+        ([], "is no list of samples"),
         ([{"video_name": "v"}], "sample 0 of .* lacks questions"),
         ([{"video_name": "v", "questions": []}], "has no question"),
-        ([{"video_name": "../v", "questions": [QUESTION]}], "not a file below"),
-        ([{"video_name": "v", "questions": [QUESTION | {"task_type": "XX"}]}], "task_type 'XX'; allowed: AS, HAC"),
-        ([{"video_name": "v", "questions": [QUESTION | {"correct_answer": "c"}]}], "not one of its options"),
+        ([{"video_name": "../v", "questions": [QUESTION]}], "no file below"),
+        ([{"video_name": "v", "questions": [QUESTION | {"task_type": "XX"}]}], "task_type 'XX', none of AS, HAC"),
+        ([{"video_name": "v", "questions": [QUESTION | {"correct_answer": "c"}]}], "none of its options"),
         ([{"video_name": "v", "questions": [{"question": "q?"}]}], "lacks options, correct_answer, task_type"),
     ],
 )
@@ -99,9 +99,9 @@ def test_the_five_categories(tmp_path, source):
 @each(
     ("change", "message"),
     [
-        ({"source": "radio"}, "'radio' is not one of the five sources"),
+        ({"source": "radio"}, "'radio' is none of its five sources"),
         ({"description": " "}, "the description is empty"),
-        ({"events": "A dog runs."}, "events is not a list"),
+        ({"events": "A dog runs."}, "events is no list"),
     ],
 )
 def test_dream_1k_samples_that_are_wrong(tmp_path, change, message):
@@ -113,7 +113,7 @@ def test_dream_1k_samples_that_are_wrong(tmp_path, change, message):
 
 def test_a_broken_line_is_named(tmp_path):
     write(tmp_path, "DREAM-1k.jsonl", '{"idx": 1}\n{"idx"')
-    with pytest.raises(DataError, match="line 2 of .*DREAM-1k.jsonl is not JSON"):
+    with pytest.raises(DataError, match="line 2 of .*DREAM-1k.jsonl is no JSON"):
         read_videos(tmp_path)
 
 
@@ -154,10 +154,10 @@ def test_a_thousand_of_more_are_the_same_thousand_in_the_file_s_order(tmp_path):
 @each(
     ("turns", "message"),
     [
-        ([{"from": "human", "value": "q"}], "does not alternate human and gpt"),
-        ([{"from": "gpt", "value": "a"}, {"from": "human", "value": "q"}], "does not alternate"),
+        ([{"from": "human", "value": "q"}], "no alternation of human and gpt"),
+        ([{"from": "gpt", "value": "a"}, {"from": "human", "value": "q"}], "no alternation"),
         ([{"from": "human"}, {"from": "gpt", "value": "a"}], "a turn without 'value'"),
-        ([], "does not alternate"),
+        ([], "no alternation"),
     ],
 )
 def test_conversations_that_are_none(tmp_path, turns, message):
@@ -266,11 +266,11 @@ def test_lengths_in_tokens_of_a_tokenizer(tmp_path):
 @each(
     ("asked", "message"),
     [
-        ({"length": [5]}, "length in .* is not a setting; .*lengths"),
-        ([], "the content in .* is not a setting"),
+        ({"length": [5]}, "length in .* is no setting; .*lengths"),
+        ([], "what it holds in .* is no setting"),
         ({"lengths": []}, "needs lengths"),
         ({"depths": [120]}, "depths from 0 to 100"),
-        ({"lengths": [100]}, "length 100 of needle.json is too short"),
+        ({"lengths": [100]}, "length 100 of needle.json leaves no room"),
         ({"tokenizer": "/nowhere/at/all"}, "the tokenizer /nowhere/at/all of needle.json cannot be loaded"),
     ],
 )

@@ -132,7 +132,8 @@ def test_vision_knows_sinks_and_the_same_place_in_the_next_picture():
     same = [fmean(float(head[i] @ head[i + 4]) for i in (1, 2, 3)) for head in keys]
     assert got["next picture"] == pytest.approx(fmean(same) - fmean(pairs), rel=1e-4)
     reads = {
-        name: getattr(obs, name) for name in ("key", "queries", "rotation", "scaling", "device", "token_types", "sinks")
+        name: getattr(obs, name)
+        for name in ("key", "queries", "rotation", "scaling", "device", "token_types", "sinks", "reach")
     }
     heavy = obs.column_sums.clone()
     heavy[:, 2] *= 1000

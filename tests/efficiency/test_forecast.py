@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from mmkv_bench.config.compose import compose
-from mmkv_bench.efficiency.forecast import document, notes_of, text, workloads_of
 from mmkv_bench.efficiency.plan import plan_passes
+from mmkv_bench.efficiency.planned_workloads import document, notes_of, text, workloads_of
 from mmkv_bench.efficiency.run import missing
 from mmkv_bench.forecast.forecast import Assumptions, forecast
 from mmkv_bench.store.store import Store

@@ -88,12 +88,12 @@ def test_a_division_is_scaled_exactly_and_what_a_head_cannot_hold_goes_to_the_ot
         ([*RANDOM, "method=adakv", "profiles=nowhere"], "profiles=nowhere is not a folder"),
         (
             [*RANDOM, "method=adakv", "budget=48", "profiles={ROWS}"],
-            "has no rows of it: adakv@48 with the same parameters",
+            "needs rows of adakv@48 with the same parameters",
         ),
-        ([*RANDOM, "method=adakv", "methods.adakv.alpha=0.5", "profiles={ROWS}"], "has no rows of it"),
+        ([*RANDOM, "method=adakv", "methods.adakv.alpha=0.5", "profiles={ROWS}"], "has no such rows"),
         (
             [*RANDOM, "model.layers=3", "method=adakv", "profiles={ROWS}"],
-            "longer than its budget with 3 layers of 2 KV heads",
+            "no row with 3 layers of 2 KV heads and a prompt longer than the budget",
         ),
         ([*RANDOM, "method=hybridkv", "prompts=image", "profiles={ROWS}"], "not which heads are dynamic"),
         ([*RANDOM, "method=hybridkv", "prompts=image"], "not which heads are dynamic"),

@@ -196,7 +196,7 @@ def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_te
     assert (
         "Limits are exceeded (" in exceeded
         and "under an unknown load" in exceeded
-        and "tokens/s counts decoding alone" in said
+        and "tokens/s counts only decoding" in said
     )
     assert ("From 40 to 96 prompt tokens (text, batch 1) a step reads what it has more of at: full " in said) is (
         told is False

@@ -220,11 +220,11 @@ def test_cells_of_text_are_those_that_they_were_before_there_were_pictures():
         (["method=look_m", "prompts=[image,text]"], "choose one, or leave the method out"),
         (
             ["model=llava_v1_5_7b", "model.weights=random", "prompts=video"],
-            "LLaVA-1.5 takes no videos; allowed for it: text",
+            "LLaVA-1.5 takes no videos; allowed: text",
         ),
         (
             ["model=llama_3_8b", "model.weights=random", "prompts=image"],
-            "takes no images; allowed for it: text; choose one",
+            "takes no images; allowed: text; choose one",
         ),
     ],
 )

@@ -219,7 +219,7 @@ def test_a_scorer_that_raises_is_named_with_its_task_and_sample_at_once(own_task
 
 def test_a_scorer_that_lacks_what_its_task_could_not_import_says_so(own_task):
     spec = own_task(name="poor", process_results="!function utils.lacking")
-    with pytest.raises(ScoringError, match="poor.*'lemmas' is not defined.*not installed.*stage=score"):
+    with pytest.raises(ScoringError, match="poor.*'lemmas' is not defined.*probably missing.*stage=score"):
         answered_scores(spec, ANSWERS)
 
 

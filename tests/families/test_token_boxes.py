@@ -233,6 +233,6 @@ def test_what_cuts_images_otherwise_is_refused():
 def test_an_unknown_family_is_refused():
     with pytest.raises(
         UnsupportedError,
-        match="model_type 'newer_vl' is not supported; supported families: Gemma 3 .text., gpt-oss .text., InternVL, .*Qwen2-VL",
+        match="model_type 'newer_vl' is not supported; supported families: Gemma 3 .text., Gemma 3, .*InternVL, .*Qwen2-VL",
     ):
         token_boxes(SimpleNamespace(model_type="newer_vl"), None, {}, [(10, 10)], 4)

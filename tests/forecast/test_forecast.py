@@ -188,7 +188,7 @@ def test_documents_are_prefilled_once_and_replays_and_conversations_are_counted(
     unknown = outline(
         compose([*words[:1], "dataset=docvqa", "dataset.about.samples=many", *words[3:], "protocol=query_first"])
     )
-    assert "each is counted as a document" in notes_of(unknown)[0] and not notes_of(plan)
+    assert "every question counts as a document" in notes_of(unknown)[0] and not notes_of(plan)
 
 
 def test_a_long_prompt_is_refused_before_anything_is_counted(tmp_path):

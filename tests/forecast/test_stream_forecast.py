@@ -49,7 +49,7 @@ def test_a_plan_counts_the_readings_work_and_bytes_that_a_run_has(tmp_path, monk
     (unknown,) = workloads_of(plan, plan.coverage(store), store, Assumptions())
     assert unknown.chunk == unknown.length.tokens and dict(unknown.streams) == {None: 2, 38: 4}
     told = forecast(plan, [unknown], Assumptions())
-    assert any("stream_facts: how many tokens a frame has" in sentence for sentence in told.missing)
+    assert any("stream_facts: the tokens of a frame" in sentence for sentence in told.missing)
 
     done(tmp_path / "rows", *words, "stage=generate")
     rows = responses(tmp_path / "rows")
@@ -82,7 +82,7 @@ def test_what_follows_the_last_question_and_places_of_other_protocols_are_not_co
         (told,) = forecast(plan, [work], given).datasets
         (line,) = (line for line in told.lines if line.scope == "stream" and line.label == "full")
         plans[ask_at] = (work, told, line)
-        unknown = any("how many tokens a frame" in sentence for sentence in forecast(plan, [work], given).missing)
+        unknown = any("stream_facts: " in sentence for sentence in forecast(plan, [work], given).missing)
         assert unknown == (ask_at != "1"), "the whole stream is one chunk where stream.every=null"
     (end, whole, all_of), (half, short, part), (two, both, copies) = plans.values()
     assert (list(end.ask_at), list(half.ask_at), list(two.ask_at)) == ([1.0], [0.5], [0.25, 0.5])

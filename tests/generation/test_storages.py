@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from mmkv_bench.compression.attention import _sdpa
+from mmkv_bench.compression.attention_backend import _sdpa
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.config.files import content, options
 from mmkv_bench.families.facts import ModelFacts, model_facts

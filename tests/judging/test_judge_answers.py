@@ -228,9 +228,9 @@ def test_openais_key_goes_to_nobody_who_is_not_named_for_it(server, settings, mo
 def test_a_missing_key_asks_nobody(server, settings, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     settings = dataclasses.replace(settings, key_env="OPENAI_API_KEY")
-    assert outcome(settings) == "not judged: OPENAI_API_KEY is not set; it holds the judge's key"
+    assert outcome(settings) == "not judged: OPENAI_API_KEY is not set; set it to the judge's key"
     monkeypatch.setenv("OPENAI_API_KEY", "sk-with\nnewline")
-    assert "is no key" in outcome(settings)
+    assert "is not a key" in outcome(settings)
     assert server.requests == []
 
 

@@ -109,7 +109,7 @@ def test_released_average_merges_the_wrong_rows_by_hand():
 
 def test_misaligned_sources_need_heads_that_evict_alike():
     index = torch.tensor([[-1, 0], [0, 2]])
-    with pytest.raises(UnsupportedError, match=r"these heads evict \[5, 4\]; allowed: the same number in every head"):
+    with pytest.raises(UnsupportedError, match=r"these heads evict \[5, 4\]; allowed: equal numbers in all heads"):
         LookMMerge("average", "misaligned").reduce(
             KEYS.repeat(2, 1, 1), VALUES.repeat(2, 1, 1), index, torch.tensor(KINDS)
         )

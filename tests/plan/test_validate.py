@@ -94,7 +94,7 @@ def check(*overrides: str) -> None:
         (["protocol=stream", "stream.ask_at=[]"], "stream.ask_at=[] is an empty list"),
         (
             ["protocol=stream", "stream.ask_at=[1,0.5]", "stream.every=null"],
-            "stream.ask_at=[1,0.5] asks behind a chunk, and stream.every=null reads all at once",
+            "stream.ask_at=[1,0.5] asks after a chunk, but stream.every=null reads all at once",
         ),
     ],
 )
@@ -234,9 +234,7 @@ def test_what_windows_and_states_cannot_follow_is_refused_before_any_work():
     with pytest.raises(UnsupportedError, match="protocol=stream evicts while it prefills, but Gemma 3"):
         validate_stream("eager", [(full(), None)], facts, [])
     measured = {"one": SimpleNamespace(questions_key=None, measures=("ppl",))}
-    with pytest.raises(
-        ConfigError, match=r"protocol=stream measures nothing besides answers, and one has measures=\[ppl\]"
-    ):
+    with pytest.raises(ConfigError, match=r"protocol=stream measures only answers, but one has measures=\[ppl\]"):
         validate_questions(["paper", "stream"], measured, SimpleNamespace(shares_prefill=True, decode="eager"))
     for decode, attention in (("compiled", "sdpa"), ("eager", "flash_attention_2")):
         answering = SimpleNamespace(decode=decode, model=SimpleNamespace(attention=attention))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 
-from mmkv_bench.columns import size
 from mmkv_bench.config.compose import compose
 from mmkv_bench.plan.planner import outline
 from mmkv_bench.run import card as run_card
 from mmkv_bench.run.card import PromptSize
 from mmkv_bench.run.progress import Progress, duration
+from mmkv_bench.text_columns import size
 from tests.each import each
 
 DONE = {"pages_walk_small": 30, "pages_lookup_small": 0}

@@ -10,7 +10,7 @@ import pytest
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.intervals import wilson
 from mmkv_bench.tables.question_figure import aside, question_figure
-from mmkv_bench.tables.questions import KNOWN, _places, by_place
+from mmkv_bench.tables.question_losses import KNOWN, _places, by_place
 
 DOCUMENTS = 12
 LINE = {"model": "m", "dataset": "d", "metric": "exact_match", "reading": "", "seed": ""}
@@ -78,5 +78,5 @@ def test_a_panel_has_a_line_per_mode_and_the_full_cache() -> None:
     for methods, budgets, words in ((["snapkw"], None, "--methods snapkw.*snapkv"), (None, ["32"], "--budgets 32.*64")):
         with pytest.raises(ConfigError, match=words):
             question_figure(points, methods, budgets)
-    with pytest.raises(ConfigError, match="of full alone"):
+    with pytest.raises(ConfigError, match="only full has rows"):
         question_figure(points[points["method"] == "full"])

@@ -66,7 +66,7 @@ def test_rankings_of_the_embedded_model_say_that_they_predict_no_papers():
 
 
 def test_one_task_or_failed_samples_give_no_ranks_over_tasks():
-    with pytest.raises(ConfigError, match="No two tasks have two competing methods"):
+    with pytest.raises(ConfigError, match="they need two tasks in which the same two methods"):
         tables_of_ranks(tables()[:1])
 
 

@@ -219,4 +219,6 @@ def _check_limits(model: Model, kind: str, processor: Mapping[str, Any], limits:
         low, high = area(processor["image"])
         low, high = limits.min_pixels or low, limits.max_pixels or high
         if low > high:
-            raise ConfigError(f"at least {low} and at most {high} pixels contradict each other; give both limits")
+            raise ConfigError(
+                f"at least {low} and at most {high} pixels contradict each other; give model.min_pixels and model.max_pixels"
+            )

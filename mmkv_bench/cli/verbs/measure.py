@@ -63,8 +63,9 @@ def with_defaults(given: argparse.Namespace) -> argparse.Namespace:
         if flag in accepted:
             continue
         if getattr(given, flag) is not None:
-            takes = ", ".join(f"--{name}" for name in accepted) or "none of its own"
-            raise ConfigError(f"--{flag} is only for {method}; allowed for {given.method}: {takes}; drop --{flag}")
+            takes = ", ".join(f"--{name}" for name in accepted)
+            allowed = f"allowed for {given.method}: {takes}" if takes else f"{given.method} takes no such flag"
+            raise ConfigError(f"--{flag} is only for {method}; {allowed}; drop --{flag}")
         delattr(given, flag)
     for flag, default in {**accepted, **OF_PAGES, "samples": SAMPLES[given.method]}.items():
         setattr(given, flag, default if getattr(given, flag) is None else getattr(given, flag))

@@ -105,7 +105,7 @@ def _print_passes(
 ) -> dict[str, Any]:
     """Print the plan of scenario=efficiency, and return it as data."""
     from mmkv_bench.cli.deployment import deployment_of
-    from mmkv_bench.efficiency import forecast as passes
+    from mmkv_bench.efficiency import planned_workloads as passes
     from mmkv_bench.efficiency.run import missing
     from mmkv_bench.forecast.forecast import forecast
     from mmkv_bench.forecast.text import document, text

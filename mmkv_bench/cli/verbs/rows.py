@@ -96,7 +96,7 @@ def verify(given: argparse.Namespace) -> int:
     """Make answers again. Return 0 if all are equal, 1 if an answer differs, 2 if none could be made again, 130 if
     interrupted."""
     from mmkv_bench.diagnostics.receipt import EXIT_CODES, lines, receipt, verdict
-    from mmkv_bench.diagnostics.verify import draw, make_again
+    from mmkv_bench.diagnostics.reproduction import draw, make_again
 
     is_folder = [Path(word).is_dir() for word in given.what]
     roots = [rows_folder(word) for word in given.what[: is_folder.index(False) if False in is_folder else None]]

@@ -26,9 +26,9 @@ def show(given: argparse.Namespace) -> int:
     out, cells = console(), StoreCells(Store(given.rows))
     named = cells.named(given.what)
     if named.sample is not None:
-        shown = show_sample(out, cells, named.sample, named.cells, given.remake, given.prompt)
+        answering_cells = show_sample(out, cells, named.sample, named.cells, given.remake, given.prompt)
         again = (given.other_versions, given.run_code)
-        return _remake(out, cells, named.sample, shown, *again) if given.remake else 0
+        return _remake(out, cells, named.sample, answering_cells, *again) if given.remake else 0
     if given.remake or given.prompt:
         flag = "--remake" if given.remake else "--prompt"
         raise ConfigError(f"{flag} needs a sample; write for example mmkv-bench show <rows> <sample id> {flag}")
@@ -48,7 +48,7 @@ def _remake(
     run_code: bool,
 ) -> int:
     """Print the visual tokens that each cell kept."""
-    from mmkv_bench.diagnostics.verify import remake
+    from mmkv_bench.diagnostics.reproduction import remake
     from mmkv_bench.report.terminal import KeptMap, shares, show
 
     remade = []

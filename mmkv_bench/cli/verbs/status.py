@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.cli.main import clear_screen
-from mmkv_bench.columns import aligned
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.text_columns import aligned
 
 if TYPE_CHECKING:
     from mmkv_bench.store.store import Store

@@ -229,8 +229,8 @@ class QuantisedLayer(CompressedLayer):
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         raise UnsupportedError(
-            "a quantised layer holds one finished prompt of one sequence, whose entries only grow; use greedy "
-            "decoding, prompt by prompt"
+            "a quantised layer holds one sequence after its prefill, and entries can only be appended; use greedy decoding "
+            "of one prompt at a time"
         )
 
     retain = drop = forget = reorder_cache = batch_repeat_interleave = batch_select_indices = reset = _refuse

@@ -6,11 +6,11 @@ A block contains complete rows and so their softmax denominators: one pass is en
 Shapes: Hq query heads, Hkv KV heads, g = Hq / Hkv, w or n query rows, T or S keys, D head dimension. Query head h reads
 KV head h // g.
 
-Sinks, float32 ``[Hq]``, are learned scores beside those of keys (gpt-oss): each takes its share of its head's softmax and goes to
-no key, so that the probabilities of a row sum to less than 1. None: there are none.
+Sinks, float32 ``[Hq]``, are learned scores beside those of keys (gpt-oss): each takes a share of its head's softmax
+that goes to no key, so that the probabilities of a row sum to less than 1. None: there are none.
 
-Reach, int64 ``[n]`` on the CPU, ascending, is the last key that each row sees. It lies behind the row where a picture's tokens
-see it to its end (Gemma 3). None: rows are causal, and each sees keys up to its own.
+Reach, int64 ``[n]`` on the CPU, ascending, is the last key that each row sees. If the tokens of a picture see the whole
+picture (Gemma 3), this key comes after the row's own. None: attention is causal, so each row sees keys up to its own.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def hide(scores: Tensor, reach: range | Tensor) -> None:
-    """Set ``scores [..., n, S]`` to -inf, in place, at keys behind the last one that each of the n rows sees."""
+    """Set ``scores [..., n, S]`` to -inf, in place, at the keys that a row does not see. reach: last key of each row."""
     first = int(reach[0])
     last = torch.arange(reach.start, reach.stop) if isinstance(reach, range) else reach
     later = torch.arange(first, scores.shape[-1], device=scores.device) > last.to(scores.device)[:, None]
@@ -72,14 +72,15 @@ def column_sums(
     sinks: Tensor | None = None,
     reach: Tensor | None = None,
 ) -> Tensor:
-    """Attention column sums ``[Hkv, S]`` float32, summed over rows and over the g query heads of a KV head.
+    """Sum the attention to each key over rows and over the g query heads of a KV head, float32 ``[Hkv, S]``.
 
     Args:
         query: ``[Hq, n, D]``, rows at positions ``offset .. offset + n - 1``.
         key: ``[Hkv, S, D]`` with ``S = offset + n``.
         scaling: factor of the scores.
-        offset: tokens before this chunk; add the sums of all chunks to get those of the whole prompt.
-        sinks: ``[Hq]``. reach: ``[n]``; with it no fused kernel is used.
+        offset: tokens before this chunk; the sums of all chunks add up to those of the whole prompt.
+        sinks: ``[Hq]``.
+        reach: ``[n]``; if it is given, no fused kernel is used.
     """
     if reach is None and devices.at(key.device).fuses:
         from mmkv_bench.compression.numerics import fused
@@ -121,7 +122,7 @@ def by_row(sinks: Tensor | None, rows: int) -> Tensor | None:
 def window_mass(
     tail: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None, reach: Tensor | None = None
 ) -> Tensor:
-    """Attention of the last w queries to every key, ``[Hkv, T]`` float32: mean over the w rows and the g query heads.
+    """Return the attention of the last w queries to every key, ``[Hkv, T]`` float32: mean over rows and g query heads.
 
     The softmax runs over all T keys, causal inside the window, as in SnapKV (arXiv 2404.14469, section 4).
 
@@ -174,14 +175,14 @@ def is_half(dtype: torch.dtype) -> bool:
 def half_window(
     tail: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None, reach: Tensor | None = None
 ) -> Tensor:
-    """Attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys: mean over the w rows.
+    """Return the attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys: mean over the w rows.
 
     Products, their scaling, probabilities and means are rounded to that dtype; the softmax, causal inside the window,
     is float32. A few heads are computed at a time (``tiles.py``).
 
     Args:
-        tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T); key: ``[Hkv, T, D]``; scaling: factor of the products;
-            sinks: ``[Hq]``; reach: ``[w]``.
+        tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T); key: ``[Hkv, T, D]``; scaling: factor of the
+            products; sinks: ``[Hq]``; reach: ``[w]``.
     """
     heads, total, _ = key.shape
     rows, group = tail.shape[1], tail.shape[0] // heads

@@ -66,12 +66,12 @@ def cross_modal_entropy(query: Tensor, key: Tensor, scaling: float, types: Tenso
 def causal_entropy(
     query: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None, reach: Tensor | None = None
 ) -> float:
-    """Mean over all heads and rows of the entropy of the layer's own attention (MEDA's released figure).
+    """Return the mean over all heads and rows of the entropy of the layer's own attention (MEDA's released figure).
 
     Args:
         query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. scaling: factor of the scores.
-        sinks: ``[Hq]``, see ``attention.py``; the sum is over keys, whose probabilities are smaller by the sink's share.
-        reach: ``[T]``, see there.
+        sinks: ``[Hq]``, see ``attention.py``; the sum is over keys, without the sink's share.
+        reach: ``[T]``, see ``attention.py``.
     """
     heads, total, dim = key.shape
     by_head = None if sinks is None else sinks.view(heads, -1)
@@ -105,16 +105,16 @@ def top_mass(
     """Return the share of its attention that a row gives to its ``top`` keys, on average: HybridKV's sparsity score
     (equation 3).
 
-    Row i attends to keys 0..i, or to its reach (softmax in float32); the ``top`` largest probabilities are added up. Rows that
-    see at most ``top`` keys give exactly 1. Nothing larger than one tile (``tiles.py``) exists at any time.
+    Row i attends to keys 0..i, or up to its reach (softmax in float32). Its share is the sum of its ``top`` largest
+    probabilities: exactly 1 if it sees at most ``top`` keys. Nothing larger than one tile (``tiles.py``) exists at any time.
 
     Args:
         query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. Any floating dtype.
         scaling: factor of the scores.
         rows: ascending indices of the query rows that count, at least one.
         top: keys per row, 1 or more.
-        sinks: ``[Hq]``, see ``attention.py``; rows give the less to keys, and those that see few keys give less than 1.
-        reach: ``[T]``, see there.
+        sinks: ``[Hq]``, see ``attention.py``; rows give less to keys, and rows that see few keys less than 1.
+        reach: ``[T]``, see ``attention.py``.
 
     Returns:
         float64 ``[Hkv]`` on the CPU: mean over the rows and over the g query heads of a KV head, in (0, 1].
@@ -135,6 +135,6 @@ def top_mass(
         best = scores.topk(min(top, seen), sorted=False).values
         mass = (best.sum(-1) * weight).double().view(heads, group, n)
         if sinks is None:
-            mass.masked_fill_(sees.to(key.device) < top, 1.0)  # not 1 up to rounding: heads would not tie
+            mass.masked_fill_(sees.to(key.device) < top, 1.0)  # exactly 1, so that heads tie
         total += mass.sum((1, 2))
     return (total / (len(rows) * group)).cpu()

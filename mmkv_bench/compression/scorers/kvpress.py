@@ -138,8 +138,8 @@ class PressScorer(Scorer):
             )
         if obs.reach is not None:
             raise UnsupportedError(
-                f"kvpress' {self.press} knows causal attention alone, and this model's pictures see themselves to their ends; "
-                "use a method of this package"
+                f"kvpress' {self.press} supports only causal attention, but this model's pictures attend to themselves in "
+                "both directions; use a method of this package"
             )
         cos, sin = (part[None].to(obs.states.dtype) for part in obs.rotation)
         kwargs = {

@@ -69,7 +69,7 @@ class Prompts:
         self._folder, self._stored, self._prompts = folder, stored, dict[tuple[str, str], Prompt]()
 
     def of(self, sample_id: str, prompt_hash: str | None) -> Prompt:
-        """Return a sample's prompt. A drawn page is drawn now; it counts if it equals the page that was answered."""
+        """Return a sample's prompt. A page of a drawn dataset is drawn again, and used if it equals the answered page."""
         key = sample_id, prompt_hash or ""
         if key not in self._prompts:
             self._prompts[key] = self._prompt(*key)

@@ -49,7 +49,8 @@ _PROTOCOLS = {
 }
 MODES = {name: [name] for name in ("each", "joint")} | {"first": ["same", "other"]}
 MODES |= {name: [name] for name in ("paraphrase", "generic", "agnostic", "turns")}
-"""What was known -> its columns of scores, of which a sample has one; `first` is `query_first`, its known question included."""
+"""Mode (what the cache was compressed for) -> columns of scores. A sample has a score in one of them. `first` is
+`query_first`, with the question that the cache was compressed for."""
 LINE = ["model", "dataset", "metric", "method", "reading", "budget", "seed"]
 _SAMPLE = [*LINE, "cluster", "sample_id"]
 
@@ -67,7 +68,7 @@ _NOTHING = (
 
 
 class NoQuestionsError(StoreError):
-    """A store without scores of several questions a document."""
+    """Error: a store has no scores of several questions per document."""
 
 
 def question_tables(
@@ -89,7 +90,7 @@ def question_tables(
 def tables_with_scores(
     root: Path, datasets: Sequence[str] | None = None, metrics: Sequence[str] | None = None
 ) -> list[tuple[Table, pd.DataFrame]]:
-    """Return the tables of `question_tables`, each with the lines of `paired_scores` that it is made of."""
+    """Return the tables of `question_tables`, each with its rows of `paired_scores`. Raises the errors of `question_tables`."""
     scores = paired_scores(root)
     if datasets:
         scores = scores[scores["dataset"].isin(datasets)]
@@ -100,14 +101,15 @@ def tables_with_scores(
 
 
 def paired_scores(root: Path) -> pd.DataFrame:
-    """Return scores by sample: a line per cell without its protocol and sample, a column per name of `KNOWN`, `same` and `place`.
+    """Return the scores of all samples. A row is one sample of one line (`LINE`, a cell apart from its protocol).
 
-    same: score of the question for which the cache of `query_first` was compressed. place: the question's position in its
-    document's order, from 1: first the question that `query_first` knows and `turns` begins with. NaN if a score is missing.
+    Columns: the names of `KNOWN`; `same`, the score of the question for which the cache of `query_first` was compressed; and
+    `place`, the question's position in its document's order, from 1. The order begins with the question that `query_first`
+    and `turns` ask first. Missing scores are NaN.
 
     Raises:
-        NoQuestionsError: no rows of several questions.
-        StoreError: two cells for the same line, such as cells of two versions.
+        NoQuestionsError: the store has no rows of several questions per document.
+        StoreError: two cells belong to one line, such as cells of two versions.
     """
     from mmkv_bench.store.store import Store
 
@@ -144,7 +146,7 @@ def paired_scores(root: Path) -> pd.DataFrame:
 
 
 def _places(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the place of each question in its document's order, from 1: its number where no row says what comes first."""
+    """Return the place of each question in its document's order, from 1; its number + 1 if no row states the first question."""
     sample = ["dataset", "sample_id"]
     asked = rows.drop_duplicates(sample)
     asked = asked.assign(size=asked.groupby(["dataset", "cluster"])["question_number"].transform("max") + 1)
@@ -162,11 +164,11 @@ def by_place(scores: pd.DataFrame) -> pd.DataFrame:
     """Return the mean score of each mode at each place of a question in its document's order.
 
     Args:
-        scores: of `paired_scores`.
+        scores: result of `paired_scores`.
 
     Returns:
-        A line per line of scores, mode of `MODES` and place: `label` of the method, `mode`, `place`, `value`, `low` and `high`
-        (95 %, over documents; NaN of fewer than `LEAST`), `documents`.
+        A row per line (`LINE`), mode of `MODES` and place, with the columns `label` (of the method), `mode`, `place`, `value`,
+        `low` and `high` (95 %, over documents; NaN for fewer than `LEAST` documents), `documents`.
     """
     import pandas as pd
 
@@ -186,7 +188,7 @@ def by_place(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def label(method: str, reading: str, seed: str) -> str:
-    """Return a line's name as tables print it."""
+    """Return the name of a method with its reading and seed, for tables."""
     return method + (f" ({reading})" if reading == "released" else "") + (f" seed={seed}" if seed else "")
 
 
@@ -278,7 +280,7 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
 
 
 def _missing(line: pd.DataFrame) -> int:
-    """Count the scores that one line lacks, in modes of which it has some."""
+    """Count a line's missing scores, only in modes of which some scores exist."""
     lacking = [line[columns].isna().all(axis=1) for columns in MODES.values()]
     return sum(int(gone.sum()) for gone in lacking if not gone.all())
 

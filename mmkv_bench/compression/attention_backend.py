@@ -47,7 +47,9 @@ LAYER = (
     "compressed_layer"  # the argument by which a session's hook passes the layer of a call to the attention function
 )
 
-READS = "reads_another"  # the same of a layer that stores nothing: `LAYER` is the one whose keys it was handed
+READS = (
+    "reads_another"  # an argument that is True if the module stores nothing; `LAYER` is then the layer that it reads
+)
 
 # Which session serves an attention module.
 SESSIONS: WeakKeyDictionary[Attention, Serving] = WeakKeyDictionary()
@@ -135,7 +137,7 @@ def _around(base: str) -> Kernel:
     ) -> tuple[Tensor, Tensor | None]:
         layer: CompressedLayer | None = kwargs.pop(LAYER, None)
         if kwargs.pop(READS, False) and layer is not None:
-            # In the prefill it was handed the keys of before any eviction.
+            # During the prefill the module receives the keys as they were before any eviction.
             if key.shape[2] != layer.stored:
                 return stock(module, query, key, value, attention_mask, **kwargs)
             return layer.attention(partial(kernel, module, **kwargs), query, key, value, attention_mask)
