@@ -69,7 +69,8 @@ class Workload:
             answers have no known length.
         streams: pairs (cap, or None without a limit; number of prompts) of prompts that are read as streams.
         chunk: tokens of a stream's chunk.
-        places: number of points of a stream at which questions are asked; the cache is copied at each.
+        ask_at: shares of a stream after which questions are asked, ascending. The cache is copied at all but the last, and what
+            follows the last is never read.
         batch: sequences decoded together. together: their prompts are prefilled in one pass, not one by one.
         state_reads: number of times that the states of uncompressed layers are read, once per cell and step.
     """
@@ -87,7 +88,7 @@ class Workload:
     fed: Mapping[tuple[int, int], int] = field(default_factory=dict)
     streams: Sequence[tuple[int | None, int]] = ()
     chunk: int = 0
-    places: int = 1
+    ask_at: Sequence[float] = (1.0,)
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,8 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
     entries = 0.0
     for cell in part.cells:
         grown = earlier * turn if cell in made.turns and cell.budget is None else 0.0
-        entries += kept_entries(cell, length.tokens) + grown + (new or 0) / 2
+        read = math.ceil(length.tokens * (cell.stream.ask_at if protocol(cell.protocol).streams else 1.0))
+        entries += min(kept_entries(cell, length.tokens), read) + grown + (new or 0) / 2
     alone = sum(protocol(cell.protocol).apart for cell in part.cells)
     steps = None if new is None else samples * int(new)
     streaming = [cell for cell in part.cells if protocol(cell.protocol).streams]
@@ -230,7 +232,7 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
         fed=_fed(made, length, turn),
         streams=list(made.streams.items()),
         chunk=_chunk(streaming[0], length, plan.family) if streaming else 0,
-        places=len({cell.stream.ask_at for cell in part.cells}),
+        ask_at=sorted({cell.stream.ask_at for cell in streaming}) or (1.0,),
     )
 
 
@@ -289,7 +291,8 @@ def _dataset(work: Workload, model: ModelBytes, given: Assumptions) -> DatasetFo
         )
         operations += sum(count * roofline.fed_operations(model.decoder, *piece) for piece, count in work.fed.items())
         for cap, count in work.streams:
-            operations += count * roofline.prefill_operations(model.decoder, work.length.tokens, cap, work.chunk)
+            tokens = math.ceil(work.ask_at[-1] * work.length.tokens)
+            operations += count * roofline.prefill_operations(model.decoder, tokens, cap, work.chunk)
         prefill = operations / given.rate / HOUR
     if given.bandwidth is not None and work.weight_reads is not None and work.entry_reads is not None:
         read = work.weight_reads * model.step_weights + work.entry_reads * model.kv_per_token
@@ -355,11 +358,12 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
 
 def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
     """Return the bytes needed beside the weights while a stream is read. Every layer has slots for the kept entries and a
-    chunk, one layer is copied while entries are evicted, and one MLP works on a chunk. Without a cap nothing is evicted."""
+    chunk, one layer is copied while entries are evicted, and one MLP works on a chunk. Without a cap nothing is evicted.
+    A question that comes earlier has a copy of the cache."""
     capped = kept < work.length.tokens
-    slots = kept + work.chunk * capped
+    *copies, slots = (min(kept, math.ceil(share * work.length.tokens)) + work.chunk * capped for share in work.ask_at)
     layers = model.decoder.compressed + capped
-    held = slots * layers / model.decoder.compressed + (work.places - 1) * slots
+    held = slots * layers / model.decoder.compressed + sum(copies)
     working = work.chunk * (_ALIVE * model.decoder.intermediate + 2 * model.decoder.hidden) * model.itemsize
     return held * model.kv_per_token + working
 
@@ -395,7 +399,9 @@ def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
     names = dict.fromkeys(
         work.dataset
         for work in workloads
-        if work.streams and work.chunk == work.length.tokens and work.cells[0].stream.every is not None
+        if work.streams
+        and work.chunk == work.length.tokens
+        and all(cell.stream.every is not None for cell in work.cells)
     )
     if not names:
         return []

@@ -290,16 +290,24 @@ def _stream(given: schema.Stream, names: Sequence[str]) -> None:
         )
     if given.every is None and given.ask_at != schema.Stream().ask_at:
         raise ConfigError(
-            f"stream.ask_at={given.ask_at[0]} asks after a chunk, but stream.every=null reads all at once; give "
+            f"stream.ask_at={_written(given.ask_at)} asks after a chunk, but stream.every=null reads all at once; give "
             "stream.every=<a number of frames or tokens>, or stream.ask_at=1"
         )
     for key, usual in vars(schema.Stream()).items():
-        value, plain = (one[0] if isinstance(one, tuple) else one for one in (getattr(given, key), usual))
-        if getattr(given, key) != usual and not any(protocols.protocol(name).streams for name in names):
+        value = getattr(given, key)
+        if value != usual and not any(protocols.protocol(name).streams for name in names):
             raise ConfigError(
-                f"stream.{key}={value} is a setting of protocol=stream, but this run has protocol={','.join(names)}; add "
-                f"protocol=stream, or give stream.{key}={plain}"
+                f"stream.{key}={_written(value)} is a setting of protocol=stream, but this run has protocol={','.join(names)}; "
+                f"add protocol=stream, or give stream.{key}={_written(usual)}"
             )
+
+
+def _written(value: Any) -> str:
+    """Return a setting as a command line states it: `0.5`, `[0.5,1]`, `null`."""
+    if isinstance(value, tuple):
+        shares = ",".join(f"{share:g}" for share in value)
+        return shares if len(value) == 1 else f"[{shares}]"
+    return "null" if value is None else str(value)
 
 
 def _methods(methods: Nodes, variants: Nodes) -> None:

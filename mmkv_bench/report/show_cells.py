@@ -23,7 +23,7 @@ from mmkv_bench.statistics.metric_kinds import MEASURES
 from mmkv_bench.store.rows import refuse_malformed
 from mmkv_bench.store.tally import remembered, tally
 from mmkv_bench.tables.rows import BASELINE, config_of
-from mmkv_bench.tables.status import label
+from mmkv_bench.tables.status import asked_at, label
 from mmkv_bench.tables.text import interval_text, score, signed
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     *("cell", "model", "dataset", "method", "base", "reading", "protocol", "budget_entries", "budget_fraction", "seed"),
-    "config",
+    *("generation", "config"),
 )
 _SHORT = 8  # letters of a hash, or more if cells share these
 _LEAST = 4  # fewest letters of a hash that choose a cell
@@ -156,14 +156,16 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], set[str]]] = {
     "budget": _budgets,
     **{name: _column_word(name) for name in ("dataset", "model", "protocol", "reading")},
     "seed": lambda row: set() if row["seed"] is None else {f"seed={row['seed']}"},
+    "place": lambda row: set(asked_at(row)),
 }
 """Kind -> words that choose a cell, besides its hash."""
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
     budget = row["budget_entries"] if row["budget_entries"] is not None else row["budget_fraction"]
-    place = (row["dataset"], row["model"], row["protocol"], row["base"] != BASELINE, row["method"])
-    return *place, row["budget_fraction"] is not None, float(budget or 0), row["seed"] or 0, row["reading"] or ""
+    place: tuple[Any, ...] = (row["dataset"], row["model"], row["protocol"], row["base"] != BASELINE, row["method"])
+    place += (row["budget_fraction"] is not None, float(budget or 0), row["seed"] or 0, row["reading"] or "")
+    return *place, asked_at(row)
 
 
 MOST = 200

@@ -28,7 +28,8 @@ from mmkv_bench.store.store import Store
 from mmkv_bench.store.study import planned_cells
 from mmkv_bench.store.tally import Tally, remembered, tally
 
-_CELL = ("cell", "dataset", "method", "budget_entries", "budget_fraction", "protocol", "reading", "seed", "config")
+_LABEL = ("cell", "dataset", "method", "budget_entries", "budget_fraction", "protocol", "reading", "seed", "generation")
+_CELL = (*_LABEL, "config")
 _TIMED = r'"scenario": ?"efficiency"'  # in the configuration of cells that have no answers
 _LATELY = 3600.0  # seconds over which the rate is measured
 
@@ -182,7 +183,7 @@ def failed_rows(store: Store) -> list[dict[str, Any]]:
     """Return the failed rows: dataset, sample_id, cell's label and hash, status and message, sorted by dataset and sample."""
     rows = store.responses(None, ("cell", "sample_id", "status", "error"), coded=True)
     rows = rows.filter(pc.not_equal(rows["status"].cast(pa.string()), STATUSES[0])).to_pylist()
-    cells = {row["cell"]: row for row in store.cells({row["cell"] for row in rows}, _CELL[:-1]).to_pylist()}
+    cells = {row["cell"]: row for row in store.cells({row["cell"] for row in rows}, _LABEL).to_pylist()}
     failures = [
         {"dataset": cells[row["cell"]]["dataset"], "sample_id": row["sample_id"], "label": label(cells[row["cell"]])}
         | {"cell": row["cell"], "status": row["status"], "error": row["error"]}
@@ -200,7 +201,14 @@ def label(cell: Mapping[str, Any]) -> str:
         parts[0] += f"@{(Decimal(cell['budget_fraction']) * 100).normalize():f}%"
     parts += [cell["protocol"]] * (cell["protocol"] != DEFAULT)
     parts += [cell["reading"]] * (cell["reading"] not in (None, "paper"))
+    parts += asked_at(cell)
     return " ".join(parts + ([f"seed={cell['seed']}"] if cell["seed"] is not None else []))
+
+
+def asked_at(cell: Mapping[str, Any]) -> list[str]:
+    """Return where a stored cell asks its streams, as its label says it, `at=0.5`; nothing at the end, or without streams."""
+    share = (json.loads(cell["generation"] or "{}").get("stream") or {}).get("ask_at")
+    return [] if share is None else [f"at={share:g}"]
 
 
 def _stated(cells: pa.Table) -> np.ndarray:

@@ -58,7 +58,7 @@ def test_a_plan_counts_the_readings_work_and_bytes_that_a_run_has(tmp_path, monk
     assert prefills(plan, plan.coverage(store)) == 0
     longer = outline(compose([*words, "limit=32"]))
     (work,) = workloads_of(longer, longer.coverage(store), store, Assumptions())
-    assert (work.length.source, work.length.frames, work.places) == ("stored", 6, 2) and work.chunk == 64
+    assert (work.length.source, work.length.frames, work.ask_at) == ("stored", 6, [0.5, 1.0]) and work.chunk == 64
     assert dict(work.streams) == {None: 2, 38: 4}, "the other two streams"
     for cap, fed, held in readings:
         size = max(fed)
@@ -69,6 +69,27 @@ def test_a_plan_counts_the_readings_work_and_bytes_that_a_run_has(tmp_path, monk
         assert held == pytest.approx(
             4 * ((cap or sum(fed)) + size * (cap is not None)) * entry, rel=0.35 if cap is None else 0.1
         )
+
+
+def test_what_follows_the_last_question_and_places_of_other_protocols_are_not_counted(tmp_path):
+    """Asked at half of it, a stream is read by half: fewer operations and bytes, and one cache alone waits for questions."""
+    plans = {}
+    for ask_at in ("1", "0.5", "[0.25,0.5]"):
+        words = (*COMMAND[:-2], "protocol=[paper,stream]", "stream.every=null" if ask_at == "1" else "stream.every=1")
+        plan = outline(compose([*words, f"stream.ask_at={ask_at}", "limit=8", f"out={tmp_path}"]))
+        given = Assumptions(prompt_tokens=[TOKENS], bandwidth=1e9, rate=1e9)
+        (work,) = workloads_of(plan, plan.coverage(Store(plan.out)), Store(plan.out), given)
+        (told,) = forecast(plan, [work], given).datasets
+        (line,) = (line for line in told.lines if line.scope == "stream" and line.label == "full")
+        plans[ask_at] = (work, told, line)
+        unknown = any("stream_facts: " in sentence for sentence in forecast(plan, [work], given).missing)
+        assert unknown == (ask_at != "1"), "the whole stream is one chunk where stream.every=null"
+    (end, whole, all_of), (half, short, part), (two, both, copies) = plans.values()
+    assert (list(end.ask_at), list(half.ask_at), list(two.ask_at)) == ([1.0], [0.5], [0.25, 0.5])
+    assert short.prefill_hours < whole.prefill_hours and both.prefill_hours == short.prefill_hours
+    assert short.decode_hours < whole.decode_hours
+    entry = 4 * 2 * 2 * 32 * 4  # K and V of two heads of 32 numbers in four layers
+    assert all_of.needs - part.needs == TOKENS // 2 * entry and copies.needs - part.needs == TOKENS // 4 * entry
 
 
 def decoder() -> Decoder:

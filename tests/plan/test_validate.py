@@ -87,11 +87,15 @@ def check(*overrides: str) -> None:
             ["stream.every=4", "protocol=[paper,turns]"],
             "protocol=paper,turns; add protocol=stream, or give stream.every=8",
         ),
-        (["stream.ask_at=0.5"], "give stream.ask_at=1.0"),
+        (["stream.ask_at=[1,0.5]"], "stream.ask_at=[1,0.5] is a setting of"),
+        (["stream.ask_at=0.5"], "give stream.ask_at=1"),
         (["protocol=stream", "stream.ask_at=[0.5,2]"], "stream.ask_at=2 is beyond the end of the stream"),
         (["protocol=stream", "stream.ask_at=0"], "stream.ask_at=0 is out of range"),
         (["protocol=stream", "stream.ask_at=[]"], "stream.ask_at=[] is an empty list"),
-        (["protocol=stream", "stream.ask_at=0.5", "stream.every=null"], "stream.every=null reads all at once"),
+        (
+            ["protocol=stream", "stream.ask_at=[1,0.5]", "stream.every=null"],
+            "stream.ask_at=[1,0.5] asks after a chunk, but stream.every=null reads all at once",
+        ),
     ],
 )
 def test_a_mistake_is_refused_in_one_sentence_with_what_is_allowed(overrides, words):

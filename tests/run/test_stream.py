@@ -12,6 +12,8 @@ import transformers as tf
 from torch.nn.modules.module import register_module_forward_hook
 
 from mmkv_bench.models.processor import build_processor
+from mmkv_bench.store.store import Store
+from mmkv_bench.tables.status import label
 from tests import cover
 from tests.clips import write_clip
 from tests.models.checkpoints import SETTINGS, small_config
@@ -60,6 +62,8 @@ def test_a_stream_that_is_asked_earlier_is_another_cell(rows, command, tmp_path)
     done(tmp_path / "rows", *command, "stream.ask_at=0.5", "limit=1")
     early, whole = responses(tmp_path / "rows"), responses(rows)
     assert not set(early) & set(whole) and {max(row["frames_left"][-1] for row in early.values())} == {"5"}
+    labels = {label(row) for row in Store(tmp_path / "rows").cells().to_pylist()}
+    assert "full stream at=0.5" in labels and not any("at=" in label(row) for row in Store(rows).cells().to_pylist())
 
 
 @contextmanager
