@@ -65,7 +65,9 @@ def linked(text: str, rows: str, tables: list[ScoreTable]) -> str:
     table = next(
         t
         for t in tables
-        if f"**{t.dataset}, {t.metric}**" in caption and all(f"{key}={t.context[key]};" in caption for key in keys)
+        if f"**{t.dataset}, {t.metric}**" in caption
+        and all(f"{key}={t.context[key]};" in caption for key in keys)
+        and ("dtype=" in caption) == (t.context["dtype"] != "float32")
     )
     named: dict[str, None] = {}
     lines = list(_linked_lines(block.splitlines(), table, named))

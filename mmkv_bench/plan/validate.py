@@ -419,7 +419,8 @@ def _values(key: str, value: Any) -> list[Any]:
 
 def _one_of(key: str, value: Any, words: tuple[str, ...]) -> None:
     if value not in words:
-        raise ConfigError(f"{key}={value} is unknown; {nearest(str(value), words)}; choose one of these")
+        hint = nearest(str(value), words)
+        raise ConfigError(f"{key}={value} is unknown; {hint}" + ("" if hint.endswith("?") else "; choose one of these"))
 
 
 # ---------------------------------------------------------------------- missing devices and packages

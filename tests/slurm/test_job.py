@@ -154,7 +154,7 @@ def test_a_job_with_several_gpus_gives_each_a_process_and_is_queued_again_as_a_w
     with pytest.raises(SystemExit, match="2"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         job()
-    assert "asked for 2 GPUs but sees none" in capsys.readouterr().err
+    assert "requested 2 GPUs but sees none" in capsys.readouterr().err
 
 
 @each(

@@ -296,7 +296,7 @@ def test_scores_and_costs_are_asked_in_one_call(tmp_path, capsys):
     assert "did you mean" in refusal(capsys, root, "--metric", "exact_match,tpott_s")
     assert "These rows have no tokens_s" in refusal(capsys, root, "--metric", "tokens_s")
     assert "--pairs does not work with costs" in refusal(capsys, root, "--metric", "bytes", "--pairs")
-    assert "--against is for tables to read" in refusal(capsys, root, "--against", "snapkv", "--format", "csv")
+    assert "--against does not work with csv" in refusal(capsys, root, "--against", "snapkv", "--format", "csv")
     for option in (["--ranks"], ["--methods", "snapkv"], ["--pairs"], ["--budgets", "8"]):
         assert f"{option[0]} does not work with --metric fidelity" in refusal(
             capsys, root, "--metric", "fidelity", *option
