@@ -81,7 +81,7 @@ def test_a_local_dataset_is_read_by_order_by_chance_and_by_length(own):
         (["prefixkv", "model=tiny"], "model=tiny is not a setting of the samples"),
         (["prefixkv", "dataset=pages_lookup", "--kinds", "lookup"], "--kinds does not work with samples of a dataset"),
         (["prefixkv", "--draw", "1"], "--draw chooses among samples of a dataset; name one with dataset=<name>"),
-        (["sparsemm", *DEV], "sparsemm must know the position of each character of an answer"),
+        (["sparsemm", *DEV], "sparsemm needs the position of each answer character"),
         (["prefixkv", "dataset=[pages_lookup,pages_walk]"], "only one dataset can be measured at a time"),
         (["prefixkv", *DEV, "--samples", "501"], "has 500 samples, fewer than the 501 asked for"),
         (["prefixkv", *DEV, "--instruction", "9"], "--instruction 9 is not a range of tokens"),

@@ -172,7 +172,7 @@ def test_what_cannot_feed_a_context_again_is_refused_by_name():
     for name in zoo.HYBRID:
         prompt = common.encoded(name)
         (result,) = common.together(zoo.model(name), name, prompt, [common.cell(method, 5)])
-        assert result.status == "error" and "method kvzip feeds the context again" in result.error
+        assert result.status == "error" and "method kvzip appends the context a second time" in result.error
     config = zoo.config("gpt_oss")
     config.layer_types = ["full_attention"] * config.num_hidden_layers
     full = GptOssForCausalLM(config).eval()
