@@ -38,7 +38,7 @@ class Gemma4Text(TextModel):
 
     def states(self, text: Any, kinds: Sequence[str]) -> States:
         made, (kv_heads, width) = super().states(text, kinds), _heads(text, SLIDING)
-        readers = [own for kind, own in zip(kinds, text.layer_types, strict=True) if kind == READER]
+        readers = [stated for kind, stated in zip(kinds, text.layer_types, strict=True) if kind == READER]
         return States(
             made.windows,
             made.window,

@@ -121,9 +121,8 @@ def _cap(cell: Cell) -> int | None:
 def _prefill_of(plan: Plan, rule: Protocol) -> tuple[int, int]:
     """Return a key that is equal for protocols that share a prefill: lengths for a prompt of four tokens, two of them context."""
     lengths = rule.lengths(4, 2)
-    states = plan.family is not None and bool(
-        plan.family.states.layers
-    )  # recurrent states belong to one position in the prompt
+    # A recurrent state belongs to one position in the prompt.
+    states = plan.family is not None and bool(plan.family.states.layers)
     return lengths.prefilled, lengths.candidates if states else 0
 
 

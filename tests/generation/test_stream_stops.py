@@ -62,9 +62,9 @@ def test_places_share_one_reading_and_have_the_rows_of_a_stream_that_ends_there(
     common.assert_same(together, common.alone(model, name, prompt, cells), ignore=common.PATH)
     shares = [row.context_tokens / whole.length for row in together[: len(PLACES)]]
     assert [row.ask_at for row in together[: len(PLACES)]] == [*PLACES] and shares[2] == 1
-    text = 0.05  # places count frames, and text before the first of them is read as well
+    lead = 0.05  # places count frames, and text before the first of them is read as well
     assert (
-        all(0 < share <= place + text for share, place in zip(shares[:2], PLACES, strict=False))
+        all(0 < share <= place + lead for share, place in zip(shares[:2], PLACES, strict=False))
         and shares[0] < shares[1]
     )
 
