@@ -86,14 +86,15 @@ class BatchedLayer(CompressedLayer):
 
 
 def join(caches: Sequence[CompressedCache], reserve: int) -> CompressedCache:
-    """Return one cache with a row for each of several single-sequence caches, which are emptied.
+    """Return one cache with the rows of several caches, which are emptied.
 
     Layers are joined one by one, so that at most one layer is in memory twice. If lengths differ, shorter heads are
     padded on the left, or stored back to back if the device can read them so. Layers with a decode policy's state stay
     unchanged, side by side.
 
     Args:
-        caches: all have been shown equally many tokens.
+        caches: all have been shown equally many tokens. If compressed layers were not, each query of the joined cache
+            has to be fed alone: it sees all entries of its row, and the mask of several queries would be wrong.
         reserve: slots that will be appended (a policy's layer reserves its own).
     """
     layers: list[Any] = []
@@ -103,12 +104,14 @@ def join(caches: Sequence[CompressedCache], reserve: int) -> CompressedCache:
     return CompressedCache.of(layers)
 
 
-def _joined(rows: Sequence[CompressedLayer], reserve: int) -> CompressedLayer:
-    seen = {row.seen for row in rows}
-    assert len(seen) == 1, f"sequences of one batch have been shown the same number of tokens, not {sorted(seen)}"
-    kind = type(rows[0])
+def _joined(layers: Sequence[CompressedLayer], reserve: int) -> CompressedLayer:
+    seen, kind = {layer.seen for layer in layers}, type(layers[0])
     if kind not in (CompressedLayer, VarlenLayer):
-        return BatchedLayer(rows)
-    complete = all(row.positions is None for row in rows)
-    entries = [(row.keys[0], row.values[0], None if complete else row.slot_positions()[0]) for row in rows]
-    return kind.from_rows(entries, rows[0].seen, reserve)
+        assert len(seen) == 1, f"layers of a policy have been shown the same number of tokens, not {sorted(seen)}"
+        return BatchedLayer(layers)
+    complete = len(seen) == 1 and all(layer.positions is None for layer in layers)
+    rows: list[tuple[Tensor, Tensor, Tensor | None]] = []
+    for layer in layers:
+        places = [None] * len(layer.keys) if complete else layer.slot_positions()
+        rows += zip(layer.keys, layer.values, places, strict=True)
+    return kind.from_rows(rows, max(seen), reserve)

@@ -58,6 +58,7 @@ def generate(
     grouped = spec.questions_key and (groups or lists_texts(spec, docs.full[docs.split]))
     questions = QuestionGroups(spec, docs.full[docs.split], docs.bare[docs.split]) if grouped else None
 
+    left = {ref.sample_id: ref for ref in docs.refs} if questions is not None else {}
     with module.quiet() as loud:
 
         def respond(instance: Instance) -> str:
@@ -71,6 +72,12 @@ def generate(
                     request.target = _target(spec, task, docs.bare[docs.split][ref.doc_id])
                 if spec.needs_reference:
                     request.reference = request.target
+            left.pop(ref.sample_id, None)
+            if request.document is not None:
+                others = [left.get(name) for name in request.document.sample_ids]
+                request.waiting = tuple(
+                    number for number, one in enumerate(others) if one is not None and (wanted is None or wanted(one))
+                )
             calls += 1
             with loud():
                 return answer(request)

@@ -65,6 +65,7 @@ class Request:
     target       the reference answer for readers, even if nothing is measured on it; None if there is none
     context      the text behind which a protocol cuts the prompt if the prompt has no visual tokens; "" for none
     document     all questions about the sample's document if its dataset names them, otherwise None
+    waiting      numbers of the document's questions that this loop will ask after this one
     files        the files of the images and videos if each has its own file, otherwise empty
     instruction  the beginning of the prompt that `cut_prompt: left` keeps; "" for none, or if the prompt is not cut so
     """
@@ -85,6 +86,7 @@ class Request:
     target: str | None = None
     context: str = ""
     document: DocumentQuestions | None = None
+    waiting: tuple[int, ...] = ()
     files: list[str] = field(default_factory=list)
 
 

@@ -1,4 +1,4 @@
-"""Decode several forks of one prompt at once, each as stock `generate()` would decode it alone.
+"""Decode several forks of one or several prompts at once, each as stock `generate()` would decode it alone.
 
 Decoding is greedy. Only the reference answers of `full` for ROUGE-L (PrefixKV) are sampled, see `Sampler`.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import CompileConfig
 
 from mmkv_bench import devices
+from mmkv_bench.compression.batched_layer import join
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.fixed_layer import fixed_view, pool_of
 from mmkv_bench.generation.prefill import PrefillGroup
@@ -75,17 +76,27 @@ class _Chooser:
                 row.finish = "length"
         return token[:, None]
 
-    @property
-    def done(self) -> bool:
-        return all(row.done for row in self.rows)
-
 
 def greedy(logits: Tensor) -> Tensor:
     """Return the likeliest tokens, int64 `[R]`, of logits `[R, V]`."""
     return logits.argmax(-1)
 
 
-@torch.no_grad()
+@dataclass
+class Lead:
+    """Rows of one question whose prompt tokens have been fed, and whose first new token is chosen.
+
+    Attributes:
+        cache: what the rows have stored. token: int64 `[R, 1]`. positions: position ids of `token`, `[..., R, 1]`.
+    """
+
+    model: nn.Module
+    chooser: _Chooser
+    cache: CompressedCache
+    token: Tensor
+    positions: Tensor
+
+
 def decode(
     group: PrefillGroup,
     cache: CompressedCache,
@@ -96,55 +107,107 @@ def decode(
     pick: Callable[[Tensor], Tensor] = greedy,
     step: Callable[..., Any] | None = None,
 ) -> list[Decoded]:
-    """Decode `rows` forks whose reduced entries are in `cache`.
+    """Decode `rows` forks of one question whose reduced entries are in `cache`.
 
     Args:
-        group: the shared prefill: positions, the prompt that processors and stop strings read, the tokens that are fed
-            again, and the first token's logits if none is fed.
-        deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
-        acting: the rows have decode policies; the entries of each row are counted when its answer ends.
+        group: see `lead`. deadline, acting, step: see `follow`.
         pick: processed logits `[R, V]` -> the next tokens, int64 `[R]`; greedy unless answers are sampled.
-        step: feeds one token per row in place of the model (`CompiledStep`), into storage that has room for the whole
-            answer. Not for rows with policies.
 
     Returns:
         One `Decoded` per row; NaN logits end only the affected row.
     """
-    model, prefilled = group.model, group.prefilled
+    if step is not None:
+        cache = fixed_view(cache, pool_of(group.model))
+    return follow([lead(group, cache, rows, protocol, deadline, pick, step)], deadline, acting, step)
+
+
+@torch.no_grad()
+def lead(
+    group: PrefillGroup,
+    cache: CompressedCache,
+    rows: int,
+    protocol: str,
+    deadline: float | None = None,
+    pick: Callable[[Tensor], Tensor] = greedy,
+    step: Callable[..., Any] | None = None,
+) -> Lead:
+    """Feed the prompt tokens that `rows` forks of one question see before the answer, and choose its first token.
+
+    Args:
+        group: the shared prefill: positions, the prompt that processors and stop strings read, the tokens that are fed
+            again, and the first token's logits if none is fed.
+        deadline, pick, step: see `decode`.
+    """
     chooser = _Chooser(group.rules, group.prompt.input_ids, rows, pick)
-    lead, offset = group.lead(protocol)
-    feed = lead.expand(rows, -1) if lead.shape[1] else chooser.choose(prefilled.logits.expand(rows, -1))
+    fed, offset = group.lead(protocol)
+    if not fed.shape[1]:
+        token = chooser.choose(group.prefilled.logits.expand(rows, -1))
+    else:
+        at = group.prefilled.positions(offset, fed.shape[1], rows)
+        forward = group.model if step is None or fed.shape[1] > 1 else step
+        token = chooser.choose(_logits(forward, cache, fed.expand(rows, -1), at, deadline))
+    return Lead(group.model, chooser, cache, token, group.prefilled.positions(offset + fed.shape[1], 1, rows))
+
+
+@torch.no_grad()
+def follow(
+    leads: Sequence[Lead],
+    deadline: float | None = None,
+    acting: bool = False,
+    step: Callable[..., Any] | None = None,
+) -> list[Decoded]:
+    """Decode the rows of one or several questions to the end of their answers, as one batch.
+
+    Args:
+        leads: their rows, question by question. The caches of several questions are joined and emptied.
+        deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
+        acting: the rows, of one question, have decode policies; the entries of each row are counted when its answer
+            ends.
+        step: feeds one token per row in place of the model (`CompiledStep`), into storage that has room for the whole
+            answer. Not for rows with policies.
+    """
+    model, cache = leads[0].model, leads[0].cache
+    rows = [row for one in leads for row in one.chooser.rows]
+    if len(leads) > 1:
+        cache = join([one.cache for one in leads], leads[0].chooser.rules.max_new_tokens)
+        cache = cache if step is None else fixed_view(cache, pool_of(model))
+    token, at = torch.cat([one.token for one in leads]), torch.cat([one.positions for one in leads], -2)
     # Rows that have ended leave the batch: at once with policies, which cost time, otherwise when they are half of
     # it and worth a copy of the others. In low precision all shapes stay constant, because a change of shape alone can
     # flip a token; likewise for a graph.
-    alive, shrinks = list(range(rows)), model.dtype == torch.float32 and step is None
-    if step is not None:
-        cache = fixed_view(cache, pool_of(model))
+    alive, shrinks = list(range(len(rows))), model.dtype == torch.float32 and step is None
     while True:
         if acting:
-            _count(chooser.rows, alive, cache)
-        if chooser.done:
-            return chooser.rows
-        if deadline is not None and time.monotonic() > deadline:
-            raise GenerationTimeout("decoding ran past timeout_s")
+            _count(rows, alive, cache)
+        if all(row.done for row in rows):
+            return rows
         if shrinks:
-            alive = _leave(chooser.rows, alive, cache, 1 if acting else -(-len(alive) // 2))
-        forward = model if step is None or feed.shape[1] > 1 else step
-        output = forward(
-            input_ids=feed[alive],
-            position_ids=prefilled.positions(offset, feed.shape[1], len(alive)).contiguous(),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-            return_dict=True,
-        )
-        offset += feed.shape[1]
-        logits = output.logits[:, -1].to(torch.float32, copy=step is not None)  # a graph overwrites them
-        if len(alive) < rows:
-            logits = logits.new_zeros(rows, logits.shape[1]).index_copy_(
+            alive = _leave(rows, alive, cache, 1 if acting else -(-len(alive) // 2))
+        logits = _logits(step or model, cache, token[alive], at[..., alive, :], deadline)
+        if len(alive) < len(rows):
+            logits = logits.new_zeros(len(rows), logits.shape[1]).index_copy_(
                 0, torch.tensor(alive, device=logits.device), logits
             )
-        feed = chooser.choose(logits)
+        parts = logits.split([len(one.chooser.rows) for one in leads])
+        token = torch.cat([one.chooser.choose(part) for one, part in zip(leads, parts, strict=True)])
+        at = at + 1
+
+
+def _logits(
+    forward: Callable[..., Any], cache: CompressedCache, fed: Tensor, positions: Tensor, deadline: float | None
+) -> Tensor:
+    """Feed tokens int64 `[R, n]` and return the logits behind the last of them, float32 `[R, V]`."""
+    if deadline is not None and time.monotonic() > deadline:
+        raise GenerationTimeout("decoding ran past timeout_s")
+    output = forward(
+        input_ids=fed,
+        position_ids=positions.contiguous(),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+        return_dict=True,
+    )
+    return output.logits[:, -1].to(torch.float32, copy=True)  # the next replay of a graph overwrites the output
 
 
 def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache, least: int) -> list[int]:

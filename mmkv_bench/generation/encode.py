@@ -90,6 +90,8 @@ class DocumentPrompts:
             paraphrased, empty if its dataset has none.
         turns: for each question of `order` but the first, the tokens of the chat template between an answer and the
             next one, int64 `[1, n]`; empty unless the questions are turns of a conversation.
+        waiting: numbers of questions that will be asked next, with the same cells and measures as `number`, so that
+            all of them may be answered together.
     """
 
     identity: str
@@ -99,6 +101,7 @@ class DocumentPrompts:
     generic: EncodedPrompt | None
     paraphrases: tuple[EncodedPrompt, ...]
     turns: tuple[Tensor, ...] = ()
+    waiting: tuple[int, ...] = ()
 
     @property
     def order(self) -> list[int]:

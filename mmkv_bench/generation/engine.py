@@ -3,28 +3,32 @@
 The prefilled cache is read-only. `full` (and every cell whose prompt fits its budget) decodes from the cache itself and
 appends to its slack; the entries of other cells are gathered into batches that decode together. A fork that fails, runs
 out of memory or time, or meets NaN ends alone: its batch is halved until the failing fork is by itself.
+
+Questions of one document that wait for the same cells are answered with the first of them, and a batch then has a row
+for each question and cell. Their results are kept until they are asked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Self
+from functools import partial
+from typing import Self, TypeAlias
 
 from torch import nn
 
 from mmkv_bench import devices
-from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.flash import check as check_flash
 from mmkv_bench.compression.second_prefill import prefilled_again
 from mmkv_bench.compression.session import Session
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.families.facts import ModelFacts
-from mmkv_bench.generation.decode import EAGER_DECODE, CompiledStep, Decoded, decode
-from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
+from mmkv_bench.generation.decode import EAGER_DECODE, CompiledStep, Decoded, Lead, decode, follow, lead
+from mmkv_bench.generation.encode import DocumentPrompts, EncodedPrompt, lengths_of
 from mmkv_bench.generation.fidelity import NOTHING, ExtraMeasures, ForkMeasures
 from mmkv_bench.generation.forks import Fork, audit, batches, borrow, check_time, gather, plan, read_answers
 from mmkv_bench.generation.meter import Meter
@@ -42,9 +46,12 @@ from mmkv_bench.generation.result import (
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.stream import Held, run_streams
 from mmkv_bench.generation.turns import Conversation, Parts, run_turns
-from mmkv_bench.protocols import Lengths, protocol
+from mmkv_bench.protocols import Lengths, Protocol, protocol
 
 log = logging.getLogger(__name__)
+
+Results: TypeAlias = dict[str, ForkResult]
+"""Results of one question by cell."""
 
 
 class Engine:
@@ -81,6 +88,7 @@ class Engine:
         self._compressed: dict[str, tuple[Hashable, Prefilled]] = {}  # protocol -> the last document's
         self._streams: dict[Hashable, Held] = {}
         self._conversations: dict[str, Conversation] = {}  # of the last document
+        self._answered: dict[Hashable, Results] = {}  # questions of the last document, before they are asked
         check_flash(self.session.base, weight.device, weight.dtype, step is not None)
         if step is not None and self.session.has_states:
             raise UnsupportedError(
@@ -96,6 +104,7 @@ class Engine:
         self._compressed.clear()
         self._streams.clear()
         self._conversations.clear()
+        self._answered.clear()
         self.session.__exit__(*exception)
 
     def answer(
@@ -105,7 +114,7 @@ class Engine:
 
         extras: measures besides the answers, which do not depend on them.
         """
-        results = {cell.cell: blank(cell, prompt, fork_batch=self.fork_batch) for cell in cells}
+        results = {cell.cell: self._blank(cell, prompt) for cell in cells}
         every, cells = cells, [cell for cell in cells if not protocol(cell.protocol).apart]
         parts = self.session, self.family, self.rules, self.tokenizer
         streams = [cell for cell in every if protocol(cell.protocol).streams]
@@ -123,9 +132,7 @@ class Engine:
                 self._fail(same, results, error)
                 continue
             for cell in same:
-                results[cell.cell].context_tokens = lengths[name].reduced
-                if rule.cuts:
-                    results[cell.cell].question_text_before_cut = prompt.question_text_before_cut
+                _fill_cut(results[cell.cell], cell, prompt, lengths[name])
         of_document = {
             cell.cell
             for cell in cells
@@ -142,6 +149,9 @@ class Engine:
                 self._group(prompt, shared, same, results, extras)
         return [results[cell.cell] for cell in every]
 
+    def _blank(self, cell: CellSpec, prompt: EncodedPrompt) -> ForkResult:
+        return blank(cell, prompt, fork_batch=self.fork_batch)
+
     def _prefill_of(self, lengths: Lengths) -> tuple[int, int]:
         """Return the key of a shared prefill: protocols with equal keys share it. Layers with states store them at one
         place of the prompt."""
@@ -153,33 +163,61 @@ class Engine:
         prompt: EncodedPrompt,
         lengths: Lengths,
         cells: Sequence[CellSpec],
-        results: dict[str, ForkResult],
+        results: Results,
         extras: ExtraMeasures,
     ) -> None:
         """Answer with cells of one protocol that compresses a document once for all of its questions."""
         document, rule = prompt.document, protocol(cells[0].protocol)
         assert document is not None, "a prompt with its document"
+        names = tuple(cell.cell for cell in cells)
+        early = self._answered.pop((rule.name, document.identity, document.number, names, extras), None)
+        if early is not None:
+            results.update(early)
+            return
         sources = document.scoring(rule, lengths.reduced)
-        lengths = dataclasses.replace(lengths, prefilled=sources[0].length)
         longest = max(self.rules.max_new_tokens, len(extras.reference))
         reserve = slack(longest, max(document.longest - sources[0].length, 0))
         meter = Meter(self.device)
-        key = (tuple(source.identity for source in sources), reserve, tuple(cell.cell for cell in cells))
+        key = (tuple(source.identity for source in sources), reserve, names)
         reused = rule.name in self._compressed and self._compressed[rule.name][0] == key
         if not reused:
             self._compressed.pop(rule.name, None)
+            self._answered = {asked: early for asked, early in self._answered.items() if asked[0] != rule.name}
             try:
-                self._compressed[rule.name] = key, self._scored_by(sources, cells, lengths, meter, reserve)
+                own = dataclasses.replace(lengths, prefilled=sources[0].length)
+                self._compressed[rule.name] = key, self._scored_by(sources, cells, own, meter, reserve)
             except Exception as error:  # noqa: BLE001 - whatever stopped the prefill is every cell's status
                 self._fail(cells, results, error)
         if rule.name not in self._compressed:
             self._release()
             return
-        for cell in cells:
-            results[cell.cell].question_known = document.known(rule)
-            results[cell.cell].compression_reused = reused
-        prefilled = dataclasses.replace(self._compressed[rule.name][1], lengths={rule.name: lengths})
-        self._forks(prompt, prefilled, cells, results, extras, meter, longest)
+        asked: list[tuple[PrefillGroup, Results]] = []
+        ahead: dict[Hashable, Results] = {}
+        for number in (document.number, *self._decoded_with(document, rule, extras)):
+            question, of_question = prompt, results
+            if number != document.number:
+                question = document.questions[number]
+                of_question = {cell.cell: self._blank(cell, question) for cell in cells}
+                ahead[rule.name, document.identity, number, names, extras] = of_question
+            own = dataclasses.replace(lengths_of(rule, question, self.family), prefilled=sources[0].length)
+            for cell in cells:
+                result = of_question[cell.cell]
+                _fill_cut(result, cell, question, own)
+                result.question_known = document.known(rule)
+                result.compression_reused = reused or question is not prompt
+            prefilled = dataclasses.replace(self._compressed[rule.name][1], lengths={rule.name: own})
+            asked.append((self._grouped(question, prefilled, meter, longest), of_question))
+        self._forks(asked, cells, extras)
+        self._answered.update(ahead)
+
+    def _decoded_with(self, document: DocumentPrompts, rule: Protocol, extras: ExtraMeasures) -> tuple[int, ...]:
+        """Return the numbers of waiting questions of a document that are answered with its current question.
+
+        There are none if each question has a compression or a reference answer of its own. There are none either if
+        layers keep a window: its rows have been shown equally many tokens.
+        """
+        apart = rule.knows == "paraphrase" or bool(extras.reference) or self.session.has_states
+        return () if apart else document.waiting
 
     def _scored_by(
         self,
@@ -206,7 +244,7 @@ class Engine:
 
     # ------------------------------------------------------------------ one prefill
     @staticmethod
-    def _fail(cells: Sequence[CellSpec], results: dict[str, ForkResult], error: Exception) -> None:
+    def _fail(cells: Sequence[CellSpec], results: Results, error: Exception) -> None:
         for cell in cells:
             results[cell.cell].status, results[cell.cell].error = status_of(error), describe(error)
 
@@ -215,7 +253,7 @@ class Engine:
         prompt: EncodedPrompt,
         lengths: Mapping[str, Lengths],
         cells: Sequence[CellSpec],
-        results: dict[str, ForkResult],
+        results: Results,
         extras: ExtraMeasures,
     ) -> None:
         """Answer with all cells that share one prefill, of the whole prompt or of its context."""
@@ -230,37 +268,37 @@ class Engine:
         if prefilled is None:
             self._release()
             return
-        self._forks(prompt, prefilled, cells, results, extras, meter, longest)
+        self._forks([(self._grouped(prompt, prefilled, meter, longest), results)], cells, extras)
+
+    def _grouped(self, prompt: EncodedPrompt, prefilled: Prefilled, meter: Meter, longest: int) -> PrefillGroup:
+        return PrefillGroup(self.model, prompt, prefilled, self.rules, self.tokenizer, meter, longest, self.timeout_s)
 
     def _forks(
-        self,
-        prompt: EncodedPrompt,
-        prefilled: Prefilled,
-        cells: Sequence[CellSpec],
-        results: dict[str, ForkResult],
-        extras: ExtraMeasures,
-        meter: Meter,
-        longest: int,
+        self, asked: Sequence[tuple[PrefillGroup, Results]], cells: Sequence[CellSpec], extras: ExtraMeasures
     ) -> None:
-        """Answer with all cells from a prefill that was made for them."""
-        group = PrefillGroup(self.model, prompt, prefilled, self.rules, self.tokenizer, meter, longest, self.timeout_s)
-        read_answers(self.session, group, cells)
-        forks, full_forks = self._planned(group, cells, results)
-        measuring = ForkMeasures(group, extras)
-        for name in sorted({fork.cell.protocol for fork in [*full_forks, *forks]}):
-            same = [fork for fork in full_forks if fork.cell.protocol == name]
-            if same:
-                self._decode(group, same, measuring)
-            measuring.full(name, same, any(fork.cell.protocol == name for fork in forks))
-        for batch in batches(forks, group, self.fork_batch, self.fork_memory):
-            self._decode(group, batch, measuring)
-        for cell in cells:
-            results[cell.cell].peak_device_bytes = meter.peak_device()
-            results[cell.cell].peak_resident_bytes = meter.peak_resident()
-            results[cell.cell].fork_group = f"{prefilled.prompt.identity}/{prefilled.length}"
+        """Answer with all cells from a prefill that was made for them: one prompt, or several questions of a document."""
+        forks: list[Fork] = []
+        measuring: dict[PrefillGroup, ForkMeasures] = {}
+        for group, results in asked:
+            read_answers(self.session, group, cells)
+            evicting, full_forks = self._planned(group, cells, results)
+            measures = measuring[group] = ForkMeasures(group, extras)
+            for name in sorted({fork.cell.protocol for fork in [*full_forks, *evicting]}):
+                same = [fork for fork in full_forks if fork.cell.protocol == name]
+                if same:
+                    self._decode(same, measuring)
+                measures.full(name, same, any(fork.cell.protocol == name for fork in evicting))
+            forks += evicting
+        for batch in batches(forks, self.fork_batch, self.fork_memory):
+            self._decode(batch, measuring)
+        for group, results in asked:
+            for cell in cells:
+                results[cell.cell].peak_device_bytes = group.meter.peak_device()
+                results[cell.cell].peak_resident_bytes = group.meter.peak_resident()
+                results[cell.cell].fork_group = f"{group.prefilled.prompt.identity}/{group.prefilled.length}"
 
     def _planned(
-        self, group: PrefillGroup, cells: Sequence[CellSpec], results: dict[str, ForkResult]
+        self, group: PrefillGroup, cells: Sequence[CellSpec], results: Results
     ) -> tuple[list[Fork], list[Fork]]:
         """Return the forks of cells that keep a part of the entries, and the forks of cells that keep everything."""
         forks: list[Fork] = []
@@ -273,8 +311,9 @@ class Engine:
                 result.vision_s, result.prefill_s = prefilled.seconds.get("vision"), prefilled.seconds["prefill"]
                 fill_asked(result, cell, prefilled.lengths[cell.protocol], group.heads, prefilled.prompt.types[0])
                 fork = plan(prefilled, cell, result)
+                fork.group = group
                 if protocol(cell.protocol).prefills_again:
-                    self._prefill_again(group, fork)
+                    self._prefill_again(fork)
                 check_time(fork, self.timeout_s)
             except Exception as error:  # noqa: BLE001 - a method's fault ends its own cell only
                 self._fail([cell], results, error)
@@ -288,23 +327,24 @@ class Engine:
             prefilled.scores.clear()
         return forks, full_forks
 
-    def _prefill_again(self, group: PrefillGroup, fork: Fork) -> None:
+    def _prefill_again(self, fork: Fork) -> None:
         """Replace the fork's entries, if any are evicted, by those of a prefill that sees only them."""
         fork.cell.compressor.check_only_evicts(fork.cell.protocol)
         if fork.index is not None:
-            start, kept = group.meter.now(), [index[None] for index in fork.index]
+            group, kept = fork.group, [index[None] for index in fork.index]
+            start = group.meter.now()
             made = prefilled_again(self.session, group.prefilled.prompt.inputs, kept)
             fork.again = [(key[0], value[0]) for key, value in made]
             fork.compress_s += group.meter.now() - start
 
     # ------------------------------------------------------------------ decoding
-    def _decode(self, group: PrefillGroup, forks: list[Fork], measuring: ForkMeasures) -> None:
+    def _decode(self, forks: list[Fork], measuring: Mapping[PrefillGroup, ForkMeasures]) -> None:
         """Decode a batch; on any fault halve it until the failing fork is alone."""
-        meter = group.meter
+        meter = forks[0].group.meter
         start, aside, failure = meter.now(), meter.aside_s, None
         decoded: list[Decoded] = []
         try:
-            decoded = self._attempt(group, forks, measuring)
+            decoded = self._attempt(forks, measuring)
         except Exception as error:  # noqa: BLE001 - becomes the status of the fork that causes it
             failure = status_of(error), describe(error)
         if failure is not None:  # not in the handler, whose traceback keeps the failed batch's cache alive
@@ -315,38 +355,45 @@ class Engine:
                 return
             log.info("a batch of %d forks failed (%s); halving it", len(forks), failure[1])
             middle = len(forks) // 2
-            self._decode(group, forks[:middle], measuring)
-            self._decode(group, forks[middle:], measuring)
+            self._decode(forks[:middle], measuring)
+            self._decode(forks[middle:], measuring)
             return
         seconds = meter.now() - start - (meter.aside_s - aside)
         for fork, answer in zip(forks, decoded, strict=True):
-            self._finish(group, fork, answer, seconds, 1 if fork.index is None else len(forks))
+            self._finish(fork, answer, seconds, 1 if fork.index is None else len(forks))
 
-    def _attempt(self, group: PrefillGroup, forks: list[Fork], measuring: ForkMeasures) -> list[Decoded]:
-        name, whole = forks[0].cell.protocol, forks[0].index is None
+    def _attempt(self, forks: list[Fork], measuring: Mapping[PrefillGroup, ForkMeasures]) -> list[Decoded]:
+        meter, whole = forks[0].group.meter, forks[0].index is None
         acting = not whole and forks[0].cell.compressor.decoding is not None
+        step, start, aside = None if acting else self.step, time.monotonic(), meter.aside_s
+        questions = [list(same) for _, same in itertools.groupby(forks, lambda fork: fork.group)]
+        leads: list[Lead] = []
 
-        def gathered() -> CompressedCache:
-            return gather(group.prefilled, forks, group.room(name) if acting else group.reserve(name))
+        def deadline() -> float | None:
+            return None if self.timeout_s is None else start + self.timeout_s + meter.aside_s - aside
 
-        if acting:  # policies change their entries, so measures get a separate copy
-            measuring.forks(forks, None, gathered)
-        deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
-        # all cells that keep everything are one fork
-        borrowed_cache = borrow(group.prefilled, name) if whole else contextlib.nullcontext(gathered())
-        with borrowed_cache as cache:
-            if deadline is not None and time.monotonic() > deadline:
-                raise GenerationTimeout("gathering the kept entries ran past timeout_s")
-            audit(forks, cache.compressed, group)
-            if not whole and not acting:
-                start = time.monotonic()
-                measuring.forks(forks, cache, gathered)
-                deadline = None if deadline is None else deadline + time.monotonic() - start
-            rows = 1 if whole else len(forks)
-            decoded = decode(group, cache, rows, name, deadline, acting, step=None if acting else self.step)
-        return decoded * len(forks) if whole else decoded
+        for same in questions:
+            group, name = same[0].group, same[0].cell.protocol
+            gathered = partial(gather, group.prefilled, same, group.room(name) if acting else group.reserve(name))
+            measures = measuring[group]
+            if acting:  # policies change their entries, so measures get a separate copy
+                measures.forks(same, None, gathered)
+            # all cells that keep everything are one fork
+            with borrow(group.prefilled, name) if whole else contextlib.nullcontext(gathered()) as cache:
+                limit = deadline()
+                if limit is not None and time.monotonic() > limit:
+                    raise GenerationTimeout("gathering the kept entries ran past timeout_s")
+                audit(same, cache.compressed, group)
+                if not whole and not acting:
+                    measures.forks(same, cache, gathered)
+                rows = 1 if whole else len(same)
+                if len(questions) == 1:
+                    decoded = decode(group, cache, rows, name, deadline(), acting, step=step)
+                    return decoded * len(same) if whole else decoded
+                leads.append(lead(group, cache, rows, name, deadline()))
+        return follow(leads, deadline(), step=step)
 
-    def _finish(self, group: PrefillGroup, fork: Fork, answer: Decoded, seconds: float, rows: int) -> None:
+    def _finish(self, fork: Fork, answer: Decoded, seconds: float, rows: int) -> None:
         result = fork.result
         if self.step is not None and fork.index is not None and fork.cell.compressor.decoding is not None:
             result.fallback.append(EAGER_DECODE)
@@ -354,16 +401,23 @@ class Engine:
         if answer.error is not None:
             result.status, result.error = status_of(answer.error), describe(answer.error)
             return
-        lengths = group.prefilled.lengths[fork.cell.protocol]
+        lengths = fork.group.prefilled.lengths[fork.cell.protocol]
         text = self.rules.text(answer.tokens, answer.finish, self.tokenizer)
         fill_answer(result, fork.cell, lengths, answer.tokens, answer.finish, text)
-        appended = result.entries_appended + (result.n_tokens - 1) * group.heads
+        appended = result.entries_appended + (result.n_tokens - 1) * fork.group.heads
         result.entries_end = result.entries_resident + appended if answer.entries is None else answer.entries
         steps = max(result.n_tokens - protocol(fork.cell.protocol).from_prefill, 0)
         result.tpot_s = seconds / steps if steps else None
 
     def _release(self) -> None:
         devices.at(self.device).release()
+
+
+def _fill_cut(result: ForkResult, cell: CellSpec, prompt: EncodedPrompt, lengths: Lengths) -> None:
+    """Fill T, and the text before the cut of a prompt that is cut."""
+    result.context_tokens = lengths.reduced
+    if protocol(cell.protocol).cuts:
+        result.question_text_before_cut = prompt.question_text_before_cut
 
 
 def as_row(result: ForkResult) -> dict:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ class Fork:
     Attributes:
         index: per layer int64 `[Hkv, m]` kept entries; None if everything stays and the full cache is borrowed.
         again: per layer kept keys and values `[Hkv, m, D]` of a second prefill, if the protocol has one.
+        group: the prefill and the question that the fork answers; set by the engine.
     """
 
     cell: CellSpec
@@ -45,6 +46,7 @@ class Fork:
     result: ForkResult
     compress_s: float = 0.0
     again: list[tuple[Tensor, Tensor]] | None = None
+    group: PrefillGroup = field(init=False, repr=False)
 
     @property
     def chosen(self) -> list[Tensor]:
@@ -108,11 +110,12 @@ def check_time(fork: Fork, timeout_s: float | None) -> None:
         raise GenerationTimeout(f"scoring took {fork.compress_s:.1f} s, more than timeout_s")
 
 
-def batches(forks: Sequence[Fork], group: PrefillGroup, rows: int, limit_bytes: int | None) -> Iterator[list[Fork]]:
+def batches(forks: Sequence[Fork], rows: int, limit_bytes: int | None) -> Iterator[list[Fork]]:
     """Split forks into decode batches: one protocol and length bucket each, at most `rows` rows and `limit_bytes`.
 
-    Bytes are those that `gather` allocates: every row as long as the longest, slack and positions included. A fork that
-    exceeds the limit alone still gets a batch.
+    Forks of several questions of one document share batches, question by question, but those with decode policies do
+    not: their layers count the tokens that all rows have been shown. Bytes are those that `gather` allocates: every row
+    as long as the longest, slack and positions included. A fork that exceeds the limit alone still gets a batch.
     """
     groups: dict[tuple, list[Fork]] = {}
     for fork in forks:
@@ -120,13 +123,14 @@ def batches(forks: Sequence[Fork], group: PrefillGroup, rows: int, limit_bytes: 
         if policy is not None and policy.moves_queries:
             yield [fork]
             continue
-        groups.setdefault((fork.cell.protocol, fork.bucket(), policy is not None), []).append(fork)
-    layers = group.prefilled.cache.compressed
-    key = layers[0].keys
-    slot = key.shape[1] * (2 * key.shape[3] * key.element_size() + POSITION_BYTES)
+        asked = None if policy is None else fork.group
+        groups.setdefault((fork.cell.protocol, fork.bucket(), asked), []).append(fork)
     for members in groups.values():
+        layers = members[0].group.prefilled.cache.compressed
+        key = layers[0].keys
+        slot = key.shape[1] * (2 * key.shape[3] * key.element_size() + POSITION_BYTES)
         batch: list[Fork] = []
-        widest, reserve = [0] * len(layers), group.reserve(members[0].cell.protocol)
+        widest, reserve = [0] * len(layers), max(fork.group.reserve(fork.cell.protocol) for fork in members)
         for fork in members:
             wider = [max(width, index.shape[1]) for width, index in zip(widest, fork.chosen, strict=True)]
             size = (len(batch) + 1) * sum(width + reserve for width in wider) * slot

@@ -306,7 +306,7 @@ def merge_scores(made: Sequence[Prefilled], cells: Sequence[CellSpec], protocol:
             }
 
 
-@dataclass
+@dataclass(eq=False)
 class PrefillGroup:
     """One prefill of one prompt, shared by cells of one or several protocols, with everything needed to answer.
 

@@ -285,8 +285,20 @@ class Answering:
             others = (*whole.paraphrases, *([whole.generic] if whole.generic else []))
             same_context((*whole.questions, *others), self.loaded.family)
             self._document = whole  # stored only after the check, so the document's next question needs no check
-        own = self._document.questions[asked.number]
-        return replace(own, document=replace(self._document, number=asked.number))
+        whole = replace(self._document, number=asked.number, waiting=self._waiting(request, self._document))
+        return replace(whole.questions[asked.number], document=whole)
+
+    def _waiting(self, request: Request, document: DocumentPrompts) -> tuple[int, ...]:
+        """Return the numbers of questions that will be asked next, with the same cells, rules and measures."""
+        if request.document is None or "continuation" in self.measures:
+            return ()
+        rules, names = self._rules_for(request), request.document.sample_ids
+        lacking = [[name in self.done[cell.cell] for cell in self.cells] for name in names]
+        whole = [self._within_context(rules, prompt) is rules for prompt in document.questions]
+        number = request.document.number
+        return tuple(
+            other for other in request.waiting if lacking[other] == lacking[number] and whole[other] and whole[number]
+        )
 
     def _smaller(
         self, request: Request, identity: str, text: bool, whole: EncodedPrompt, share: float
