@@ -120,6 +120,7 @@ def alone(request: Request) -> Request:
     one = slice(whole.number, whole.number + 1)
     return replace(
         request,
+        waiting=(),
         document=replace(
             whole,
             number=0,

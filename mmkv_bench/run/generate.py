@@ -290,7 +290,7 @@ class Answering:
 
     def _waiting(self, request: Request, document: DocumentPrompts) -> tuple[int, ...]:
         """Return the numbers of questions that will be asked next, with the same cells, rules and measures."""
-        if request.document is None or "continuation" in self.measures:
+        if request.document is None:
             return ()
         rules, names = self._rules_for(request), request.document.sample_ids
         lacking = [[name in self.done[cell.cell] for cell in self.cells] for name in names]
