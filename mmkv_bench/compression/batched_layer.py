@@ -85,7 +85,7 @@ class BatchedLayer(CompressedLayer):
         return sum(row.moved_nbytes() for row in self.rows)
 
 
-def join(caches: Sequence[CompressedCache], reserve: int) -> CompressedCache:
+def join(caches: Sequence[CompressedCache], reserve: int, stepwise: bool = False) -> CompressedCache:
     """Return one cache with the rows of several caches, which are emptied.
 
     Layers are joined one by one, so that at most one layer is in memory twice. If lengths differ, shorter heads are
@@ -93,21 +93,24 @@ def join(caches: Sequence[CompressedCache], reserve: int) -> CompressedCache:
     unchanged, side by side.
 
     Args:
-        caches: all have been shown equally many tokens. If compressed layers were not, each query of the joined cache
-            has to be fed alone: it sees all entries of its row, and the mask of several queries would be wrong.
+        caches: all have been shown equally many tokens, unless `stepwise`.
         reserve: slots that will be appended (a policy's layer reserves its own).
+        stepwise: only one token per row will be fed at a time. Such a token sees every entry of its row, so that rows may
+            have been shown different numbers of tokens. A mask for several tokens would be wrong.
     """
     layers: list[Any] = []
     while caches[0].layers:
         rows = [cache.layers.pop(0) for cache in caches]
-        layers.append(_joined(rows, reserve) if isinstance(rows[0], CompressedLayer) else states.beside(rows))
+        layers.append(_joined(rows, reserve, stepwise) if isinstance(rows[0], CompressedLayer) else states.beside(rows))
     return CompressedCache.of(layers)
 
 
-def _joined(layers: Sequence[CompressedLayer], reserve: int) -> CompressedLayer:
+def _joined(layers: Sequence[CompressedLayer], reserve: int, stepwise: bool) -> CompressedLayer:
     seen, kind = {layer.seen for layer in layers}, type(layers[0])
-    if kind not in (CompressedLayer, VarlenLayer):
-        assert len(seen) == 1, f"layers of a policy have been shown the same number of tokens, not {sorted(seen)}"
+    kept_apart = kind not in (CompressedLayer, VarlenLayer)
+    if kept_apart or not stepwise:
+        assert len(seen) == 1, f"sequences of one batch have been shown the same number of tokens, not {sorted(seen)}"
+    if kept_apart:
         return BatchedLayer(layers)
     complete = len(seen) == 1 and all(layer.positions is None for layer in layers)
     rows: list[tuple[Tensor, Tensor, Tensor | None]] = []

@@ -169,7 +169,7 @@ def follow(
     model, cache = leads[0].model, leads[0].cache
     rows = [row for one in leads for row in one.chooser.rows]
     if len(leads) > 1:
-        cache = join([one.cache for one in leads], leads[0].chooser.rules.max_new_tokens)
+        cache = join([one.cache for one in leads], leads[0].chooser.rules.max_new_tokens, stepwise=True)
         cache = cache if step is None else fixed_view(cache, pool_of(model))
     token, at = torch.cat([one.token for one in leads]), torch.cat([one.positions for one in leads], -2)
     # Rows that have ended leave the batch: at once with policies, which cost time, otherwise when they are half of
@@ -199,9 +199,9 @@ def _logits(
     """Feed tokens int64 `[R, n]` and return the logits behind the last of them, float32 `[R, V]`."""
     if deadline is not None and time.monotonic() > deadline:
         raise GenerationTimeout("decoding ran past timeout_s")
-    output = forward(
-        input_ids=fed,
-        position_ids=positions.contiguous(),
+    output = forward(  # a compiled step would be traced again for other strides
+        input_ids=fed.clone(memory_format=torch.contiguous_format),
+        position_ids=positions.clone(memory_format=torch.contiguous_format),
         past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,

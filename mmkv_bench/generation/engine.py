@@ -199,7 +199,7 @@ class Engine:
                 question = document.questions[number]
                 of_question = {cell.cell: self._blank(cell, question) for cell in cells}
                 ahead[rule.name, document.identity, number, names, extras] = of_question
-            own = dataclasses.replace(lengths_of(rule, question, self.family), prefilled=sources[0].length)
+            own = dataclasses.replace(lengths, prompt=question.length, prefilled=sources[0].length)
             for cell in cells:
                 result = of_question[cell.cell]
                 _fill_cut(result, cell, question, own)

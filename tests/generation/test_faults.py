@@ -266,11 +266,12 @@ class Watching(Engine):
         self.snapshots = {}
         return super().__enter__()
 
-    def _decode(self, group, *rest):
-        prefilled, layers = group.prefilled, group.prefilled.cache.layers
+    def _decode(self, forks, *rest):
+        prefilled = forks[0].group.prefilled
+        layers = prefilled.cache.layers
         state = [(own.stored, own.seen, own.growths, own.keys.clone(), own.values.clone()) for own in layers]
         before = self.snapshots.setdefault(prefilled.length, state)
-        super()._decode(group, *rest)
+        super()._decode(forks, *rest)
         for layer, (stored, seen, growths, key, value) in zip(layers, before, strict=True):
             assert (layer.stored, layer.seen, layer.growths) == (stored, seen, growths)
             assert layer.positions is None
