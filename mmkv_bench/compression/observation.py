@@ -203,6 +203,13 @@ class Observation:
         self._seen = self._shown = held
         self._rounds = rounds
 
+    def begin_behind(self, context: Observation) -> None:
+        """Begin with the statistics of a context that this prompt shares with others; they are copied."""
+        for name in ("_seen", "_shown", "_tail", "_dtype", "_query_heads", "_hidden_size", "reach"):
+            setattr(self, name, getattr(context, name))
+        self._queries, self._hidden = copy.deepcopy(context._queries), copy.deepcopy(context._hidden)
+        self._columns, self._pieces = context._columns, {name: [*one] for name, one in context._pieces.items()}
+
     # ---- between the chunks of a stream
 
     def so_far(self, places: Tensor, frames: Frames | None, asked: int = 0) -> Observation:
@@ -441,6 +448,7 @@ class PromptBatch:
         total: padded prompt length; pads: left padding of each row; cache: receives the entries.
         observations: layer -> one `Observation` per row, dropped as soon as the layer is done.
         received: the text model's arguments, if a scorer needs a replay.
+        context: a batch whose tokens this one begins with; its observations are complete up to them.
         turn: number of a conversation's turn that is fed behind stored entries; 0 for a prompt.
         reach: last token that each token of the newest chunk sees, see `reach.reach_of`.
         two_way: whether some token of the prompt sees later tokens.
@@ -459,6 +467,7 @@ class PromptBatch:
     turn: int = 0
     reach: Tensor | None = None
     two_way: bool = False
+    context: PromptBatch | None = None
 
     def length(self, row: int) -> int:
         return self.total - self.pads[row]

@@ -7,6 +7,7 @@ layers of our own, and module hooks. After the context the model is exactly what
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
@@ -193,6 +194,19 @@ class Session:
         self.cache, self._forgotten = cache, 0
         self.prompt = PromptBatch(total, [0], cache, len(self.attentions), turn=turn)
 
+    def go_behind(
+        self, listener: Listener, context: PromptBatch, total: int, types: Tensor, identity: str | Sequence[str]
+    ) -> None:
+        """Observe a prompt that begins with a context that was observed before, and whose entries the cache still has.
+
+        Args:
+            context: the session's `prompt` after the context was fed as the first chunk of a longer prompt.
+            total: tokens of the whole prompt. types: int `[1, total]`.
+        """
+        self.expect(listener, types, identity)
+        self.cache, self._forgotten = context.cache, 0
+        self.prompt = replace(context, total=total, token_types=types, observations={}, rotations={}, context=context)
+
     # ------------------------------------------------------------------ hooks
     # A fixed cache is not observed: a compiled step traces these hooks, so nothing in them may change from step to step.
     def _before_model(self, model: object, args: Args, kwargs: Kwargs) -> None:
@@ -355,6 +369,8 @@ class Session:
         cos, sin = self._of_both_halves(cos, sin)
         if index not in prompt.observations:
             prompt.observations[index] = [self._observation(prompt, module, row) for row in range(len(prompt.pads))]
+            if prompt.context is not None:
+                prompt.observations[index][0].begin_behind(prompt.context.observations[index][0])
             if prompt.turn:
                 prompt.observations[index][0].go_on(layer.stored - query.shape[2], prompt.turn)
         start = layer.seen - query.shape[2]

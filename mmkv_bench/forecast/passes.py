@@ -83,7 +83,7 @@ def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
         others = [cell for cell in cells if cell not in once]
         shared += others
         if once:
-            made.prefills += samples if rule.knows in ("joint", "paraphrase") else documents
+            made.prefills += samples if rule.knows == "paraphrase" else documents
         made.replays.update(dict.fromkeys(_replaying(others), samples))
         made.replays.update(dict.fromkeys(_replaying(once), samples if rule.knows == "paraphrase" else documents))
     again = sum(protocol(cell.protocol).prefills_again and cell.budget is not None for cell in shared)
@@ -101,8 +101,7 @@ def caches_held(plan: Plan) -> tuple[int, int]:
     once = [rule for rule in rules.values() if rule.serves_all_questions(reads_answer=False)]
     if not once or not plan.answering.shares_prefill:
         return 0, 0
-    joint = any(rule.knows == "joint" for rule in once)  # the first prompt's cache stays during the other prefills
-    return len(once), len(once) - 1 + joint
+    return len(once), len(once) - 1
 
 
 def notes_of(plan: Plan) -> list[str]:
