@@ -73,7 +73,7 @@ def committed(file: str, commit: str) -> str | None:
 
     file: path inside the checkout.
 
-    Return None if that is unknown: no checkout, no git, or an unknown commit.
+    Return None if the text cannot be found: no checkout, no git, or an unknown commit.
     """
     checkout = Path(__file__).resolve().parents[2]
     try:
@@ -89,7 +89,9 @@ def committed(file: str, commit: str) -> str | None:
 
 
 def _git(checkout: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of `checkout`, and whether its code has changes (new files count). (None, None) if it is no checkout."""
+    """Return the commit of `checkout`, and whether its code has changes (new files count). Return (None, None) for a folder
+    that is no checkout.
+    """
     try:
         if not _is_checkout(checkout):
             return None, None
@@ -118,7 +120,7 @@ def device_name(device: str) -> str:
 
 
 def _driver(report: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """Return the version of the NVIDIA kernel driver, as the kernel reports it, or None."""
+    """Return the version of the NVIDIA kernel driver as stated in `report`, or None."""
     try:
         match = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", report.read_text(), re.MULTILINE)
     except OSError:

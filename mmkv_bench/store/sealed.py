@@ -48,7 +48,7 @@ def write_sealed(
 ) -> None:
     """Write a parquet file with page checksums and a digest from tables as they come.
 
-    Each table begins a row group, and none is held longer than needed.
+    Each table starts a new row group, and is released once it is written.
     """
     sink = _Digesting(stream)
     with pq.ParquetWriter(sink, schema, write_page_checksum=True, **options) as writer:
@@ -92,7 +92,8 @@ class _Digesting:
 
 @contextmanager
 def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFile, bool]]:
-    """Open a file and check its digest. The second value tells whether it has one. A process hashes each state of a file once.
+    """Open a file and check its digest. The second value tells whether the file has a digest. Within a process, an unchanged
+    file is hashed once.
 
     coded: text columns that are read as dictionaries, if the file has them.
 

@@ -1,4 +1,4 @@
-"""Notes of a study beside its rows: its primary endpoint, and the cells that submitted jobs will answer.
+"""Notes that a store keeps besides rows: the study's primary endpoint, and the cells that submitted jobs will answer.
 
 The primary endpoint must be named before answers exist. `store.json` holds it beside the version. A cell's row is written by
 the process that first answers it, because only that process knows its device. Until then `status` counts the cell from
@@ -30,7 +30,7 @@ _KEY, _LATE = "primary", "primary_named_after_answers"
 class PrimaryEndpoint:
     """One column of one table. Comparisons of methods in this column are confirmatory, those in other columns exploratory.
 
-    late: it was named when the store already had answers.
+    late: whether the store already had answers when the endpoint was named.
     """
 
     dataset: str

@@ -65,7 +65,7 @@ class Tracker:
         """Open the run with the resolved configuration (secrets are redacted)."""
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Show one step of numbers, usually the result of `RunningMeans.add` for one sample."""
+        """Show one step's values by name, usually the result of `RunningMeans.add` for one sample."""
 
     def finish(self, failed: bool = False) -> None:
         """Close the run."""
@@ -139,7 +139,7 @@ class WandbTracker(Tracker):
         self.end(failed)
 
     def open(self, name: str, kind: str, config: Mapping[str, Any], shown: str | None = None) -> None:
-        """Open a run with this id. The previous run must be closed.
+        """Open a wandb run whose id is `name`. The previous run must be closed.
 
         kind: wandb's job type.
         shown: the run's name; None uses the id.
@@ -163,7 +163,7 @@ class WandbTracker(Tracker):
             self._messages.put(message)
 
     def end(self, failed: bool = False) -> bool:
-        """End the open run and wandb. Warn of faults. Return True if there was none."""
+        """End the open run and the wandb process. Log a warning for each fault. Return True if there was none."""
         process = self._process
         if process is None:
             return False
@@ -189,7 +189,9 @@ class WandbTracker(Tracker):
 
 
 def _feed(stream: IO[str], messages: SimpleQueue[Mapping[str, Any] | None]) -> None:
-    """Write each message as a line into a pipe, until None. Errors are ignored: the reader reports why it ended."""
+    """Write each message as a line into a pipe, until None. Errors are ignored, because the process at the other end reports
+    why it ended.
+    """
     with contextlib.suppress(OSError), stream:
         for message in iter(messages.get, None):
             stream.write(json.dumps(message, default=str) + "\n")
