@@ -169,7 +169,7 @@ def _spelled_out(method: str, part: str, value: Any) -> Any:
 
 
 def _arguments(spec: Any, depth: int) -> Iterator[tuple[int, str, str, str]]:
-    """Yield (depth, class, argument, text) for all arguments that are text, of a part and of parts inside it."""
+    """Yield (nesting depth, class, argument, text) for each text argument of a part and of parts nested in it."""
     for argument, value in spec.items() if isinstance(spec, Mapping) else ():
         if isinstance(value, str) and argument != _TARGET:
             yield depth, str(spec.get(_TARGET, "")), str(argument), value

@@ -147,7 +147,9 @@ class Gate:
 
 @dataclass(frozen=True)
 class Stream:
-    """Settings of protocol=stream, which reads a video or pictures, or a text in chunks of tokens. The budget is the cap."""
+    """Settings of protocol=stream, which reads a video or pictures, or a text in chunks of tokens. The budget caps the cache
+    while the stream is read.
+    """
 
     every: int | None = _key(
         8, "frames or pictures per chunk, or tokens of a text; null = all at once", "a whole number >= 1 or null"

@@ -116,7 +116,7 @@ def check_name(stem: str, path: str, extra: tuple[str, ...] = ()) -> None:
     """Refuse a file whose stem cannot be a method's name, or is already one.
 
     Raises:
-        ConfigError: the sentence has both remedies.
+        ConfigError: the name is not allowed or taken.
     """
     remedy = f"'variants.<name>={{base: {CUSTOM}, path: {path}}}' gives it a name"
     if not _STEM.fullmatch(stem):

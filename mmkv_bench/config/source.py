@@ -71,7 +71,7 @@ def located(folder: str) -> str:
 
 
 def register() -> None:
-    """Register both with Hydra, and the schema that `conf/config.yaml` extends, for this process."""
+    """Register both classes with Hydra, and the schema that `conf/config.yaml` extends. This lasts as long as the process."""
     for plugin in (FolderSource, OwnFolder):
         Plugins.instance().register(plugin)
     ConfigStore.instance().store("schema", composed_schema(), provider="mmkv_bench")

@@ -65,7 +65,7 @@ def _renamed(override: Override, extra: tuple[str, ...]) -> Override:
 
 
 def _is_elsewhere(group: str, name: str) -> bool:
-    """Tell whether a choice is a file, a folder, a hub id, or a list of a sweep."""
+    """Tell whether a choice is no name of `conf/` but a file, a folder, a hub id, or a list of a sweep."""
     return (
         name.endswith(".py") or name[:1] in ("[", ".", "~") or "/" in name or (group == MODEL and Path(name).is_dir())
     )

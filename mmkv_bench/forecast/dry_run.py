@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 class Kernels(TorchFunctionMode):
     """Replacements for kernels that behave differently with fake tensors than on a real device.
 
-    Attention is a fused kernel: its output and one number per query row, no scores. With fake tensors it would become plain
-    products of T x T numbers, which fit on no device. A tensor of Python numbers is made on the host and moved.
+    A device's fused attention kernel allocates its output and one number per query row, but no scores. With fake tensors torch
+    would use plain products with T x T scores, which fit on no device. `torch.tensor(numbers, device=...)` makes the tensor on
+    the host and moves it.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -64,7 +65,7 @@ class Kernels(TorchFunctionMode):
 
     @staticmethod
     def _back_to_back(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return output, sums and random state, as the attention kernel for heads stored back to back does."""
+        """Return output, row sums and random state like the kernel for sequences of different lengths, stored back to back."""
         rows, heads = query.shape[:2]
         sums = query.new_empty(heads, rows, dtype=torch.float32)
         return query.new_empty(rows, heads, value.shape[-1]), sums, query.new_empty(2, dtype=torch.uint64)
@@ -110,7 +111,9 @@ class DryPeaks(Peaks):
 
 @contextmanager
 def without_numbers(counter: LiveStorages) -> Iterator[FakeValuesMode]:
-    """Make tensors fake within the context; the counter counts those on its kind of device."""
+    """Enter a context in which new tensors are fake. `counter` counts the storages on its kind of device. Yield the mode that
+    makes up numbers.
+    """
     made_up = FakeValuesMode()
     with FakeTensorMode(allow_non_fake_inputs=True), counter, Kernels(), made_up, ends_only():
         yield made_up

@@ -26,8 +26,8 @@ class Passes:
 
     Attributes:
         prefills: number of prefills of whole prompts or contexts, without streams.
-        streams: cap, or None without a limit -> number of streams; all questions of a stream share one reading.
-        replays: cell -> number of contexts fed again after their prefill, for this cell and cells that share its scores.
+        streams: cap (None without a limit) -> number of streams. All questions about a stream share one reading.
+        replays: cell -> number of contexts fed again after their prefill, for this cell and the cells that share its scores.
         turns: cell -> number of a conversation's turns that are fed again.
     """
 
@@ -119,7 +119,9 @@ def _cap(cell: Cell) -> int | None:
 
 
 def _prefill_of(plan: Plan, rule: Protocol) -> tuple[int, int]:
-    """Return a key that is equal for protocols that share a prefill: lengths for a prompt of four tokens, two of them context."""
+    """Return a key that is equal for two protocols if they share a prefill: the lengths that the protocol prefills of an example
+    prompt (four tokens, two of them context).
+    """
     lengths = rule.lengths(4, 2)
     # A recurrent state belongs to one position in the prompt.
     states = plan.family is not None and bool(plan.family.states.layers)
@@ -127,7 +129,7 @@ def _prefill_of(plan: Plan, rule: Protocol) -> tuple[int, int]:
 
 
 def _replaying(cells: Sequence[Cell]) -> list[Cell]:
-    """Return one of the cells, all of one protocol, for each scorer that needs the context fed again."""
+    """Return one cell for each scorer that needs the context fed again. cells: cells of one protocol."""
     return list({cell.compressor.eviction.scorer: cell for cell in cells if _replays(cell)}.values())
 
 

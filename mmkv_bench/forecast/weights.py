@@ -33,7 +33,8 @@ class ModelBytes:
     Attributes:
         decoder: shape of the text model.
         itemsize: bytes of a number.
-        weights: bytes of all parameters; None if their number is unknown. step_weights: bytes that a decode step reads.
+        weights: bytes of all parameters; None if their number is unknown.
+        step_weights: bytes of weights that a decode step reads.
         kv_per_token: bytes of a token's keys and values in the compressed layers.
     """
 

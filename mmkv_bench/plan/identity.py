@@ -133,7 +133,8 @@ def usable_device(model: Model, dtype: str) -> str:
     """Return the kind of device for a run that generates.
 
     Raises:
-        ConfigError: model.device=cuda without a CUDA device, with the memory of the weights; see also `check_meant`.
+        ConfigError: model.device=cuda without a CUDA device (the message states the memory of the weights), or an error of
+            `check_meant`.
     """
     check_meant(model.device)
     device = devices.kind_of(model.device)

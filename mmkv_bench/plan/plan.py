@@ -123,14 +123,16 @@ class Plan:
     """Typed facts about a run.
 
     Attributes:
-        out: folder of its rows.
+        out: folder of the run's rows.
         stage: `generate`, `score` or `both`.
         answering: settings for answering samples.
         judge, logger, primary, json: settings of the configuration.
         retry: statuses of stored rows that do not count as done.
         resolved: the configuration for rows and trackers, with datasets under their labels.
-        entries: methods. cells: all cells, by dataset. parts: the work per dataset in this process.
-        notes: sentences for the card: cells that are the same, and what an outline could not read.
+        entries: the methods.
+        cells: all cells, sorted by dataset.
+        parts: the work of this process, per dataset.
+        notes: sentences for the card, about merged cells and about what an outline could not read.
         family: facts about the model; None if an outline could not read its files.
         uncalibrated: for an outline, a sentence per method that lacks its calibration.
     """
@@ -196,8 +198,8 @@ class Plan:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Provenance columns of the cells' rows. Only a run that makes rows needs them, because they look for the device. Raises
-        the errors of `check_device`."""
+        """Provenance columns of the cells' rows. Computed on request, because only a run that makes rows needs them, and they
+        look for the device. Raises the errors of `check_device`."""
         return identities.provenance(self.model, self.cells[0].dtype)
 
     def check_device(self) -> None:

@@ -26,7 +26,11 @@ ROW = 4096
 
 @dataclass(frozen=True)
 class MissingInput:
-    """An input that a run lacks. kind: weights, data, calibration, judge or disk. what: a sentence."""
+    """An input that a run lacks.
+
+    kind: weights, data, calibration, judge or disk.
+    what: a sentence that describes the input.
+    """
 
     kind: str
     what: str
@@ -34,8 +38,12 @@ class MissingInput:
 
 @dataclass(frozen=True)
 class Disk:
-    """Disk space for a run. rows: bytes that the missing rows will take. row: bytes per row. measured: `row` is measured from the
-    store's rows, not assumed. free: free bytes at the store."""
+    """Disk space for a run.
+
+    rows: bytes that the missing rows will take.
+    row: bytes per row; `measured`: taken from the store's rows, not assumed.
+    free: free bytes at the store.
+    """
 
     rows: int
     row: float

@@ -131,7 +131,7 @@ _VERSIONS = ("torch", "transformers", "numerics_version", "method_version")
 
 
 def other_versions(plan: Plan, store: Store) -> list[str]:
-    """Return a sentence if stored cells differ from the plan's cells only in versions, and these have no answers yet."""
+    """Return a note if cells of the plan have no answers yet, but the store has the same cells of other versions."""
     asked: dict[tuple[Any, ...], Any] = {tuple(cell.row()[name] for name in _ASKED): cell for cell in plan.cells}
     stored = store.cells(columns=("cell", *_ASKED, *_VERSIONS)).to_pylist()
     here = {row["cell"] for row in stored}

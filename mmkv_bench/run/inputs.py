@@ -1,9 +1,10 @@
 """Checks that all rows of a cell have one origin. Stored rows must come from the same machine and prompts, and the files that
 a run reads must not change while it runs.
 
-A check costs one `stat` per file. If a file's state changed, its content is compared, so that a new time alone stops nothing.
-For a large file whose content is unknown (weights of the hub, identified by their commit) a new state counts as a change. Rows
-written since the last good check may belong to either content. They become failed rows, which `retry=[error]` answers again.
+A check costs one `stat` per file. If a file's state changed, its content is compared, because a new modification time alone is
+harmless. Large files whose content was never hashed (weights of the hub, identified by their commit) count as changed. After a
+change, rows written since the last good check may come from either content. They become failed rows, which `retry=[error]`
+answers again.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str,
 
     Args:
         own: device, cpu and versions of this process (`provenance.collect`).
-        times: whether times will be added, which depend on the kind of CPU in any precision.
+        times: whether times will be added. Times depend on the CPU model in any precision.
 
     Raises:
         StoreError: a cell was begun on another device, in half precision on another kind of CPU, or under another lmms-eval.

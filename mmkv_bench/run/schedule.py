@@ -56,7 +56,7 @@ def _dataset(part: DatasetShare, coverage: Coverage) -> dict[str, Any]:
 
 
 def _methods(part: DatasetShare, coverage: Coverage) -> tuple[tuple[str, ...], ...]:
-    """Return one line per method and reading, with cells and rows added up."""
+    """Return one table line per method and reading (a paper's text or its released code), with sums of cells and rows."""
     answered, statuses = coverage.answered(part), coverage.statuses(part)
     groups: dict[tuple[str, str | None], list[int]] = {}
     for place, cell in enumerate(part.cells):

@@ -85,12 +85,12 @@ log = logging.getLogger(__name__)
 
 
 class DatasetTracker:
-    """The numbers of one dataset.
+    """The numbers of one dataset that a tracker shows while the run works.
 
-    Keys under the dataset's name: means over all cells of each sample, and the group's largest peak. Keys under
-    `<dataset>/<cell>/`: `answers` and `failures` in the store, the dataset's metrics as means over this process's answers, and
-    for a cell that ran by itself (`measured` own) means of `ttft_s` and `tpot_s` and the largest peak. Times of a shared run
-    belong to no single cell and are not shown under a cell.
+    Keys under the dataset's name: means over all cells of each sample, and the largest memory peak of a shared prefill. Keys
+    under `<dataset>/<cell>/`: `answers` and `failures` in the store, the dataset's metrics as means over this process's answers,
+    and for a cell that shared no prefill (column `measured`: own) means of `ttft_s` and `tpot_s` and the largest memory peak.
+    Times of a shared run belong to no single cell and are not shown under a cell.
 
     Args:
         coverage: the stored rows when the run began.
@@ -116,7 +116,7 @@ class DatasetTracker:
         self._new = False
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add one sample's rows. Numbers of single cells are sent from time to time, and with the last sample."""
+        """Add one sample's rows. Numbers per cell are sent from time to time, and with the last sample."""
         values: dict[str, float | None] = {f"{self._dataset}/{name}": _mean(rows, name) for name in _GROUP}
         values[f"{self._dataset}/failed"] = sum(row["status"] != "ok" for row in rows)
         for row in rows:
@@ -138,7 +138,7 @@ class DatasetTracker:
         self._track.log(told)
 
     def close(self) -> None:
-        """Report the answers since the last report. They are unreported if another process had the last samples."""
+        """Report the answers since the last report. There are some if another process had the last samples."""
         if self._new:
             self._report()
             self._track.log(self._cells)

@@ -135,7 +135,7 @@ class _Packing:
         self._counts = partial(store.counts, table)
 
     def large(self, files: list[Path]) -> bool:
-        """Tell whether the table is too large to read whole, in which case rows are read and written for a few cells at a time."""
+        """Tell whether the table is too large to read whole, in which case rows are read and written a few cells at a time."""
         return self._table in ("responses", "samples") and sum(map(number_of_rows, files)) > AT_ONCE
 
     def rows(self, names: list[str] | None) -> pa.Table:

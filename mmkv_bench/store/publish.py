@@ -79,7 +79,7 @@ def publish(store: StoreFolder, folder: Path, beside: Mapping[str, bytes] | None
 
     Args:
         folder: created by this function. It must be empty, because other files in it would be published too.
-            beside: further files to publish: name (one of `BESIDE`) to content.
+        beside: further files to publish: name (one of `BESIDE`) to content.
 
     Returns:
         The manifest's sha256. A reader who has this from a trusted source can check all rows with it.

@@ -201,7 +201,7 @@ def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _digests(names: list[str]) -> np.ndarray:
-    """Return a digest of each name, uint64 [names, 2]. Different sets of names have different sums of digests (but for chance)."""
+    """Return a digest of each name, uint64 [names, 2]. Different sets of names practically never have the same sum."""
     return np.frombuffer(b"".join(hashlib.sha256(name.encode()).digest()[:16] for name in names), "<u8").reshape(-1, 2)
 
 

@@ -179,6 +179,8 @@ def ended() -> Mapping[str, int]:
 
 
 def _counted(lines: str, between: str) -> Mapping[str, int]:
-    """Count this package's jobs per state in lines of state and name. The state of "CANCELLED by 1000" is its first word."""
+    """Count this package's jobs per state. lines: a state, the separator `between`, and a job's name; of "CANCELLED by 1000" the
+    first word is the state.
+    """
     rows = (line.partition(between) for line in lines.splitlines())
     return Counter(state.split()[0] for state, _, name in rows if name.startswith(JOB))
