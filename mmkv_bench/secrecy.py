@@ -40,8 +40,8 @@ def known_secrets() -> list[str]:
 
 
 def literal_secret(overrides: Iterable[str]) -> str | None:
-    """Return the key of the first override that contains a secret in plain text, or None. A file of the job would store
-    the secret.
+    """Return the key of the first override that contains a secret in plain text, or None. Such an override is refused, because a
+    file of the job would store the secret.
 
     Args:
         overrides: `key=value`; a value with an interpolation is not a secret.

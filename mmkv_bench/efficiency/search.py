@@ -52,8 +52,8 @@ def search_state(outcomes: Mapping[int, str], limit: int | None = None) -> Searc
     """Return the state of a search.
 
     Args:
-        outcomes: number of sequences to how its pass ended. A `PassOutcome` has its peak.
-        limit: maximum bytes of a pass; None if unknown: sizes are then doubled, and bisected.
+        outcomes: number of sequences to its pass's status. A `PassOutcome` also has the peak.
+        limit: maximum bytes of a pass; None if unknown. Then sizes are doubled until one fails, then bisected.
     """
     known: dict[int, str] = {}
     search = _stands(known, limit)
@@ -66,7 +66,9 @@ def search_state(outcomes: Mapping[int, str], limit: int | None = None) -> Searc
 
 
 def _stands(known: Mapping[int, str], limit: int | None) -> Search:
-    """Return the state after these outcomes, in order."""
+    """Return the state of a search after these outcomes. known: number of sequences to status, in the order in which they were
+    tried.
+    """
     fails = min((size for size, status in known.items() if status == "oom"), default=None)
     fits = sorted(size for size, status in known.items() if status == "ok" and (fails is None or size < fails))
     search = Search([*known], None, fits[-1] if fits else 0)

@@ -98,8 +98,8 @@ class Rules:
 
     # ------------------------------------------------------------------ pictures
     def _greedy(self, room: int, beside: int, images: int) -> list[Size]:
-        """Return the size of one picture (images=1), or the sizes of as many as fit: of equal area, or with tiles larger ones
-        first."""
+        """Return the size of one picture (images=1), or the sizes of as many pictures as fit. By area, all are equal; with tiles,
+        larger ones come first."""
         if room <= beside:
             return []
         if self._by_area:
@@ -118,7 +118,7 @@ class Rules:
         return sizes
 
     def _menu(self, images: int) -> dict[Size, int]:
-        """Map sizes in whole tiles to their visual tokens, with the smallest size for each number of tokens."""
+        """Map picture sizes in whole tiles to their visual tokens. Of sizes with equal tokens only the smallest is listed."""
         edge = self._tile()
         counts: dict[int, Size] = {}
         shapes = [(c, r) for c in range(1, _GRID + 1) for r in range(1, _GRID + 1) if c * r <= _GRID and max(c, r) <= 6]
@@ -135,7 +135,9 @@ class Rules:
         return video_tokens(self.model_type, self.settings, frames, *size, self.limits)
 
     def _shaped(self, units: int) -> Size:
-        """Return a nearly square size of at most `units` squares of an area, or of one tile."""
+        """Return a nearly square size. For families that scale by area it has at most `units` merged patches; otherwise it is one
+        tile.
+        """
         if not self._by_area:
             return Size(self._tile(), self._tile())
         part = self.settings["image"]

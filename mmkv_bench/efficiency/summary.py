@@ -82,7 +82,7 @@ def summary_lines(
 
 
 def _state(table: pd.DataFrame) -> pd.DataFrame:
-    """Return how each line ended: the first failure's status and error if there is one; its repeats, and disturbances."""
+    """Return each line's status and error (of the first failure if there is one), repeats, load, and disturbances."""
     ended = table[table["phase"] == "total"]
     lines = ended.assign(ok=ended["status"] == "ok").sort_values([*LINE, "ok"], kind="stable").groupby(LINE)
     state = lines.nth(0).set_index(LINE)[["status", "error", "new_tokens", "prompts", "visual_tokens"]]
@@ -98,7 +98,9 @@ def _state(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Return the ratios of the cell's values to `full`'s of the same length, batch and repeat; null without that pass."""
+    """Return the ratios of each cell's values to those of `full` at the same length, batch and repeat; null if `full` has no such
+    pass.
+    """
     import pandas as pd
 
     cells = wide.index.get_level_values("cell")
@@ -110,7 +112,9 @@ def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Return for each cell, length and way the largest batch that fits, if one more was tried and ran out of memory."""
+    """Return, for each cell, length and way of building the batch, the largest batch that fits. Null unless one more sequence ran
+    out of memory.
+    """
     import pandas as pd
 
     alone = lines[lines["batch"] == 1].set_index(["cell", "prompt_tokens"])["status"]
@@ -188,9 +192,9 @@ def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
     """Compare the shortest with the longest prompt of a cell at one batch, and set `kv_bandwidth`, the bandwidth for the extra
     bytes.
 
-    If the steps' quartiles overlap despite the extra bytes and the medians differ by at most `_ALIKE`, the step does not
-    depend on its bytes: it is bound by launches. If they overlap because the times scatter, or if there are few repeats, whose
-    steps share their time of day, the answer is unknown.
+    If the steps' quartiles overlap despite the extra bytes and the medians differ by at most `_ALIKE`, the step does not depend
+    on its bytes: it is bound by launches. If they overlap although the medians differ more, or if there are few repeats, whose
+    steps were measured close in time, the answer is unknown.
     """
     for _, group in lines.assign(read=read).groupby(["cell", "batch", "batch_prefill"], dropna=False):
         group = group.dropna(subset=["tpot_median", "read"]).sort_values("prompt_tokens")

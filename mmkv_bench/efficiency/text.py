@@ -73,7 +73,9 @@ def _prompts(tokens: int, kind: str, group: pd.DataFrame) -> str:
 
 
 def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
-    """Return the share of windows and recurrent states in all state, and the share that each budget leaves."""
+    """Return text with the share of windows and recurrent states in the state of all layers, and the share that each budget
+    leaves.
+    """
     family, dtype = plan.family, plan.cells[0].dtype
     if family is None or not family.states.layers:
         return ""

@@ -94,7 +94,7 @@ class Decoder:
     """The shape of a text model with gated MLPs and attention; some layers may have linear attention.
 
     Attributes:
-        layers, hidden, intermediate: blocks, width of the residual stream, width of the MLP.
+        layers, hidden, intermediate: number of blocks, width of the residual stream, width of the MLP.
         query_heads, kv_heads, head_dim: sizes of the attention.
         vocabulary: rows of the embedding table and of the head.
         tied: the head is the embedding table.

@@ -29,7 +29,7 @@ FORMS_OF = {
 
 @dataclass(frozen=True)
 class Trial:
-    """A document with questions and answers in turn, of which only the last counts; look: seed of the document's style."""
+    """A document with (question, answer) turns, of which only the last is scored. look: seed of the document's style."""
 
     paper: Document
     turns: list[tuple[str, str]]
