@@ -65,7 +65,7 @@ _UNMAPPED = ("Memory mapping file failed", "annot allocate memory")
 
 
 class GenerationTimeout(MMKVError):
-    """A fork that ran past its time limit; its row gets status `timeout`."""
+    """An answer that took longer than its time limit. Its row gets status `timeout`."""
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -209,7 +209,7 @@ _Files = tuple[tuple[str, State], ...]
 
 
 def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence[str] = ()) -> DictConfig:
-    """Compose with cached choices. The caller may change the result.
+    """Compose a configuration. The composition of `choices` is cached. The caller may change the result.
 
     Args:
         choices: overrides of groups and of the search path.

@@ -79,7 +79,7 @@ def content(group: str, name: str, folders: Sequence[str | Path] = ()) -> dict[s
 
 
 def read(group: Path, name: str, load: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return `content` from one folder, with files read by `load`; None if the folder lacks the name."""
+    """Return what `content` returns, but from one folder only, with files read by `load`. None if the folder lacks the name."""
     file = group / f"{name}.yaml"
     if not file.is_file():
         return _member(group, name)

@@ -284,7 +284,8 @@ class RunConfig:
     """The configuration of one run. Keys that take a value or a list are tuples. `plan/validate.py` checks the values.
 
     Attributes:
-        methods, variants: name to the method's node as plain values. `${..parameter}` inside them is resolved under a reading.
+        methods, variants: name to the method's node as plain values. `${..parameter}` inside them is resolved once the reading is
+            known.
         datasets: name to the dataset's node as plain values.
         folders: further config folders (`--config-dir`).
         resolved: all keys as plain values with interpolations resolved, as stored in rows.

@@ -1,7 +1,7 @@
 """One pass: a batch of prompts is prefilled and compressed by one method, then a fixed number of tokens is decoded.
 
-A pass is either timed or counts memory, because counting live storages on the host slows the pass. Times come from marks in
-the device's stream, for which nothing waits. Every token is copied to the host, as a server does.
+A pass is either timed or counts memory, because counting live storages on the host slows the pass. Times come from marks (events)
+in the device's stream, so timing never waits for the device. Every token is copied to the host, as a server does.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Timed:
 
 @dataclass
 class MemoryPeaks:
-    """The peak bytes by phase of a pass that counts memory."""
+    """Peak bytes of a pass that counts memory, by phase, and the peak resident memory of the process."""
 
     peaks: dict[str, Bytes]
     resident: int | None

@@ -38,7 +38,7 @@ _KINDS = {name: kind for kind, name in DATASETS.items()}
 
 
 def kind_of(dataset: str) -> str:
-    """Return the kind of prompts for a dataset's name."""
+    """Return the kind of prompts (text, image or video) for the dataset name of a cell."""
     return _KINDS[dataset]
 
 
@@ -91,7 +91,7 @@ class EfficiencyPlan(Plan):
     room: int | None = None
 
     def shape(self, cell: str, tokens: int, batch: int) -> Shape:
-        """Return a batch as this run builds it."""
+        """Return the shape of a batch, with this run's way of building batches."""
         return Shape(cell, tokens, batch, self.pass_config.batch_prefill if batch > 1 else None)
 
     @property
@@ -106,7 +106,7 @@ class EfficiencyPlan(Plan):
         return [self.shape(*one) for one in product(names, self.lengths, self.batches)]
 
     def search(self, outcomes: Mapping[PassId, str], cell: str, tokens: int) -> Search:
-        """Return the state of the search for a cell's largest batch. outcomes: how its passes ended."""
+        """Return the state of the search for a cell's largest batch. outcomes: how passes ended."""
         sizes: dict[int, str] = {}
         for unit, status in outcomes.items():
             shape = unit.shape
@@ -232,7 +232,7 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
 def _expanded(
     grid: GridConfig, identity: Identity, entries: Sequence[MethodEntry], outline: bool
 ) -> tuple[list[Cell], list[str]]:
-    """Return cells and notes. An outline includes methods whose calibration is missing."""
+    """Return all cells of a run, and notes. For an outline, a missing calibration becomes a note instead of an error."""
     try:
         return expand(grid, identity, entries)
     except CalibrationError as error:
@@ -248,7 +248,7 @@ def counting(shape: Shape) -> PassId:
 
 
 def order(shapes: Sequence[Shape], repeats: int, seed: int) -> list[PassId]:
-    """Return all passes. Those that count memory come first and also show which shapes run out of memory. Then come the
+    """Return all passes in order. Passes that count memory come first and also show which shapes run out of memory. Then come the
     repeats, each with all shapes in a new random order, so that drift affects all shapes alike."""
     draw = random.Random(f"order/{seed}")
     units = []
@@ -377,7 +377,9 @@ def _profiled(
 
 
 def _fitting(model: Model, new_tokens: int, lengths: list[int], family: ModelFacts) -> list[int]:
-    """Return the default lengths up to the model's limit. Other lengths are returned unchanged and refused later if too long."""
+    """Drop default lengths beyond the model's limit. Lengths that the user chose are returned unchanged, and refused later if too
+    long.
+    """
     if tuple(lengths) != RunConfig().lengths:
         return lengths
     room = min(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def workloads_of(plan: EfficiencyPlan, todo: Sequence[PassId]) -> list[Workload]:
-    """Return one workload for every kind of prompts, length and batch. A workload without missing passes takes no time."""
+    """Return one workload for every kind of prompts, length and batch. It counts the missing passes only, so it may be empty."""
     batches = sorted({*plan.batches, *(unit.batch for unit in todo)}) or [1]
     return [_workload(plan, todo, *shape) for shape in product(plan.kinds, sorted(plan.lengths), batches)]
 

@@ -121,7 +121,7 @@ def _goes_with(row: dict[str, Any], cell: Cell) -> bool:
 
 
 def _evicted(rows: pa.Table, shape: tuple[int, int]) -> pa.Table:
-    """Return the rows that are ok, for prompts longer than their budget, with this number of layers and KV heads."""
+    """Return the rows with status ok, a prompt longer than the budget, and this number of layers and KV heads."""
     ok = pc.and_(pc.equal(rows["status"], "ok"), pc.less(rows["budget_entries"], rows["context_tokens"]))
     rows = rows.filter(pc.fill_null(ok, False))
     layers = pc.list_value_length(rows["kept"])

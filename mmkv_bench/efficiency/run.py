@@ -93,7 +93,7 @@ def left(plan: EfficiencyPlan, outcomes: Mapping[PassId, str]) -> list[PassId]:
 
 
 def _unfinished(plan: EfficiencyPlan, units: Sequence[PassId], outcomes: Mapping[PassId, str]) -> list[PassId]:
-    """Drop passes with an outcome, and all passes of a shape with a failure."""
+    """Drop passes that have an outcome, and all passes of a shape of which one has failed."""
     failed = {unit.shape for unit, status in outcomes.items() if status != "ok"}
     known = outcomes.keys() - plan.unconfirmed(outcomes)
     return [unit for unit in dict.fromkeys(units) if unit not in known and unit.shape not in failed]
@@ -294,7 +294,9 @@ class _Passes:
             ) from error
 
     def _whole(self, cell: str, tokens: int, number: int = 0) -> EncodedPrompt:
-        """Return a prompt, made once and kept on the host, so that no pass holds another's pictures in device memory."""
+        """Return a prompt of `tokens` tokens. Each prompt is made once and kept on the host, so that pictures of other passes
+        take no device memory.
+        """
         from mmkv_bench.efficiency.prompts import text_prompt, visual_prompt
 
         kind = kind_of(self.datasets[cell])
@@ -335,7 +337,9 @@ def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _finished(rows: Mapping[str, dict[str, Any]], held: CacheBytes, last: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of a pass, with the columns of its decoding and of the whole pass."""
+    """Return a pass's rows, one per phase, after adding cache bytes to the row `decode` and the values of `last` to the row
+    `total`.
+    """
     held_bytes = {"bytes_held": held.held, "bytes_useful_step": held.useful, "bytes_read_step": held.read}
     more = {"decode": held_bytes, "total": {**last, "fallback": held.fallback}}
     return [{"phase": name} | row | more.get(name, {}) for name, row in rows.items()]

@@ -50,7 +50,7 @@ class Rules:
 
     @classmethod
     def of(cls, model_type: str, processor: Any, limits: PixelLimits = NO_LIMITS, frames: int | None = None) -> Rules:
-        """Return the rules of a processor of transformers, which already has its own limits. `limits`: set at each call."""
+        """Return the rules of a transformers processor, including its own limits. `limits`: further limits, given at each call."""
         parts = {
             kind: dict(getattr(processor, f"{kind}_processor").to_dict())
             for kind in ("image", "video")
@@ -147,7 +147,7 @@ class Rules:
         return Size(units // rows * unit, rows * unit)
 
     def _largest(self, tokens: Callable[[Size], int], room: int) -> Size | None:
-        """Return the smallest size with the largest number of tokens that fits into `room`; None if none fits."""
+        """Return the size with the most tokens that fit into `room`, the smallest of several such sizes; None if none fits."""
         area = _most(lambda units: tokens(self._shaped(units)) <= room, room)
         if not area:
             return None
@@ -161,8 +161,8 @@ class Rules:
 
 
 def _most(fits: Callable[[int], bool], high: int) -> int:
-    """Return the largest number from 1 to `high` that fits; 0 if none does. `fits` must hold up to some number and fail above
-    it."""
+    """Return the largest number from 1 to `high` for which `fits` is true; 0 if there is none. `fits` must hold up to some number
+    and fail above it."""
     low = 0
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,6 +1,7 @@
-"""From raw times to printed numbers: medians with quartiles, ratios to `full` in the same repeat, and the limit beside each.
+"""From raw times to printed numbers: medians with quartiles, ratios to `full` in the same repeat, and hardware limits.
 
-A pure function of rows of the table `timings`. One line per cell, prompt length, batch and way of building the batch.
+Everything is computed from rows of the table `timings`. The summary has one line per cell, prompt length, batch and way of
+building the batch.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def _quartiles(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def _memory(table: pd.DataFrame) -> pd.DataFrame:
-    """Return peaks by phase and bytes of the cache, from the pass that counts memory."""
+    """Return each line's peaks by phase and bytes of the cache, from the pass that counts memory."""
     counted = table[table["repeat"].isna() & (table["status"] == "ok")]
     peaks = counted.pivot(index=LINE, columns="phase", values="peak_allocated").add_prefix("peak_")
     total, decode = (counted[counted["phase"] == name].set_index(LINE) for name in ("total", "decode"))
@@ -178,7 +179,9 @@ def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
 
 
 def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Add `speed_up_allowed`: full's roofline at the same length and batch over the line's; null for `full` itself."""
+    """Add `speed_up_allowed`: the roofline time of `full` at the same length and batch, divided by the line's. Null for `full`
+    itself.
+    """
     import pandas as pd
 
     places, base = lines[LINE].fillna({"batch_prefill": ONE_BY_ONE}), lines["cell"].map(baselines)

@@ -1,4 +1,4 @@
-"""The summary as text: one table per prompt length and batch, each number beside its limit."""
+"""The summary as text: one table per prompt length and batch, with each number's hardware limit next to it."""
 
 from __future__ import annotations
 

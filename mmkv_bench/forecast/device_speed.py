@@ -86,7 +86,7 @@ def slug_of(name: str, kind: str, threads: int) -> str:
 
 
 def folder() -> Path:
-    """Return the folder of the files."""
+    """Return the folder with the files of measured devices."""
     return cache_dir() / "devices"
 
 

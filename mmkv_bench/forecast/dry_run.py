@@ -1,10 +1,11 @@
-"""Dry runs: operations on tensors without numbers. Allocations are counted, nothing is computed, and no device is needed.
+"""Dry runs: the real code on tensors without values, called numbers here. Allocations are counted, nothing is computed, and no
+device is needed.
 
 The tensors are torch's fake tensors, which have a shape, a dtype and a device that this machine need not have. But selection
-reads numbers: how many entries a head keeps, whether a prompt has text. So small tensors carry numbers too
-(`FakeValuesMode`). The numbers are true if all their sources have numbers (token types, budgets, indices). They are made up if
-a method computes something small from tensors without numbers (scores of tokens). What is read is then consistent and
-of the right size, but which entries are kept means nothing.
+reads numbers: how many entries a head keeps, whether a prompt has text. So small tensors carry numbers too (`FakeValuesMode`).
+Their numbers are right if all their sources have numbers (token types, budgets, indices). Numbers are made up if a method
+computes something small from tensors without numbers (scores of tokens). Then shapes and counts are right, but which entries are
+kept means nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Kernels(TorchFunctionMode):
 
 
 def grouped_experts(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """Return the tensors of transformers' grouped products, which sort rows by numbers that fake tensors do not have.
+    """Allocate what transformers' grouped expert products allocate, and return their output. The original sorts rows by numbers
+    that fake tensors lack.
 
     Args:
         module: the experts' module.
@@ -120,12 +122,12 @@ def without_numbers(counter: LiveStorages) -> Iterator[FakeValuesMode]:
 
 
 class DryModel:
-    """A model without weights, whose prompts are counted; use it within `without_numbers`.
+    """A model without weights, for counting the memory of prompts. Use it within `without_numbers`.
 
     Args:
         config: transformers config.
         dtype, attention: as for a run.
-        counter: counter of the model's storages, from the first on.
+        counter: counts all storages of the model.
         made_up: the mode that makes numbers up.
     """
 

@@ -213,8 +213,8 @@ def prefills(plan: Plan, coverage: Coverage) -> int:
 
 
 def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int) -> Workload:
-    """Return the work on one dataset, with `samples` samples to answer. A step reads the weights once per batch of forks, and the
-    entries of every cell."""
+    """Return the work on one dataset, with `samples` samples to answer. A decode step reads the weights once per batch of cells
+    (forks of a prefill), and the entries of every cell."""
     forks = plan.answering.fork_batch if plan.answering.shares_prefill else 1
     new = json.loads(part.cells[0].generation).get("max_new_tokens") or None
     made = passes(plan, part, samples)
@@ -381,7 +381,7 @@ def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
 
 
 def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:
-    """Group the methods by budget and scope, `full` first."""
+    """Group the methods by budget and scope (see `BudgetForecast`), `full` first."""
     groups: dict[tuple[Budget | None, str], dict[str, None]] = {}
     for cell in sorted(cells, key=lambda cell: cell.budget is not None):
         if not cell.compressor.quantises:  # see `_uncounted`
@@ -392,7 +392,7 @@ def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]
 
 
 def _several_devices(device_map: Any, weights: int | None, memory: float | None) -> list[str]:
-    """Return a sentence if the model is on several devices, or has to be."""
+    """Return a sentence if the model is spread over several devices, or has to be because its weights exceed one."""
     if device_map is not None:
         return [
             f"model.device_map={device_map} lays layers on several devices, which work one after the other: --device-memory is "

@@ -1,4 +1,4 @@
-"""Peak memory of every cell by phase at true shape, counted without a device in a dry run of the real code."""
+"""Peak memory of every cell by phase at the model's true shape, counted in a dry run of the real code, without a device."""
 
 from __future__ import annotations
 
@@ -280,8 +280,8 @@ def _transformers_config(plan: Plan) -> Any:
 
 
 def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Budget | None, bool]]:
-    """Map labels to (method, budget, whether it reads a stream), with each combination once. Dataset, seed and other protocols
-    do not change a peak."""
+    """Map labels to (method, budget, whether the cell reads a stream), one label per combination. Dataset, seed and other
+    protocols do not change a peak."""
     built = {
         (method.name, method.compressor.reading): method.compressor
         for method in build_methods(plan.entries, stand_ins)  # type: ignore[arg-type]

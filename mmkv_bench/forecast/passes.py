@@ -50,7 +50,9 @@ def questions_per_document(part: DatasetShare) -> float | None:
 
 
 def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
-    """Count what is fed to the model for `samples` samples of a dataset, if they include all questions of each document."""
+    """Count what is fed to the model for `samples` samples of a dataset, assuming that they include all questions of each
+    document.
+    """
     made = Passes()
     if not plan.answering.shares_prefill:
         for cell in part.cells:
@@ -92,7 +94,7 @@ def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
 
 
 def caches_held(plan: Plan) -> tuple[int, int]:
-    """Count the whole caches of documents that a run holds: while questions are answered, and during one more prefill.
+    """Count the uncompressed document caches that a run holds while questions are answered, and during one more prefill.
 
     If all questions of a document share a cache, it stays until the next document is prefilled under the same protocol.
     """
@@ -106,7 +108,7 @@ def caches_held(plan: Plan) -> tuple[int, int]:
 
 
 def notes_of(plan: Plan) -> list[str]:
-    """Return a sentence for each dataset whose number of documents is known only from its data."""
+    """Return a sentence for each dataset whose number of documents is unknown until its data are opened."""
     return [
         f"the number of questions per document of {part.dataset} is known only from its data: every question counts as a document"
         for part in plan.parts

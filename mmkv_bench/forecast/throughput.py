@@ -1,7 +1,7 @@
-"""Hours of a plan at the rate of stored rows of its model: time between commits, per row.
+"""Hours that a plan will take, from stored rows of its model: the time between two commits, divided by the rows of a commit.
 
-Rows of a commit share a prefill, so a row costs less in a large commit than in a small one. So commits with about as many rows as
-the plan has cells count, if there are any. Rows that `pack --slim` wrote have no commit times and do not count.
+Rows of a commit share a prefill, so a row costs less in a large commit than in a small one. So if there are commits with about as
+many rows as the plan has cells, only these count. Rows that `pack --slim` wrote have no commit times and do not count.
 """
 
 from __future__ import annotations

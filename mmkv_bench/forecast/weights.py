@@ -1,4 +1,4 @@
-"""Bytes of a model's weights before it is loaded. A card, a forecast and a dry run compare them with a device."""
+"""Bytes of a model's weights, known before the model is loaded. Used by a run's card, forecasts and dry runs."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class Template:
     """The form in which one processor's chat template takes messages.
 
     Attributes:
-        takes_text: the template takes a user's content as one string; otherwise as a list of parts.
+        takes_text: whether the template takes a user's content as one string rather than a list of parts.
         probe: the rendering of one user message `PROBE`, with everything that the template adds.
         add_special_tokens: argument of the tokenizer, so that a prompt begins with one beginning-of-text token, as in the chat
             methods of transformers; None: the tokenizer's default is right.

@@ -142,7 +142,9 @@ class Source:
 
     @cached_property
     def commit(self) -> str | None:
-        """Return the commit of a hub id, which is asked for once and used for everything; None for folders and random weights."""
+        """Return the commit of a hub id. The hub is asked once, and everything is read at this commit. None for folders and
+        random weights.
+        """
         return hub_folder(self.place, self.settings.revision).name if self.kind == HUB else None
 
     @cached_property
@@ -166,7 +168,9 @@ class Source:
             check_tokenizer(Path(self.place))
 
     def _require_same(self, config: Any) -> None:
-        """Refuse another model, or another checkpoint of the family: its rows would have this model's name."""
+        """Refuse a config of another model, or of another checkpoint of the family, because its rows would have this model's
+        name.
+        """
         expected = (self.settings.shape or {}).get("model_type")
         if expected is not None and config.model_type != expected:
             raise ConfigError(

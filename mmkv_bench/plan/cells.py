@@ -54,7 +54,7 @@ class DatasetIdentity:
 
 @dataclass(frozen=True)
 class Identity:
-    """Facts outside the configuration that planning needs; none has a default.
+    """Facts outside the configuration that planning needs.
 
     Attributes:
         model_fingerprint: checksum of weights, configuration and processor files.
@@ -412,7 +412,9 @@ def _cell(
 
 
 def _identity_of(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an effective node that changes answers: everything except bookkeeping of readings."""
+    """Return the part of an effective node that can change answers: all keys but those that only describe the method and its
+    readings.
+    """
     if plain.get("base") == FULL:
         return {"base": FULL}
     return {key: value for key, value in plain.items() if key not in ("reading", "released", "later", "about")}

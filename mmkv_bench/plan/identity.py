@@ -84,7 +84,7 @@ def provenance(model: Model, dtype: str) -> dict[str, Any]:
     """Return the provenance columns of the `cells` rows, for a run that generates in the precision `dtype`.
 
     Raises:
-        ConfigError: model.device=cuda without a CUDA device; the message states the memory of the weights.
+        ConfigError: model.device=cuda without a CUDA device. The message states the memory of the weights.
     """
     from mmkv_bench.store.provenance import collect
 
@@ -93,12 +93,12 @@ def provenance(model: Model, dtype: str) -> dict[str, Any]:
 
 
 def state_cost(family: ModelFacts, dtype: str) -> StateCost:
-    """Return the bytes of a model's state in `dtype`."""
+    """Return the bytes of a model's state in `dtype`: per token, and of layers whose state has a fixed size."""
     return StateCost(kv_bytes_per_token(family, dtype), full_state_bytes(family, dtype))
 
 
 def cost_of(described: Any, dtype: str) -> StateCost | None:
-    """Return the bytes of a model's state; None if its shape or its precision is unknown."""
+    """Return `state_cost` of a described model, or None if its shape or its precision is unknown."""
     return None if described is None or dtype == UNKNOWN else state_cost(model_facts(described), dtype)
 
 

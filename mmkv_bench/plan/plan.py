@@ -76,7 +76,7 @@ class Coverage:
         return found
 
     def answered(self, part: DatasetShare) -> np.ndarray:
-        """Mask cells and samples with a row that `retry` does not include, bool [cells, samples]."""
+        """Tell for each cell and sample whether it has a row whose status `retry` does not repeat: bool [cells, samples]."""
         statuses = self.statuses(part)
         answered = statuses >= 0
         for status in self.retry:
@@ -207,7 +207,7 @@ class Plan:
         identities.usable_device(self.model, self.cells[0].dtype)
 
     def coverage(self, store: Store, rows: pa.Table | None = None) -> Coverage:
-        """Return the coverage of the plan by a store. Rows that `retry` includes do not count.
+        """Return which rows of the plan a store has. Rows that `retry` repeats count as missing.
 
         rows: rows of the plan's cells, if they were read already (see `Coverage`).
         """
@@ -215,7 +215,7 @@ class Plan:
         return Coverage(held, self.retry)
 
     def unanswered(self, store: Store) -> int:
-        """Count the samples that lack a row in some cell: 0 if every process of a split run did its part."""
+        """Count the samples that lack a row in some cell. After a split run this is 0 unless a process failed."""
         coverage = Coverage(store.responses(self.names, COLUMNS, coded=True))
         return sum(coverage.missing(part) for part in self.parts)
 

@@ -108,7 +108,7 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
 
 
 def _uncut(specs: Mapping[str, TaskSpec]) -> list[str]:
-    """Return the names of the datasets that do not state where a text prompt's document ends."""
+    """Return the names of the datasets without `context_key`, which states where a text prompt's document ends."""
     return [name for name, spec in specs.items() if not spec.context_key]
 
 
@@ -142,7 +142,7 @@ def _streamed(cells: Sequence[Cell]) -> list[tuple[Compressor, Budget | None]]:
 
 # ---------------------------------------------------------------------- datasets
 def tasks_of(datasets: Mapping[str, Mapping[str, Any]], data: Data) -> dict[str, TaskSpec]:
-    """Map dataset labels to tasks, in the order of the configuration. A label contains page size and split, so two of these never
+    """Map dataset labels to tasks, in the order of the configuration. A label contains page size and split, so two sizes never
     share a table.
 
     Raises:

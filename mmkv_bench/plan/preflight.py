@@ -105,7 +105,7 @@ def _judges(plan: Plan) -> Iterator[str]:
 
 
 def disk_of(plan: Plan, coverage: Coverage, store: Store) -> Disk:
-    """Return the disk space that the missing rows need."""
+    """Return the disk space that the missing rows need, and the free space at the store."""
     missing = sum(int((~coverage.answered(part)).sum()) for part in plan.parts)
     stored = store.responses(columns=("cell",)).num_rows
     tables = [store.root / name for name in ("responses", "samples", "journal")]

@@ -31,8 +31,8 @@ _NAMED = 3
 
 
 def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
-    """Return the stored answers that this run must make again, of any shard, and notes about changed answers in other cells,
-    which the run leaves unchanged.
+    """Return the stored answers of the plan's cells whose prompts have changed, of any shard, which this run must make again.
+    Also return notes about such answers in other cells, which the run leaves unchanged.
 
     Raises:
         ConfigError: there are answers to other prompts, and `retry` does not include them or the limit leaves them out.
@@ -102,7 +102,9 @@ def _require_retry(plan: Plan, part: DatasetShare, changed: pa.Table) -> None:
 def differing_prompts(
     store: Store, part: DatasetShare, cells: Sequence[str], limit: int | None
 ) -> tuple[pa.Table, pa.Table]:
-    """Return cell, sample and document of stored answers to other prompts, and of answers whose prompts cannot be made."""
+    """Return cell, sample and document of stored answers whose prompts have changed, and of answers whose prompts cannot be made
+    again.
+    """
     rows = store.responses(cells, ("cell", "sample_id", "doc_id", "prompt_hash")).combine_chunks()
     rows = rows.filter(pc.not_equal(pc.coalesce(rows["prompt_hash"], ""), ""))
     if not rows.num_rows:

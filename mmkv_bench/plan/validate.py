@@ -65,8 +65,8 @@ def validate(config: RunConfig) -> None:
 
 
 def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes) -> None:
-    """Check every variant: its name must not be another method's, and its parameters need names of its base's file and values
-    of the default's type.
+    """Check every variant: its name must not be another method's. Its parameters must exist in its base's file and have values of
+    the defaults' types.
 
     Args:
         variants: name -> changes.

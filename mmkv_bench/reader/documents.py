@@ -37,7 +37,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its only right answer. task: value, row or change; entry: number of the entry that is asked about."""
+    """A question with its only right answer. task: value, row or change. entry: number of the document's entry that is asked
+    about.
+    """
 
     task: str
     text: str

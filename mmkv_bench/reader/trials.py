@@ -1,4 +1,4 @@
-"""Samples for a reader: one counted question per document, the same on every machine.
+"""Samples for a reader: one scored question per document, the same on every machine.
 
 The splits `dev` and `test` share no name, word, value or typeface with each other or with training.
 """
@@ -47,7 +47,7 @@ def trial(task: str, split: str, number: int, form: str | None = None) -> Trial:
 
 
 def _turns(paper: Document, task: str, number: int) -> list[tuple[str, str]]:
-    """Return the questions of a sample, the counted one last; none if the document has no fitting question."""
+    """Return the (question, answer) turns of a sample, the scored one last. Empty if the document has no question for the task."""
     kind = {"second": "value", "text": "value"}.get(task, task)
     draw = random.Random(f"question {'value' if task == 'text' else task} {number}")
     fitting = [question for question in paper.questions if question.task == kind]

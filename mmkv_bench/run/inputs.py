@@ -32,7 +32,7 @@ READ_BELOW = 1 << 26  # files with fewer bytes are read to know their content
 
 
 class Inputs:
-    """The files behind one dataset's answers.
+    """The files on which one dataset's answers depend. They must not change during a run.
 
     Args:
         model: files of weights, configuration and processor.
@@ -132,8 +132,8 @@ def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str,
 def refuse_other_prompts(store: Store, cells: Sequence[str], loaded: LoadedModel) -> None:
     """Compare the stored `prompt_format` of these cells with the loaded model's, because no hash covers it.
 
-    Rows older than the column have the same prompts, except for templates that take text or write the date, and for tokenizers
-    whose begin-of-text token was missing or doubled.
+    Rows older than the column are accepted, except for chat templates that take text or write the date, and for tokenizers whose
+    begin-of-text token was missing or doubled: older versions made other prompts of these.
 
     Raises:
         ConfigError: the cells have rows with another prompt format.

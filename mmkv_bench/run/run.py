@@ -128,7 +128,8 @@ def _unfinished(plan: Plan, coverage: Coverage) -> list[str]:
 
 
 def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
-    """Refuse to mix rows with and without sharing. Their answers are equal, but their times and memory are not.
+    """Refuse to mix rows with and without a shared prefill in one cell. Their answers are equal, but their times and memory are
+    not.
 
     Raises:
         ConfigError: the store has rows of these cells that were measured the other way.
@@ -217,7 +218,7 @@ def _generate(
     track: Tracker,
     stopped: dict[str, str],
 ) -> None:
-    """Answer what is missing. `stopped` gets the datasets that could not be finished."""
+    """Generate the missing answers. `stopped` gets the datasets that could not be finished."""
     from mmkv_bench.evaluation.grader import RunningScores
     from mmkv_bench.run.generate import Answering, compiled_step
     from mmkv_bench.run.inputs import Inputs

@@ -17,7 +17,7 @@ _COUNTED = {"documented": " as documented", "unknown": ", an unknown number"}
 
 
 def text(plan: Plan, coverage: Coverage) -> str:
-    """Return the model and one table per group of datasets with equal counts. coverage: the stored part of the plan."""
+    """Return the model and one table per group of datasets with equal counts. coverage: which rows of the plan are stored."""
     done = {part.dataset: coverage.count(part) for part in plan.parts}
     tables: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
     for part in plan.parts:

@@ -120,7 +120,7 @@ def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:
 
 
 def _to_judge(row: Mapping[str, Any], judge: JudgeAnswers) -> bool:
-    """Tell whether a stored metric lacks an answer of this judge, because it was not judged or had another judge."""
+    """Tell whether a metric needs this judge, because the stored scores are unjudged or come from another judge."""
     if judge.settings is None:
         return False
     if not_judged(row):

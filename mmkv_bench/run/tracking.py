@@ -32,8 +32,8 @@ def settings(logger: Logger, shard: str) -> dict[str, Any]:
 
 
 def described(resolved: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return a resolved configuration for display: flat keys to filter by, several values joined by commas, and the whole
-    under `run`."""
+    """Return a resolved configuration for display: flat keys to filter by, lists joined by commas, and the whole configuration
+    under the key `run`."""
     return {
         "model": str(resolved["model"]["name"]),
         "weights": str(resolved["model"]["weights"]),
@@ -148,7 +148,7 @@ class DatasetTracker:
         self._new = False
 
     def _score(self) -> None:
-        """Score the answers since the last report. If the scorer fails, running scores end and nothing else."""
+        """Score the answers since the last report. If the scorer fails, only the running scores end."""
         waiting, self._unscored = self._unscored, []
         if self._scores is None or not waiting:
             return

@@ -1,4 +1,4 @@
-"""The queue: which jobs of this and earlier sweeps are still in it, and a wait until they have left it."""
+"""The queue: tell which jobs of this and earlier sweeps are queued or running, and wait until they have ended."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def _again(attempts: int) -> list[str]:
 
 
 def _python(slurm: Slurm, out: Path) -> str | None:
-    """Return the command for Python in a job; None means this interpreter."""
+    """Return the command that starts Python in a job. None means the interpreter of this process."""
     if slurm.container is None:
         return None if slurm.python is None else shlex.quote(str(slurm.python))
     python = shlex.quote(str(slurm.python or "python"))

@@ -183,7 +183,7 @@ def _notes(launcher: Mapping[str, Any]) -> Path:
 
 
 def _named(ids: Sequence[str]) -> str:
-    """Return the ids of the arrays as text."""
+    """Return the ids of the arrays to which these jobs belong, as text."""
     return " ".join(dict.fromkeys(name.partition("_")[0] for name in ids))
 
 

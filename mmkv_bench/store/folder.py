@@ -70,7 +70,9 @@ class StoreFolder:
         self.check_version()
 
     def locked(self) -> AbstractContextManager[None]:
-        """Wait until no other process replaces files of this store. For code that reads files and then removes them."""
+        """Hold a lock inside the block, so that no other process replaces files of this store. For code that reads files and then
+        removes them.
+        """
         return lock_held(self.root / MARK)
 
     def publish_journal(self, path: Path) -> int:
@@ -108,7 +110,9 @@ class StoreFolder:
         return sum(map(number_of_rows, self.files(table)))
 
     def check_version(self) -> None:
-        """Raise StoreError if the folder was written under another schema version, or has rows but no mark."""
+        """Raise StoreError if the folder was written under another schema version, or has rows but no version mark
+        (`store.json`).
+        """
         path = self.root / MARK
         try:
             mark = json.loads(path.read_bytes())

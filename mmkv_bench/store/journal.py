@@ -163,7 +163,7 @@ def take_over(path: Path) -> Path | None:
 
 
 def in_use(path: Path) -> bool:
-    """Tell whether a living process holds the journal, so that a torn last line is still being written."""
+    """Tell whether a living process writes the journal. If so, an incomplete last line is still being written."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -27,7 +27,7 @@ def collect(device: str = "cpu") -> dict[str, Any]:
 
     device: where the model runs ("cpu", "cuda", "cuda:1").
 
-    Unknown values are None. torch and transformers must not be null in a cell, so they are then "none". For cpu no heavy
+    Unknown values are None, but "none" for torch and transformers, which must not be null in a row of `cells`. For cpu no heavy
     package is imported.
     """
     versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
@@ -47,7 +47,7 @@ def collect(device: str = "cpu") -> dict[str, Any]:
 
 @cache
 def source_files() -> Mapping[str, str]:
-    """Map each file of the package's code that makes answers (sorted paths inside the package) to its sha256 (hex).
+    """Map each code file of the package that can affect answers (path inside the package, sorted) to its sha256 (hex).
     Configuration, data and weights are left out, because a cell's hash covers them."""
     package = Path(__file__).resolve().parents[1]
     files = (path for room in _ANSWERS for path in sorted((package / room).rglob("*.py")))

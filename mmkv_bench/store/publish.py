@@ -79,7 +79,7 @@ def publish(store: StoreFolder, folder: Path, beside: Mapping[str, bytes] | None
 
     Args:
         folder: created by this function. It must be empty, because other files in it would be published too.
-        beside: further files to publish: name (one of `BESIDE`) to content.
+        beside: further files to publish, name -> content. Allowed names: `BESIDE`.
 
     Returns:
         The manifest's sha256. A reader who has this from a trusted source can check all rows with it.
@@ -108,7 +108,8 @@ class PublishLocation:
 
     Attributes:
         shown: the address for messages, without secrets.
-        chunks: returns the bytes of a file by name. Raises StoreError if the file is missing or cannot be read to its end.
+        chunks: a function that yields the bytes of the file with a name. Raises StoreError if the file is missing or cannot be
+            read to its end.
     """
 
     shown: str
@@ -159,7 +160,7 @@ def fetch(
         say: called with a line of text for each file.
 
     Returns:
-        The number of files fetched, and the number of files that `out` had.
+        The number of files fetched, and the number of files that were in `out` already.
 
     Raises:
         ConfigError: `out` has other rows, or not enough space.

@@ -60,7 +60,7 @@ def write_sealed(
 
 
 class _Digesting:
-    """A stream that digests all bytes written to it, and holds back the footer until the digest is filled in."""
+    """A stream that hashes all bytes written to it, and holds back the parquet footer until the digest is filled in."""
 
     closed = False
 
@@ -122,7 +122,9 @@ def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFi
 
 
 def number_of_rows(path: Path) -> int:
-    """Return the number of rows in the file's footer; 0 if the file is gone or damaged, which reading it will report."""
+    """Return the number of rows stated in the file's footer. Return 0 if the file is gone or damaged; reading the rows reports
+    damage.
+    """
     try:
         return pq.read_metadata(path).num_rows
     except (OSError, pa.ArrowException):

@@ -137,7 +137,7 @@ class Store(StoreFolder):
     # Cells and scores
 
     def write_cells(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Store new cells. A stored cell keeps its first row.
+        """Store rows of new cells. If a cell is stored already, its first row stays.
 
         Secrets in `config`, `model`, `parameters` and `generation` are redacted; callers compute the cell's hash from the
         unredacted values. Raises StoreError if a stored cell of the same hash differs in a column that the hash covers.

@@ -104,7 +104,10 @@ log = logging.getLogger(__name__)
 
 
 def note_planned(store: StoreFolder, cells: Mapping[str, tuple[str, int]]) -> None:
-    """Add cells, hash to (dataset, samples), to the list of planned cells. Raises StoreError if the folder cannot be written."""
+    """Add cells to the list of planned cells. Raises StoreError if the folder cannot be written.
+
+    cells: hash -> (dataset, number of samples).
+    """
     store.prepare()
     with store.locked():
         _write_planned(store.root, {**planned_cells(store.root), **cells})
@@ -120,7 +123,7 @@ def forget_planned(store: StoreFolder, cells: Collection[str]) -> None:
 
 
 def planned_cells(root: Path) -> dict[str, tuple[str, int]]:
-    """Map each planned cell to (dataset, samples). Empty if the file is missing or damaged; damage is logged."""
+    """Map each planned cell to (dataset, number of samples). Empty if the file is missing or damaged; damage is logged."""
     file = root / _PLANNED
     try:
         raw = file.read_bytes()

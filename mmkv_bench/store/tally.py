@@ -146,8 +146,10 @@ def _apart(rows: pa.Table) -> tuple[pa.Table, dict[str, list[str]]]:
 
 
 def counted(rows: pa.Table) -> pa.Table:
-    """Count answers. rows: columns `_COLUMNS`, one row per cell and sample, sorted by both. Return columns `COUNTS` and
-    `_SETS`."""
+    """Count answers per cell and status. Return columns `COUNTS` and `_SETS`.
+
+    rows: columns `_COLUMNS`, one row per cell and sample, sorted by both.
+    """
     if not rows.num_rows:
         return no_rows(COUNTS.append(_SETS))
     cells, samples, statuses, errors = (coded(rows[name]) for name in _COLUMNS[:4])

@@ -76,7 +76,7 @@ class NoTracker(Tracker):
 
 
 class RunningMeans:
-    """Means per name over all samples so far."""
+    """Running means of named values over samples."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[float, int]] = {}
@@ -91,7 +91,8 @@ class RunningMeans:
 
 
 def tracker(config: Mapping[str, Any], root: Path | str) -> Tracker:
-    """Return the tracker of a configuration: `name` (none | wandb), and for wandb the keywords of `WandbTracker`.
+    """Return the tracker that `config` describes. Its keys are `name` (none | wandb) and, for wandb, the arguments of
+    `WandbTracker`.
 
     Raises:
         ConfigError: wandb is not installed, or mode=online cannot work. Raised before any work.
@@ -209,7 +210,9 @@ def _plain(name: str) -> str:
 
 
 def attempt(folder: Path, name: str) -> str:
-    """Return `name` with the lowest number that no run of this folder has used. Safe for any number of processes."""
+    """Append to `name` the lowest number that no run of this folder has used, and return the result. Safe for any number of
+    processes.
+    """
     taken = folder / ".attempts"
     taken.mkdir(parents=True, exist_ok=True)
     number = 1
@@ -236,7 +239,7 @@ def show_summary(
     cells: Sequence[Mapping[str, Any]],
     each: bool = False,
 ) -> bool:
-    """Show the results of all rows of a folder in one run.
+    """Show the results of all rows of a folder in one wandb run.
 
     If the same results were shown before, nothing is done. Other results replace them under the same id.
 
@@ -245,7 +248,7 @@ def show_summary(
         root: the result folder.
         about: the run's configuration.
         cells: a row per cell and metric, all with the same keys.
-        each: also write one run per row, with its description as configuration and its results as summary.
+        each: also write one wandb run per cell, with the cell's description as its configuration and the results as its summary.
 
     Returns:
         Whether a summary was written now.

@@ -1,4 +1,4 @@
-"""`mmkv-bench accept`: a check of a bundle against the experiment for which it was made."""
+"""`mmkv-bench accept`: a check of a bundle (published rows, tables and logs of an experiment) against that experiment."""
 
 from __future__ import annotations
 

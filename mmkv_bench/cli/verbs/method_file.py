@@ -15,7 +15,7 @@ from mmkv_bench.errors import ConfigError
 
 
 def new(given: argparse.Namespace) -> int:
-    """Write the file and print what to do next. An existing file is not changed."""
+    """Write a method file to start from, and print what to do next. An existing file is not changed."""
     from mmkv_bench.methods import method_file
 
     method_file.write(given.file, given.part)
