@@ -454,7 +454,7 @@ SCHEMAS = {
 
 
 def keys(schema: type = RunConfig) -> dict[str, tuple[str, str | tuple[str, ...]]]:
-    """Map each key of a dataclass to (help, allowed), in order. Groups of keys are left out."""
+    """Map each key of a dataclass to (help, allowed), in order. Nested dataclasses are left out."""
     return {f.name: (f.metadata["help"], f.metadata["allowed"]) for f in fields(schema) if "help" in f.metadata}
 
 

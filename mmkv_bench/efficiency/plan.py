@@ -115,8 +115,8 @@ class EfficiencyPlan(Plan):
         return search_state(sizes, self.room)
 
     def unconfirmed(self, outcomes: Mapping[PassId, str]) -> set[PassId]:
-        """Return the passes to count once more: those of largest batches that a finished search has found only with copies of a
-        few sequences. This time every sequence is prefilled."""
+        """Return the passes to repeat: a search that has ended may have tested its largest batch only with copies of a few
+        sequences. The repeated pass prefills every sequence."""
         if not self.searches:
             return set()
         places = [*product([cell.cell for cell in self.cells], self.lengths)]

@@ -151,7 +151,7 @@ def _memory(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
-    """Add limits beside the numbers: MBU, MFU, and the roofline time of a step.
+    """Add columns that compare times with hardware limits: MBU, MFU, and the roofline time of a step.
 
     `kv_bandwidth` is the rate at which the extra bytes of a longer prompt lengthen a step.
     """

@@ -119,7 +119,7 @@ def _number(line: dict[str, Any], column: str, factor: float = 1, digits: int = 
 
 
 def _largest(plan: EfficiencyPlan, lines: pd.DataFrame) -> list[str]:
-    """Return one line per cell and length: the largest batch that fits and its numbers, beside full's."""
+    """Return one line per cell and length: the largest batch that fits, its numbers, and those of `full`."""
     texts = []
     for (tokens, kind), group in lines.groupby(["prompt_tokens", "prompts"]):
         texts += ["", f"{_prompts(tokens, kind, group)}, largest batch"]
@@ -198,7 +198,7 @@ def _notes(lines: pd.DataFrame, limits: Roofline | None) -> list[str]:
 
 
 def _exceeded(lines: pd.DataFrame, limits: Roofline) -> list[str]:
-    """Return a sentence if a time is better than its limit."""
+    """Return a sentence if a measured time is shorter than its hardware limit allows."""
     highest = {"MFU": lines["prefill_mfu"].max(), "MBU": lines["mbu"].max()} if len(lines) else {}
     above = [f"{name} {value:.2f}" for name, value in highest.items() if value > _ABOVE]
     if not above:

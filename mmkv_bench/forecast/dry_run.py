@@ -93,8 +93,8 @@ def grouped_experts(module: Any, hidden: Tensor, index: Tensor, weights: Tensor)
 
 
 class DryPeaks(Peaks):
-    """Peaks of a dry run. Numbers are made up in the phases that read them: selection, reduction and decoding. Scoring reads
-    none: its sums go over blocks, of which only some are run."""
+    """Peaks of a dry run. Numbers are made up in selection, reduction and decoding, which read them. They are not made up in
+    scoring, which reads none and runs only some of its blocks."""
 
     def __init__(self, counters: Counters, made_up: FakeValuesMode):
         super().__init__(counters)

@@ -67,7 +67,7 @@ class Workload:
         fed: (tokens, entries before them) -> number of pieces of this size that are fed after a prefill. A piece is a chunk of a
             context that is fed again, or a turn of a conversation.
         weight_reads: number of times that decoding reads the weights; None if the length of answers is unknown.
-        entry_reads: number of cache entries that decoding reads; None likewise.
+        entry_reads: number of cache entries that decoding reads; None in the same case.
         streams: pairs (cap, number of prompts), for prompts that are read as streams. The cap is None without a limit.
         chunk: tokens of a stream's chunk.
         ask_at: shares of a stream after which questions are asked, ascending. The cache is copied at each share but the last. The
@@ -213,8 +213,8 @@ def prefills(plan: Plan, coverage: Coverage) -> int:
 
 
 def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int) -> Workload:
-    """Return the work on one dataset, with `samples` samples to answer. A decode step reads the weights once per batch of cells
-    (forks of a prefill), and the entries of every cell."""
+    """Return the work on one dataset, with `samples` samples to answer. Cells that share a prefill decode in batches of
+    `fork_batch`. A step reads the weights once per batch, and the entries of every cell."""
     forks = plan.answering.fork_batch if plan.answering.shares_prefill else 1
     new = json.loads(part.cells[0].generation).get("max_new_tokens") or None
     made = passes(plan, part, samples)

@@ -44,7 +44,7 @@ class PromptLength:
 
     source: `given` (--prompt-tokens), `pictures` (--image), `stored` (median of stored answers), `pages` (size of the embedded
     pages), `picture` (a model that scales every image to one size), `lengths` (setting of scenario=efficiency), `assumed`.
-    frames: number of a video's frames, or of pictures, as a stream counts them; None if unknown.
+    frames: number of frames or pictures that a stream would read; None if unknown.
     """
 
     tokens: int

@@ -88,7 +88,7 @@ def values(name: str, count: int, device: torch.device, start: int = 0) -> Tenso
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Apply a bijective integer hash to int32 in place: every input bit affects every output bit (multiplications wrap around)."""
+    """Apply a bijective hash to int32 in place: every input bit affects every output bit. Multiplications wrap around."""
     x ^= (x >> 16) & 0xFFFF
     x *= 0x7FEB352D
     x ^= (x >> 15) & 0x1FFFF

@@ -93,7 +93,9 @@ def provenance(model: Model, dtype: str) -> dict[str, Any]:
 
 
 def state_cost(family: ModelFacts, dtype: str) -> StateCost:
-    """Return the bytes of a model's state in `dtype`: per token, and of layers whose state has a fixed size."""
+    """Return the bytes of a model's state in `dtype`: of one entry per KV head in all compressed layers, and of windows and
+    recurrent states.
+    """
     return StateCost(kv_bytes_per_token(family, dtype), full_state_bytes(family, dtype))
 
 

@@ -224,5 +224,5 @@ class Plan:
         return replace(self, stage=stage, resolved={**self.resolved, "stage": stage})
 
     def with_changed(self, changed: Mapping[str, Collection[str]]) -> Plan:
-        """Return the same plan with the stored answers (cell -> ids of samples) that `retry=[changed]` makes again."""
+        """Return the same plan, in which the stored answers `changed` (cell -> ids of samples) are to be made again."""
         return replace(self, parts=[replace(part, changed=changed) for part in self.parts])

@@ -120,7 +120,7 @@ class Draw:
         return int(self._random.random() * count)
 
     def one(self, items: Sequence):
-        """Return one item."""
+        """Return a random item."""
         return items[self.below(len(items))]
 
     def shuffled(self, items: Sequence) -> list:

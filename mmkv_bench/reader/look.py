@@ -58,7 +58,7 @@ def style(seed: str, typefaces: list[str], form: str, lines: int) -> Style:
 
 @cache
 def _noise() -> np.ndarray:
-    """Return a sheet of noise and a smoother one, [2, 512, 512] float32 around 0, shared by all pages."""
+    """Return fine and smooth noise for pages, [2, 512, 512] float32 around 0. All pages share it."""
     fine = np.random.Generator(np.random.PCG64(1)).random((512, 512), dtype=np.float32) * 2 - 1
     smooth = (fine + np.roll(fine, 1, 0) + np.roll(fine, 1, 1) + np.roll(fine, (1, 1), (0, 1))) / 2
     return np.stack([fine, smooth])

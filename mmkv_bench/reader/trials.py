@@ -47,7 +47,7 @@ def trial(task: str, split: str, number: int, form: str | None = None) -> Trial:
 
 
 def _turns(paper: Document, task: str, number: int) -> list[tuple[str, str]]:
-    """Return the (question, answer) turns of a sample, the scored one last. Empty if the document has no question for the task."""
+    """Return the (question, answer) turns of a sample, the scored one last. Empty if the document has no such question."""
     kind = {"second": "value", "text": "value"}.get(task, task)
     draw = random.Random(f"question {'value' if task == 'text' else task} {number}")
     fitting = [question for question in paper.questions if question.task == kind]

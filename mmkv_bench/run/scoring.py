@@ -231,7 +231,7 @@ class _Scored:
                 self._keep(row)
 
     def begin(self, cells: Sequence[Cell]) -> None:
-        """Make these cells the current ones: drop the rows of the previous cells and read what is stored."""
+        """Make these cells the current ones: drop the rows of the previous cells and read the stored rows of these."""
         names = [cell.cell for cell in cells]
         self.rows = SampleRows()
         self._stored = ByCell(self._store.samples([name for name in names if name in self._stale]))

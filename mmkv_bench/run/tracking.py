@@ -87,10 +87,10 @@ log = logging.getLogger(__name__)
 class DatasetTracker:
     """The numbers of one dataset that a tracker shows while the run works.
 
-    Keys under the dataset's name: means over all cells of each sample, and the largest memory peak of a shared prefill. Keys
-    under `<dataset>/<cell>/`: `answers` and `failures` in the store, the dataset's metrics as means over this process's answers,
-    and for a cell that shared no prefill (column `measured`: own) means of `ttft_s` and `tpot_s` and the largest memory peak.
-    Times of a shared run belong to no single cell and are not shown under a cell.
+    Keys under the dataset's name: each sample's means over all cells, and the largest memory peak of a shared prefill. Keys under
+    `<dataset>/<cell>/`: `answers` and `failures` in the store, the dataset's metrics as means over this process's answers, and
+    for a cell that shared no prefill (column `measured`: own) means of `ttft_s` and `tpot_s` and the largest memory peak. Times
+    of a shared run belong to no single cell and are not shown under a cell.
 
     Args:
         coverage: the stored rows when the run began.

@@ -66,7 +66,8 @@ def check(scenario: str, stage: str, shard: str) -> None:
 def pieces(job: Sequence[str], plan: Plan, store: Store, split: SplitConfig, opened: bool = True) -> list[SweepJob]:
     """Return the jobs that one run of a sweep still needs. A job is needed if a sample lacks a row in some cell.
 
-    Datasets that only lack scores get no job. Rows alone decide, so any number of shards at any time leads to the same rows.
+    Datasets that only lack scores get no job. Only the stored rows decide. So a sweep may be continued with any number of shards,
+    and ends with the same rows.
 
     Args:
         job: the run's overrides.

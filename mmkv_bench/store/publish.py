@@ -108,8 +108,8 @@ class PublishLocation:
 
     Attributes:
         shown: the address for messages, without secrets.
-        chunks: a function that yields the bytes of the file with a name. Raises StoreError if the file is missing or cannot be
-            read to its end.
+        chunks: a function from a file's name to an iterator over the file's bytes. Raises StoreError if the file is missing or
+            cannot be read to its end.
     """
 
     shown: str
@@ -272,7 +272,9 @@ def _from_folder(folder: Path, name: str) -> Iterator[bytes]:
 
 
 def _from_hub(place: re.Match[str], shown: str, name: str) -> Iterator[bytes]:
-    """Yield a file of a dataset's repository. If the user has logged in (`hf auth login`), the token is sent to the hub."""
+    """Yield the bytes of a file in a dataset's repository. If the user has logged in (`hf auth login`), the token is sent to the
+    hub.
+    """
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
