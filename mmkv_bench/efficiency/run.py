@@ -249,8 +249,8 @@ class _Passes:
         )
 
     def _distinct(self, unit: PassId) -> int | None:
-        """Return how many prompts of a batch are prefilled while a search tries its size; the other sequences are copies. None:
-        prefill all."""
+        """Return how many prompts of a batch are prefilled while a search tries its size; the other sequences are copies. None
+        means all."""
         looks = unit.repeat is None and unit.prefill == ONE_BY_ONE and unit.batch not in self.plan.batches
         few = looks and unit.batch > PREFILLED + 1 and unit not in self.plan.unconfirmed(self.outcomes)
         return PREFILLED if few else None

@@ -264,9 +264,10 @@ def quiet_transformers() -> None:
 
 
 def threads_for(loaded: LoadedModel, setting: int | None) -> int:
-    """Return the number of threads of a run: `model.threads` if set, else torch's (`OMP_NUM_THREADS`, or all cores).
+    """Return the number of threads of a run: `model.threads` if set, else `OMP_NUM_THREADS` if set, else torch's default.
 
-    Without both settings a small model on a CPU gets one thread."""
+    Without these settings, a small model on a CPU gets one thread.
+    """
     import torch
 
     if setting is not None:

@@ -244,7 +244,9 @@ class Source:
         return self._adapted(weights), commit
 
     def _adapted(self, weights: str) -> str:
-        """Return the fingerprint `weights`, combined with the files of adapter and tokenizer and the template, if any is set."""
+        """Combine the fingerprint `weights` with the adapter's files, the tokenizer's files and the template, as far as they are
+        set.
+        """
         beside = self._beside()
         if beside:
             files = digest_of((file.name, file) for file in beside)

@@ -443,8 +443,9 @@ def refuse_absent(answering: AnswerConfig, stage: str, out: str) -> None:
 
 
 def no_cuda(model: Model, dtype: str) -> ConfigError:
-    """Return the error for model.device=cuda on a machine without CUDA. The message states the memory of the weights. dtype:
-    `auto` if it is not known yet.
+    """Return the error for model.device=cuda on a machine without CUDA. The message states the memory of the weights.
+
+    dtype: `auto` if it is not known yet.
     """
     parameters = (model.about or {}).get("parameters")
     size = ""

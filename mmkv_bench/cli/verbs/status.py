@@ -152,8 +152,8 @@ def _document(status: Status, failed: Sequence[Mapping[str, Any]], listed: bool)
 
 # ---------------------------------------------------------------------- Slurm: the queue tells who may still add rows
 def jobs() -> Mapping[str, int] | str | None:
-    """Count this user's jobs in each state (`RUNNING`, `PENDING`, ...), with one per task of an array. Return a sentence if
-    the queue cannot be asked, None if there is no Slurm."""
+    """Count this user's jobs in each state (`RUNNING`, `PENDING`, ...), where each task of an array counts as one job. Return a
+    sentence if the queue cannot be asked, None if there is no Slurm."""
     from mmkv_bench.slurm.queue import ask
 
     if shutil.which("squeue") is None:
