@@ -281,7 +281,7 @@ def _check_values(config: RunConfig) -> None:
 
 
 def _stream(given: schema.Stream, names: Sequence[str]) -> None:
-    """Check `ask_at`, and that changed stream settings come with a protocol that streams."""
+    """Check `ask_at`, and refuse stream settings that differ from the defaults unless a protocol reads streams."""
     beyond = [share for share in given.ask_at if share > 1]
     if beyond:
         raise ConfigError(

@@ -293,8 +293,8 @@ class Answering:
     def _smaller(
         self, request: Request, identity: str, text: bool, whole: EncodedPrompt, share: float
     ) -> EncodedPrompt:
-        """Encode the prompt with `share` of its tokens, cut from the text (`text`), or else with pictures of `share` of their
-        size.
+        """Encode a smaller prompt: if `text`, with `share` of the tokens, cut from the text; else with pictures scaled to
+        `share`.
         """
         sizes = {"tokens": int(share * whole.length)} if text else {"share": share}
         return self._encoded(request, identity, self.loaded.device, **sizes)
