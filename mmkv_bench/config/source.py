@@ -29,7 +29,7 @@ SCHEME = "mmkv"
 
 
 class FolderSource(FileConfigSource):
-    """A folder of config groups."""
+    """A folder of config groups, as a source of Hydra configs."""
 
     @staticmethod
     def scheme() -> str:
@@ -65,7 +65,7 @@ class OwnFolder(SearchPathPlugin):
 
 
 def located(folder: str) -> str:
-    """Return a folder of the search path (`file://...`, or without a scheme) in the form for `FolderSource`."""
+    """Give a folder of the search path the scheme of `FolderSource` in place of `file://` or no scheme. Other schemes stay."""
     scheme, divided, rest = folder.partition("://")
     return f"{SCHEME}://{rest if divided else folder}" if not divided or scheme == "file" else folder
 

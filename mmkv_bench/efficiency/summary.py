@@ -192,12 +192,12 @@ def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
-    """Compare the shortest with the longest prompt of a cell at one batch, and set `kv_bandwidth`, the bandwidth for the extra
-    bytes.
+    """Compare the decode steps of a cell's shortest and longest prompt at one batch. Set `kv_bandwidth`, the bandwidth at which
+    the extra bytes are read, `launch_bound` and `launch_unknown`.
 
-    If the steps' quartiles overlap despite the extra bytes and the medians differ by at most `_ALIKE`, the step does not depend
-    on its bytes: it is bound by launches. If they overlap although the medians differ more, or if there are few repeats, whose
-    steps were measured close in time, the answer is unknown.
+    If the quartiles of the step times overlap and the medians differ by at most `_ALIKE`, a step's time does not depend on its
+    bytes: it is bound by kernel launches. If they overlap although the medians differ more, this is unknown. It is also unknown
+    with few repeats, because their steps were measured close in time.
     """
     for _, group in lines.assign(read=read).groupby(["cell", "batch", "batch_prefill"], dropna=False):
         group = group.dropna(subset=["tpot_median", "read"]).sort_values("prompt_tokens")

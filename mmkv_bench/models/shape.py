@@ -153,13 +153,13 @@ class Decoder:
 
     @property
     def multiplied(self) -> int:
-        """Number of parameters in the matrices that all layers apply to a token."""
+        """Parameters that all layers multiply with each token."""
         linear = self.states.linear * (3 * self.hidden * self.intermediate + self.states.weights)
         return self.attention * self.matrices + linear
 
     @property
     def blocks(self) -> int:
-        """Number of parameters of all layers and of the last norm. Of experts, only the ones that a token is routed to count."""
+        """Parameters of all layers and of the last norm; of the experts only those that a token takes."""
         biases = (self.query_heads + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
         norms = 2 * self.head_dim if self.qk_norm else 0
         residual = self.norms * self.layers * self.hidden

@@ -225,7 +225,7 @@ Row = dict[str, Any]
 
 @dataclass
 class StoredScores:
-    """The `samples` rows of a cell after merging stored scores, with columns for the cell's `metrics` rows.
+    """Result of `keep_judged`: a cell's `samples` rows after the merge, and values for columns of its `metrics` rows.
 
     judges: metric to the columns about its judge.
     lmms_eval: metric to lmms-eval's aggregate; None if that covers other samples than these.

@@ -59,7 +59,7 @@ _SUMMARY = ("model", "dtype", "attention", "device", "dataset", "method", "budge
 
 
 def summarise(logger: Logger, shard: str, store: Store, worked: bool) -> None:
-    """Show the results of all rows in the folder, once for all runs, processes and attempts.
+    """Show the results of all rows in the folder as one summary, shared by all runs, processes and attempts.
 
     worked: whether this run generated or scored something. If not, nothing is written unless a summary exists.
     """
