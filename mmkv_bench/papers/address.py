@@ -226,9 +226,10 @@ def budget_of(value: Any, parts: Mapping[str, Any]) -> tuple[str, str]:
 
 @cache
 def canonical(base: str, parameters: str) -> str:
-    """Return the parameters (JSON of a row) that differ from the defaults of the base's file, as sorted JSON.
+    """Reduce a row's parameters (JSON) to those that differ from the defaults of the method `base`, as sorted JSON.
 
-    A parameter that a row lacks was added later and has its default. Marks and calibration files are left out.
+    A parameter that an old row lacks counts as default, because it was added later. Entries of `parameters` that are no
+    parameters of the method, such as checksums of calibrations, are left out.
     """
     settings = {key: value for key, value in json.loads(parameters).items() if key not in BESIDE_PARAMETERS}
     if base in _options("method"):

@@ -50,7 +50,9 @@ class DiagnosticEvidence:
         return cls(evidence, table[real & ~table["dataset"].str.endswith(FIXTURE)])
 
     def measured(self, address: Address, whole: int) -> Measurement:
-        """Read the diagnostics at an address: its curves by layer, and the mean over layers. whole: samples of the data set."""
+        """Return the measured diagnostic that `address` describes: its curves by layer, and the mean over layers.
+
+        whole: number of samples of the whole data set; with fewer, the measurement is marked as a part."""
         diagnostic, table = DIAGNOSTICS[address.metric], self.measurements
         if not len(table):
             return Measurement(NOT_RUN)
@@ -83,7 +85,7 @@ class DiagnosticEvidence:
 
 
 def _belongs(row: Mapping[str, Any], diagnostic: Diagnostic, address: Address) -> bool:
-    """Tell whether a measurement has the analysis, model, data and method of an address."""
+    """Tell whether a measurement is of the analysis, model, data and method that `address` states. row: the measurement."""
     if (row["name"], row["model"], row["dataset"]) != (diagnostic.name, address.model, address.dataset):
         return False
     method = row["settings"].get("method")
@@ -125,7 +127,9 @@ def _differences(table: pd.DataFrame) -> str:
 
 
 def _curve(rows: pd.DataFrame, diagnostic: Diagnostic, line: tuple[str, str, str], address: Address) -> Curve | None:
-    """Average one line over heads within a layer, and over layers within a sample."""
+    """Average the values of one line of a figure, first over heads within a layer, then over layers within a sample.
+
+    line: (label, quantity, part) as in `Diagnostic.lines`. Return None if the rows have no values of the line."""
     label, quantity, part = line
     points = rows[(rows["quantity"] == quantity) & ((rows["part"] == part) | (part == "*"))]
     stretch = diagnostic.stretch(address)

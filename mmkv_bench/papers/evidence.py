@@ -57,7 +57,7 @@ class RunFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class Match:
-    """Rows at an address.
+    """Result of looking for the rows of one number (`Address`).
 
     Attributes:
         state: found, none or ambiguous.
@@ -67,7 +67,7 @@ class Match:
         missing: required seeds without rows.
         unstated: facts that neither the paper nor a file of `conf` states.
         shared: facts that a compared number must share.
-        passed: differences to the runs of this address that do not count.
+        passed: how the chosen run differs from further runs of the same number, which are not used; "" without such runs.
     """
 
     state: str
@@ -130,7 +130,9 @@ class Evidence:
         return rows.drop_duplicates(["measurement", "sample_id", "layer", "head", "quantity", "part", "x"])
 
     def match(self, wanted: Address, like: Shared | None = None) -> Match:
-        """Find the rows at an address. like: consider only rows that share these facts."""
+        """Find the rows from which the number `wanted` is computed. If several runs measured it, choose one (`_rank`).
+
+        like: consider only rows with exactly these facts, so that two numbers can be compared."""
         rows = self.candidates(wanted)
         if not len(rows):
             return Match(NONE)
@@ -162,7 +164,9 @@ class Evidence:
         return Match(FOUND, tuple(rows.tolist()), "", best.mismatches, missing, unstated, best.shared, passed)
 
     def candidates(self, wanted: Address) -> np.ndarray:
-        """Return every row at an address, under any facts, int [n]."""
+        """Return the positions of all rows with the model, data, method, protocol and budget of `wanted`, int [n].
+
+        Rows whose conditions contradict the paper's are included; `match` sorts them out."""
         base, reading = wanted.method.base, wanted.reading
         method = base, wanted.method.parameters(reading), "" if base == "full" else reading
         key = (wanted.model, wanted.dataset, *method, wanted.protocol, wanted.budget_kind, wanted.budget)
@@ -170,7 +174,9 @@ class Evidence:
         return np.array([row for row in rows if self._has_calibration(row, wanted.method.calibrated)], dtype=np.int64)
 
     def _rank(self, key: RunFacts, rows: np.ndarray, wanted: Address) -> tuple[object, ...]:
-        """Rank a run of an address; the run with the greatest rank counts."""
+        """Return the sort key of one run that measured the number `wanted`. The run with the greatest key is used.
+
+        key: facts of the run. rows: positions of its rows."""
         size = samples_of(file_of(wanted.dataset)) or np.inf if wanted.dataset not in SYNTHETIC else 0
         answers: dict[str, float] = {}
         for record in (self._records[row] for row in rows.tolist()):
@@ -199,7 +205,10 @@ class Evidence:
         return {name: tuple(sorted({str(value) for value in cells[name]})) for name in VERSIONS if name in cells}
 
     def _has_calibration(self, row: int, wanted: Mapping[str, Any]) -> bool:
-        """Tell whether a row's calibration has the wanted source; without one, whether it is the model's default calibration."""
+        """Tell whether a row was made with the calibration that an address states.
+
+        wanted: the stated source (data, samples, instruction); if it is empty, the row must have used no calibration or the
+        model's default one."""
         used = json.loads(self.cells["parameters"].iloc[row]).get("calibration")
         if not isinstance(used, Mapping):
             return not wanted
@@ -357,7 +366,7 @@ def required_facts(address: Address, actual: Mapping[str, Any]) -> dict[str, Any
 
 
 def requirements(address: Address) -> str:
-    """List the facts that rows need to count at an address, as text."""
+    """List, as text, the facts that rows must have so that their number can be compared with the paper's at `address`."""
     every = required_facts(address, {"weights": HUB, "commit": None})
     named = [f"{name} {_text(value)}" for name, value in every.items() if value is not None and name != "fingerprint"]
     return f"{', '.join(named)}; no {', '.join(name for name, value in every.items() if value is None)}"

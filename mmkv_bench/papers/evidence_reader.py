@@ -237,7 +237,8 @@ class EvidenceReader:
 
 
 def _without_rows(address: Address, one: Measurement) -> Measurement:
-    """Compute a number that needs no rows; otherwise say what it needs."""
+    """Fill in a number that was not run: computed from shapes or counted in a dry run, if either is possible. Otherwise state as
+    its reason what a run would need. A number that was run is returned unchanged."""
     if one.state != NOT_RUN or one.why:
         return one
     for state, number in ((COMPUTED, cache_size(address)), (PLANNED, planned_peak(address))):
@@ -252,7 +253,8 @@ def _whole_size(address: Address) -> int:
 
 
 def _operands(address: Address) -> tuple[Address, ...]:
-    """Return the other addresses that a number needs: the subtracted one, or the profile to which a distance is measured."""
+    """Return the addresses of the other numbers from which the number at `address` is computed: the number that is subtracted,
+    or the layer profile to which a distance is measured. Most numbers need none."""
     if address.metric in REDUCTIONS and REDUCTIONS[address.metric].layers == "mad":
         return (replace(address, method=MethodSettings.of(address.method.name)),)
     return () if address.minus is None else (replace(address, method=address.minus, minus=None),)
@@ -290,7 +292,8 @@ class StoreTables:
             self._cells.setdefault(evidence.roots[store], []).append(cell)
 
     def sheet(self, cells: Sequence[str], metric: str) -> tuple[Sheet, list[int]] | None:
-        """Return the scores and the cells' positions in them; None if two stores have different scores of a cell."""
+        """Return the sheet of all scores, and the positions of `cells` in it. Return None if two stores have different scores of
+        one of these cells, because it is then unknown which to use."""
         if any((cell, metric) in self._contradictions for cell in cells):
             return None
         return self._sheet, [self._sheet.cells.index(cell) for cell in cells]
@@ -335,7 +338,7 @@ class StoreTables:
 
     @cached_property
     def prompts(self) -> Mapping[str, np.ndarray]:
-        """Cell -> digests of its samples with their prompts, one per answer."""
+        """Cell -> sorted digests of (sample id, prompt hash) of its answers. Equal digests mean equal questions."""
         from pandas.util import hash_pandas_object
 
         columns = ["cell", "sample_id", "prompt_hash"]

@@ -216,7 +216,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Verdict:
-    """A word, and for `not comparable` and an `undecided` without an interval the reason."""
+    """Verdict on a number, as one word. why: reason, for `not comparable` and for `undecided` without an interval; else ""."""
 
     word: str
     why: str = ""
@@ -227,10 +227,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Tolerance of a printed number, in the printed unit; if `relative`, on the log scale.
+    """How far a measured number may differ from a printed one, in the printed unit; if `relative`, on the log scale.
 
-    half: half of its last digit. step: one answer's worth. rival: the method whose printed number reduced the margin.
-    full: the full cache's printed number is within the margin, so a method that drops nothing would agree.
+    half: half of the printed number's last digit. margin: allowed difference beyond rounding.
+    step: how much one answer more or less changes the number.
+    rival: the method whose printed number lies so near that it reduced the margin, or "".
+    full: the full cache's printed number is within the margin, so a method that drops nothing would agree too.
     """
 
     half: float
@@ -260,8 +262,9 @@ def level(measured: float, printed: float, tolerance: Tolerance, seeds: float = 
 def drop(
     measured: tuple[float, float], printed: tuple[float, float], tolerance: Tolerance, seeds: float = 0.0
 ) -> Verdict:
-    """Judge a method's difference to `full`. measured, printed: numbers of (method, full). tolerance: with half a digit of
-    both numbers."""
+    """Judge a method's difference to `full`.
+
+    measured, printed: (the method's number, full's number). tolerance: its `half` allows for the rounding of both numbers."""
     return _of_gap(_gap(*measured, tolerance.relative) - _gap(*printed, tolerance.relative), tolerance, seeds)
 
 

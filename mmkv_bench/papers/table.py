@@ -105,7 +105,10 @@ def _grid(filled: FilledTable, block: int, reasons: Reasons) -> Grid:
 
 
 def _places(filled: FilledTable, row: Sequence[tuple[FilledCell, ...]], reasons: Reasons) -> Iterator[GridCell]:
-    """Yield the places of a row. A cell in several places, such as the full cache at all budgets, is printed once."""
+    """Yield the printed cells of one table row, a `GridCell` per column.
+
+    row: for each column, the cells that are printed together in it. A cell that belongs to several columns, such as the full
+    cache at all budgets, is printed once and spans them."""
     for ids, group in groupby(row, key=lambda place: tuple(map(id, place))):
         place, *covered = group
         cells = [cell for one in place for cell in cells_of(filled, one, reasons)]

@@ -142,7 +142,9 @@ def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[Cos
 
 
 def _asked(roots: Sequence[Path]) -> tuple[list[tuple[Table, pd.DataFrame]], list[str]]:
-    """Return the tables of several questions per document, each with its scores by place; and a sentence per failed store."""
+    """Return the tables of stores with several questions per document, and a sentence for each store that cannot be read.
+
+    Each table comes with the mean scores by the question's position (`by_place`)."""
     from mmkv_bench.tables.question_losses import NoQuestionsError, by_place, tables_with_scores
 
     asked, left_out = [], []

@@ -181,7 +181,7 @@ class StorePages:
         return _left_out(cut, most)
 
     def _provenance(self, cell: str, names: Sequence[str]) -> list[tuple[str, str]]:
-        """Return columns of a cell with their values, booleans as in JSON."""
+        """Return (name, value as text) of the columns `names` of a cell's row, with booleans as `true` and `false`."""
         row = self._described[cell]
         return [(name, str(row[name]).lower() if isinstance(row[name], bool) else str(row[name])) for name in names]
 
@@ -288,7 +288,8 @@ class StorePages:
 
 
 def _compressed(group: CellGroup, shown: GroupAnswers, place: int) -> list[str]:
-    """Return the hash of the first cell other than full that answered this sample, in a list; [] without one."""
+    """Return the first cell, other than the full cache, with an ok answer to the sample at position `place`, as a list of at most
+    one hash. The page's command to repeat a sample names this cell."""
     cells = zip(group.hashes, shown.answers, strict=True)
     return [cell for cell, rows in cells if cell != group.full and rows[place]["status"] == "ok"][:1]
 

@@ -37,10 +37,10 @@ def build(
     readings: Sequence[str] | None = None,
     metrics: Sequence[str] | None = None,
 ) -> list[ScoreTable]:
-    """Return all tables of the rows, ordered by context.
+    """Return all tables of the rows, ordered by context (model, dataset, protocol and the other `CONTEXT` columns).
 
-    The filters name what to keep; None keeps everything. Metrics of fidelity are kept only by name: every run has them, and
-    `score_text.fidelity_tables` prints them together.
+    The filters name what to keep; None keeps everything. Metrics of fidelity get tables only if `metrics` names them: every
+    run has them, and `score_text.fidelity_tables` prints them together.
 
     Raises:
         ConfigError: there are no scores of trained weights, or a filter names something that the rows do not have.

@@ -11,9 +11,9 @@ The configuration of a dataset, which the rows contain, states its groups: `abou
 conf/dataset/<name>.yaml is {benchmark: {group: number of the group's datasets}}. The first of its `metrics` counts. The scores
 that papers print for the full cache are in `gates` of conf/model/<name>.yaml; notes below a table say which gates `full` passes.
 
-The other table over several datasets has ranks over tasks. The mean is over the true ranks on these very tasks, not on tasks
-of which they would be a sample. On each of K tasks a method is proven better at alpha / K instead of alpha. So with 95 %
-confidence the interval of every rank on every task contains the true rank, and so does the interval of every mean.
+The other table over several datasets has mean ranks over tasks (one dataset each). The tasks are taken as fixed, not as a
+sample of further tasks. On each of K tasks, methods are compared at level alpha / K instead of alpha. So with 95 % confidence
+all rank intervals of all tasks contain the true ranks, and the intervals of the mean ranks contain the true means.
 """
 
 from __future__ import annotations
@@ -277,8 +277,8 @@ def _cell(mean: Mean | None, number: Callable[[float], str], intervals: bool) ->
 class TaskRanks:
     """Ranks of the methods that compete on all of the tasks at a budget.
 
-    tables: one per task. methods: labels [m]. ranks: lowest and highest possible rank, int [tasks, m, 2]. apart: labels that
-    compete only on some of the tasks.
+    tables: one table per task. methods: labels of the m methods. ranks: int [tasks, m, 2], lowest and highest possible rank.
+    apart: labels of methods that compete only on some of the tasks, and so have no mean rank.
     """
 
     tables: tuple[ScoreTable, ...]
@@ -316,8 +316,9 @@ def headlines(family: Sequence[ScoreTable]) -> list[ScoreTable]:
 
 
 def ranks_over(tasks: Sequence[ScoreTable]) -> list[TaskRanks]:
-    """Return the ranks at every budget at which at least two methods compete on all of these tasks. A task is left out at a
-    budget if competing methods have failed samples there. tasks: one table per dataset."""
+    """Rank the methods that compete on all tasks, at every budget with at least two such methods.
+
+    tasks: one table per dataset. At a budget, a task is left out if competing methods have failed samples there."""
     every = []
     for budget in dict.fromkeys(budget for table in tasks for budget in table.budgets):
         ranked = [t for t in tasks if budget in t.columns and budget not in t.unranked()]

@@ -31,7 +31,7 @@ _ASIDE = 0.07
 
 
 def aside(mode: str, modes: Sequence[str]) -> float:
-    """Return the horizontal shift of a mode's points, so that equal points do not hide each other."""
+    """Return the horizontal shift of the points of `mode`, one of the drawn `modes`, so that equal points stay visible."""
     return _ASIDE * (modes.index(mode) - (len(modes) - 1) / 2)
 
 

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 class Scores:
     """Scores of one cell, or of several seeds averaged within each sample; samples in ascending id order.
 
-    samples, clusters: int [n], as the module's docstring says. values: float64 [n], NaN unless the sample is ok in all
-    seeds.
-    parts: float64 [n, k], from which a metric that is no mean is aggregated; None if no sample has parts. A failed
-    sample has the parts of an empty answer, or NaN if these are unknown (no sample of its cell was ok).
+    samples: int [n], positions in `ids`. clusters: int [n], number of each sample's cluster, within one `Sheet`.
+    values: float64 [n], NaN unless the sample is ok in all seeds.
+    parts: float64 [n, k], numbers from which a pooled metric (not a mean over samples) is computed; None if no sample has
+    any. A failed sample has the parts of an empty answer, or NaN if these are unknown (no sample of its cell was ok).
     unjudged: number of samples with an answer but no value: a judge did not answer, or a measure was not
     taken during generation. These are no failures of the model.
     ids: object [S], the ids into which `samples` are positions.

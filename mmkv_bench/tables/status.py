@@ -163,13 +163,16 @@ def status(store: Store) -> Status:
 
 
 def _seen(found: Tally, own: np.ndarray) -> int:
-    """Count the distinct samples in some rows of the counts."""
+    """Count the distinct samples that some cells have answered. own: bool mask over the rows of `found.counts`."""
     digests = found.counts["samples"].take(column_of(np.flatnonzero(own))).unique().to_pylist()
     return len(set().union(*(found.sets[digest] for digest in digests)))
 
 
 def _pace(n: np.ndarray, first: np.ndarray, last: np.ndarray, now: float) -> tuple[float | None, float | None]:
-    """Return (answers per second lately, time of the newest answer). Answers of one count are taken as evenly spread in time."""
+    """Return (answers per second in the last hour, time of the newest answer); None for what is unknown.
+
+    n, first, last: for each counted batch of answers, their number and the times of the first and the last answer; the answers
+    are taken as evenly spread between. now: Unix time, in seconds."""
     if not len(n):
         return None, None
     start = max(now - _LATELY, first[last > now - _LATELY].min(initial=now))
@@ -206,7 +209,8 @@ def label(cell: Mapping[str, Any]) -> str:
 
 
 def asked_at(cell: Mapping[str, Any]) -> list[str]:
-    """Return where a stored cell asks its streams, as its label says it, `at=0.5`; nothing at the end, or without streams."""
+    """Return the label's part on the position in a video stream at which the question is asked: `at=0.5`. The list is empty for
+    a cell that asks at the end, or without streams."""
     share = (json.loads(cell["generation"] or "{}").get("stream") or {}).get("ask_at")
     return [] if share is None else [f"at={share:g}"]
 

@@ -112,7 +112,7 @@ _READ = (
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """The cells of one table cell, which differ only by seed: their positions in the sheet, their hashes and seeds."""
+    """The store's cells behind one table cell, which differ only by seed: positions among all cells, hashes and seeds."""
 
     places: tuple[int, ...]
     cells: tuple[str, ...]
