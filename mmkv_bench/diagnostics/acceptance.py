@@ -65,7 +65,7 @@ class Problems:
     unchecked: list[str]
 
     def outcome(self, ok: str) -> tuple[str, str]:
-        """Return outcome and sentence of the check; ok: the sentence if nothing is wrong and everything was checked."""
+        """Return (outcome, sentence) of the check. ok: the sentence to return if there are no problems."""
         texts = list(dict.fromkeys(self.wrong or self.unchecked))
         more = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
         return REFUSED if self.wrong else NOT_CHECKED if texts else OK, "; ".join(texts[:3]) + more or ok

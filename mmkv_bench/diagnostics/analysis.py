@@ -75,7 +75,8 @@ def methods_of(
     fingerprint: str,
     cost: StateCost | None = None,
 ) -> list[ComparedMethod]:
-    """Return every evicting method at every budget, under the first seed; `full` is always analysed and not listed.
+    """Return every evicting method at every budget, under the first seed. `full` is not in the list, because it is always
+    analysed.
 
     Args:
         chosen: methods of a run.
@@ -84,7 +85,7 @@ def methods_of(
         cost: bytes of the model's state, for budgets in bytes.
 
     Raises:
-        ConfigError: a method cannot be built, or reads the answer beforehand.
+        ConfigError: a method cannot be built, or reads the full cache's answer before it chooses entries.
     """
     from mmkv_bench.calibrate.artefact import Calibrations
     from mmkv_bench.compression.budget import Budget
@@ -113,7 +114,8 @@ def diagnose(
     out: Path,
     methods: Callable[[str, StateCost | None], Sequence[ComparedMethod]] | None = None,
 ) -> AnalysisCounts:
-    """Measure and store, sample by sample; numbers that the store has for the same model, prompts and methods are kept.
+    """Run one analysis and store its numbers, sample by sample. Numbers that the store already has for the same model, prompts
+    and methods are not measured again.
 
     Args:
         name: one of `quantities.QUANTITIES`.
@@ -166,9 +168,10 @@ def diagnose(
 def measurements(
     name: str, source: Source, questions: DatasetQuestions, tokens: int, kept: Sequence[ComparedMethod]
 ) -> dict[str, dict[str, str]]:
-    """Map each method's label ("" for numbers without a method) to the columns of its rows, with their hash `measurement`.
+    """Return the identity columns of an analysis's rows: method's label -> column -> value ("": numbers without a method).
 
-    A number belongs to one model, its prompts and one method, so further methods or samples do not change other numbers.
+    The column `measurement` is the hash of the others. It covers the model, the prompts and one method, but not the other
+    methods or the samples, so numbers stay valid when methods or samples are added.
     """
     from mmkv_bench.diagnostics.quantities import QUANTITIES
     from mmkv_bench.plan.identity import resolve_dtype

@@ -86,7 +86,8 @@ def receipt(drawn: Sequence[StoredAnswer], seed: int | None, words: Sequence[str
 
 
 def score_digests(store: Store, cells: Collection[str]) -> dict[str, str]:
-    """Map each cell to the digest of its samples' scores, 16 hex digits of a sha256 (of an empty list without scores)."""
+    """Map each cell to a digest of its samples' scores: 16 hex digits of a sha256. A cell without scores has the digest of an
+    empty list."""
     columns = ("cell", "sample_id", "metric", "value")
     rows = (
         store.samples(cells, columns).select(columns).sort_by([(name, "ascending") for name in columns[:3]]).to_pandas()

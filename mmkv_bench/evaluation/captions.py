@@ -157,7 +157,8 @@ def release() -> None:
 
 
 def _unfragmented(counts: Iterable[float]) -> tuple[float, ...]:
-    """Return METEOR's counts of a sample, with 0 chunks if one chunk is the whole caption and reference, as METEOR adds up."""
+    """Return METEOR's counts of a sample as METEOR adds them up over a corpus: a caption that matches its whole reference in
+    one chunk counts 0 chunks, because it is not fragmented."""
     words, reference, *rest = counts
     *rest, chunks, matched, reference_matched = rest
     unbroken = chunks == 1 and (matched, reference_matched) == (words, reference)

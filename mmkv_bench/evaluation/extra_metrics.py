@@ -114,10 +114,10 @@ VALUE, UNMEASURED, MEANINGLESS = range(3)
 
 
 class Measured(NamedTuple):
-    """A measure of each row.
+    """Values of one measure, one per response row.
 
-    kinds: int [rows], `VALUE`, `UNMEASURED` or `MEANINGLESS`. values: float64 [rows], valid for kind `VALUE`. parts: float64
-    [rows, 2] of a pooled measure.
+    kinds: int [rows], `VALUE`, `UNMEASURED` or `MEANINGLESS`. values: float64 [rows], valid where the kind is `VALUE`.
+    parts: float64 [rows, 2], sums for a measure that is pooled over samples (perplexity); otherwise None.
     """
 
     kinds: np.ndarray
@@ -126,12 +126,14 @@ class Measured(NamedTuple):
 
 
 class PairedAnswers:
-    """The response rows of `measured`, each paired with the row of `full` for the same sample.
+    """Response rows, each paired with the row of `full` for the same sample and protocol.
 
-    names: the cells. of_cell: int [rows], indices into `names`.
-    ok, full_ok: bool [rows], whether the row and the row of full have status ok.
-    other: int [rows], index of the row in `full`, -1 for none. is_full: bool [rows], whether the cell is `full` itself.
-    free: int [rows], number of tokens that the cell's protocol takes from the full prefill. slim: bool [rows].
+    names: the cells. of_cell: int [rows], the row's cell as index into `names`.
+    other: int [rows], index of the paired row in the table `full`; -1 for none.
+    ok, full_ok: bool [rows], whether the row and its paired row have status ok.
+    is_full: bool [rows], whether the row's cell is `full` itself.
+    free: int [rows], number of tokens that the cell's protocol takes from the full prefill.
+    slim: bool [rows], whether `pack --slim` removed the row's per-token values, from which measures are computed.
     """
 
     def __init__(
@@ -155,8 +157,9 @@ class PairedAnswers:
         return np.array(values, kind)[self.of_cell]
 
     def places(self, among: pa.Table, cells: list[str | None]) -> np.ndarray:
-        """Return the index in `among` of the same sample's row, int [rows]; -1 if there is none. `cells` gives the cell to
-        search for each of `names`."""
+        """Find for each row the row of `among` about the same sample, int [rows]; -1 if there is none.
+
+        cells: for each of `names`, the cell whose rows in `among` are searched; None: no cell."""
         import pandas as pd
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -181,12 +184,15 @@ class PairedAnswers:
 
     @cached_property
     def continued(self) -> np.ndarray:
-        """Tell which rows have fidelity at more tokens than full's answer has, so at a continuation's tokens, bool [rows]."""
+        """Mask the rows of continuation datasets, whose fidelity is measured at the reference's tokens, bool [rows]. They are
+        recognised by fidelity at more tokens than full's answer has."""
         answered = np.append(self.full_tokens.lengths, 0)[self.other]
         return self.full_ok & (self.lists("forced_kl").lengths > answered)
 
     def restored(self, measure: Measured, stored: pa.Table) -> Measured:
-        """Replace lost values of slim rows by their stored measure. stored: the measure's rows of the table samples."""
+        """Fill in the values that slim rows can no longer give with the values of an earlier scoring.
+
+        stored: rows of the table `samples` of this measure."""
         cells = set(stored["cell"].unique().to_pylist())
         lost = (measure.kinds == UNMEASURED) & self.slim & self._by_cell([name in cells for name in self.names], bool)
         if not lost.any():
@@ -203,7 +209,7 @@ class PairedAnswers:
         return Measured(kinds, values, parts)
 
     def table(self, metric: str, measure: Measured) -> pa.Table:
-        """Return rows of the table samples without dataset. Cells in which no row has a value get none."""
+        """Convert a measure to rows of the table `samples`, without the column `dataset`. A cell without any value gets no rows."""
         import pyarrow as pa
 
         valued = (measure.kinds == VALUE) & self.ok

@@ -69,7 +69,7 @@ def _function(node: yaml.Node) -> Callable:
 
 
 class CountedDocs:
-    """The documents as the loop gets them. `current` is the position of the current document."""
+    """Wrapper of the documents that lmms-eval's loop iterates. `current` is the position of the document that it works on."""
 
     def __init__(self, docs: Any) -> None:
         self.docs = docs
@@ -152,7 +152,7 @@ class FetchedTask(_MessagesTask):
 
 
 class GivenTask(_MessagesTask):
-    """A new task for loaded data. `dataset` and `bare` map splits to documents, `bare` without media.
+    """A task made from documents that are already loaded. dataset, bare: split -> documents, with media and without.
 
     The loop also makes a plain text of every document, which is not used. A document whose fields give no plain text must not
     stop the dataset; it fails later as one sample, when its messages are made.

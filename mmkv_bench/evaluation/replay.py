@@ -220,7 +220,8 @@ class Replay:
                         self.parts.setdefault(doc_id, {})[name] = parts
 
     def _unasked(self, kinds: Collection[str]) -> range:
-        """Return the documents outside of this cell, which CIDEr's document frequencies also cover."""
+        """Return the documents that this cell was not asked about. CIDEr needs their references, because its document frequencies
+        cover the whole dataset; without CIDEr the range is empty."""
         count = len(self.docs.refs)
         return range(count, len(documents(self.spec, None).refs) if "CIDEr" in kinds else count)
 

@@ -29,8 +29,9 @@ class Reduction:
     """How a column of rows is reduced to the number of a table cell: the mean over samples for a column of `responses`, the
     median over repeats for a column of timed passes.
 
-    per: divisor that converts to the printed unit. layers: for kept entries per layer and head, how to reduce over layers: std
-    or mad (mean distance to a reference profile); else "".
+    per: divisor that converts to the printed unit.
+    layers: for shares that layers keep: `std` (spread over samples, averaged over layers) or `mad` (distance to the shares of
+    a profile); otherwise "".
     """
 
     column: str

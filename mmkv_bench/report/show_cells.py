@@ -143,7 +143,7 @@ class StoreCells:
 
 
 def _budgets(row: Mapping[str, Any]) -> set[str]:
-    """Return the spellings by which a user may name a cell's budget: `64`, or `0.2`, `0.20` and `20%`."""
+    """Return the spellings by which a user may name a cell's budget: `64`, or both `0.2` and `20%`."""
     if row["budget_fraction"] is not None:
         fraction = Decimal(row["budget_fraction"])
         return {row["budget_fraction"], f"{fraction.normalize():f}", f"{(fraction * 100).normalize():f}%"}

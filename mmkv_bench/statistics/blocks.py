@@ -58,7 +58,7 @@ class Samples:
 
     @cached_property
     def patterns(self) -> tuple[np.ndarray, np.ndarray]:
-        """(distinct lines of `ok`, and for each method the number of its line among these, int [m])."""
+        """(distinct rows of `ok`, bool [patterns, n]; position of each method's row among them, int [m])."""
         if self.ok.all():
             return self.ok[:1], np.zeros(len(self.ok), dtype=int)
         distinct, of = np.unique(self.ok, axis=0, return_inverse=True)
@@ -66,7 +66,7 @@ class Samples:
 
     @property
     def rate(self) -> float | None:
-        """Largest possible difference of a sample: 1 for means of shares, None for a scale without an end."""
+        """Largest possible difference between two methods' scores of one sample: 1 for shares, None for an unbounded scale."""
         return 1.0 if self.share and self.aggregator is None else None
 
     @cached_property
@@ -86,10 +86,12 @@ class Samples:
 
 @dataclass(frozen=True)
 class Block:
-    """Pairs that are compared together.
+    """Pairs of methods that are compared together, because their arrays fit into memory together.
 
-    at: int [p], positions of the pairs. sums, sizes: [p, G] differences summed within clusters, and cluster sizes (or [1, G]).
-    n: [p] common samples. of_a, of_b: [p] aggregates of both methods over these samples. log: the sums are of logarithms."""
+    at: int [p], positions of the pairs among all pairs of the column.
+    sums: float64 [p, G], differences (a - b) summed within each cluster. sizes: cluster sizes, [p, G], or [1, G] if all equal.
+    n: int [p], number of common samples. of_a, of_b: [p], aggregates of both methods over these samples.
+    log: the sums are of logarithms."""
 
     at: np.ndarray
     sums: np.ndarray
@@ -101,7 +103,9 @@ class Block:
 
 
 def blocks(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -> Iterator[Block]:
-    """Yield the pairs in blocks of bounded size. Pairs without a common sample are left out."""
+    """Yield the pairs of methods in blocks of bounded size. Pairs without a common sample are left out.
+
+    a, b: int [P], positions of both methods of every pair. pairs: positions in `a` and `b` of the pairs to yield."""
     waiting: list[Block] = []
     rows = 0
     for block in _pieces(samples, a, b, pairs):
@@ -151,7 +155,9 @@ def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -
 
 
 def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> ClusterSums:
-    """Sum the members' scores over all clusters of the column; clusters without a common sample get 0."""
+    """Sum the scores of some methods within every cluster of the column, over the common samples only.
+
+    members: positions of the methods. common: bool [n]. A cluster without a common sample gets 0."""
     order = samples.by_cluster[common[samples.by_cluster]]
     index = samples.index[order]
     present = np.bincount(index, minlength=samples.count) > 0
@@ -167,9 +173,10 @@ def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> 
 
 @dataclass(frozen=True)
 class ClusterSums:
-    """Sums of m methods over G clusters, as the module's docstring defines these sums.
+    """Scores of m methods summed within G clusters, such that aggregate = sum of `sums` / sum of `sizes` (see the module).
 
-    values: float64 [m], the methods' aggregates. sums: [m, G]. sizes: [G]. log: the sums are of logarithms of the aggregates."""
+    values: float64 [m], the methods' aggregates. sums: float64 [m, G]. sizes: float64 [G].
+    log: the sums give the logarithms of the aggregates."""
 
     values: np.ndarray
     sums: np.ndarray

@@ -33,9 +33,10 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Upstream:
-    """The scale of lmms-eval's aggregate. Times `factor` it is on our scale; a sum over samples is also divided by n.
+    """How lmms-eval's aggregate of a metric is converted to our scale.
 
-    unit: the scale's name in tables.
+    unit: name of lmms-eval's scale in tables. factor: ours / lmms-eval's.
+    summed: lmms-eval sums over samples, so its aggregate is also divided by their number.
     """
 
     unit: str
