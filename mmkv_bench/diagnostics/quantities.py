@@ -274,8 +274,8 @@ def sinks(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def sink_heads(layers: Sequence[Sequence[Value]]) -> Iterator[tuple[int | None, Value]]:
-    """Yield the values of `sinks` for every layer, and for the whole model the share of query heads that pay more than .3 of their
-    attention to the first token."""
+    """Yield the values of `sinks` for every layer, and for the whole model the share of query heads that pay more than .3 of
+    their attention to the first token."""
     yield from of_each_layer(layers)
     masses = [value.value for layer in layers for value in layer if value.quantity == "first_token_mass"]
     yield None, Value("sink_heads", sum(mass > SINK for mass in masses) / len(masses))

@@ -209,7 +209,7 @@ class PairedAnswers:
         return Measured(kinds, values, parts)
 
     def table(self, metric: str, measure: Measured) -> pa.Table:
-        """Convert a measure to rows of the table `samples`, without the column `dataset`. A cell without any value gets no rows."""
+        """Convert a measure to rows of the table `samples`, without the column `dataset`. Cells without values get no rows."""
         import pyarrow as pa
 
         valued = (measure.kinds == VALUE) & self.ok

@@ -199,8 +199,8 @@ class Memory:
             self.save()
 
     def look(self, doc_ids: Iterable[int]) -> set[int]:
-        """Check whether the files behind these prompts are unchanged, and note the hashes of unchanged prompts in `looked`. Return
-        the other documents, whose prompts must be made again."""
+        """Check whether the files behind these prompts are unchanged, and note the hashes of unchanged prompts in `looked`.
+        Return the other documents, whose prompts must be made again."""
         state = cache(_state)
         unknown = set()
         for doc_id in doc_ids:
@@ -212,8 +212,8 @@ class Memory:
         return unknown
 
     def save(self) -> None:
-        """Add new entries to the cache file, which other processes may have extended meanwhile. A file that cannot be written is no
-        error: later runs then make the prompts again."""
+        """Add new entries to the cache file, which other processes may have extended meanwhile. A file that cannot be written is
+        no error: later runs then make the prompts again."""
         self._saved = time.monotonic()
         if not self.new or self.file is None:
             return

@@ -70,8 +70,8 @@ class Reading(NamedTuple):
 
 
 def digests(path: Path) -> list[str]:
-    """Return digests of all code that a task's YAML files (with includes) can reach: files in the YAML's folder, packages below it
-    that they import, and other modules that are not installed packages. Tasks of lmms-eval have none, because its version
+    """Return digests of all code that a task's YAML files (with includes) can reach: files in the YAML's folder, packages below
+    it that they import, and other modules that are not installed packages. Tasks of lmms-eval have none, because its version
     identifies their code."""
     names = {item for folder in folders(path) for item in _reached(folder).items()}
     return sorted(f"{name}:{hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in names)

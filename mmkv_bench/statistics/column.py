@@ -6,8 +6,8 @@ best       no other method is proven better; the truly best method is among thes
            in Hsu's multiple comparisons with the best (Annals of Statistics 9, 1981)
 ranks      from 1 + the number of methods that beat this one, to m - the number of methods that it beats ("beats" as for `best`)
 
-docs/statistics.md says how often these statements are true; `make simulate` counts it. Nothing is claimed about a pair if a single
-cluster holds too large a part of its samples (see `paired_test`).
+docs/statistics.md says how often these statements are true; `make simulate` counts it. Nothing is claimed about a pair if a
+single cluster holds too large a part of its samples (see `paired_test`).
 """
 
 from __future__ import annotations
