@@ -90,7 +90,7 @@ class Bundle:
         return _of_model(self.rows, plan.model.name)
 
     def parts(self) -> Iterator[tuple[Plan, DatasetShare, list[Cell]]]:
-        """Yield each dataset of each plan, with the dataset's cells that the bundle has."""
+        """Yield (plan, dataset, planned cells that the bundle has) for each dataset of each plan."""
         for plan in self.plans:
             for part in plan.parts:
                 yield plan, part, [cell for cell in part.cells if cell.cell in self.rows]
@@ -189,7 +189,8 @@ def _sources(file: Path) -> dict[str, str] | None:
 
 
 def _models(bundle: Bundle) -> tuple[str, str]:
-    """Compare each model with the model that the experiment names."""
+    """Check that the bundle's answers come from the experiment's models: compare the fingerprints of the weights if the model is
+    on this machine, otherwise the settings that the rows state."""
     problems, names = Problems([], []), []
     for plan in bundle.plans:
         name, rows, source = plan.model.name, bundle.of_model(plan), Source.of(plan.model)

@@ -203,7 +203,10 @@ def measurements(
 def layers_of(
     loaded: LoadedModel, name: str, sample: DatasetQuestion, tokens: int, methods: Sequence[ComparedMethod] = ()
 ) -> list[Row]:
-    """Return the numbers of one sample, layer by layer. Raises the errors of preparing or reading the prompt."""
+    """Compute the numbers of analysis `name` for one sample: rows (sample id, layer or None, value).
+
+    tokens: limit of the full cache's answer. methods: methods to compare, if the analysis compares methods.
+    Errors of encoding or prefilling the prompt are passed on."""
     from mmkv_bench.calibrate.layers import read_layers, with_answer
     from mmkv_bench.diagnostics.quantities import QUANTITIES, PromptFacts
 

@@ -49,7 +49,7 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class PromptFacts:
-    """Facts of a prompt that no layer has. length: number of the prompt's tokens.
+    """What an analysis needs to know about the prompt besides a layer's tensors. length: number of the prompt's tokens.
 
     kept: method and budget (`snapkv@64`) -> per layer int64 ``[Hkv, m]``, the kept entries, -1 for none.
     decoded: method and budget, or `full` -> per layer ``[n, E]``, the layer's outputs while full's answer is decoded.

@@ -58,8 +58,8 @@ SAMPLING = ("temperature", "top_p", "top_k")  # keys of a task's YAML that mean 
 class Documents:
     """The first `len(refs)` documents of a task.
 
-    full, bare      split to documents: with media, and as scorers get them, without image columns unless the task asks for
-                    them
+    full            split -> documents with media
+    bare            split -> documents as scorers get them: without image columns, unless the task asks for them
     split           the evaluated split
     refs            the samples in order
     prompt_hashes   pages: doc_id to prompt hash; empty for other tasks (see fingerprints.py)
@@ -218,8 +218,8 @@ def conversions() -> Path:
 
 @contextmanager
 def _uncached(spec: TaskSpec) -> Iterator[None]:
-    """Turn off the cache of `datasets` for data of save_to_disk. It would be written beside these data, under a name stored in
-    them."""
+    """Turn off the cache of `datasets` while a dataset of `save_to_disk` is loaded. Otherwise `datasets` would write cache files
+    into the user's data folder."""
     import datasets
 
     saved = spec.dataset_path and (Path(spec.dataset_path).expanduser() / local_data.SAVED).is_file()

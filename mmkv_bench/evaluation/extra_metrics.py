@@ -92,8 +92,8 @@ class RaggedArray:
 
 
 def agreed(answers: RaggedArray, references: RaggedArray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Count the equal numbers before the first difference between `rows` of `answers` and `others` of `references`, int64
-    [rows]."""
+    """Compare row rows[i] of `answers` with row others[i] of `references`, number by number. Return how many numbers are equal
+    before the first difference, int64 [len(rows)]."""
     counts = np.minimum(answers.lengths[rows], references.lengths[others])
     ends = np.searchsorted(np.cumsum(counts + 1), np.arange(AT_ONCE, int(counts.sum()) + len(counts), AT_ONCE))
     for start, end in pairwise(np.unique([0, *ends.tolist(), len(counts)]).tolist()):
@@ -298,7 +298,8 @@ def _stretch(column: str, start: int, end: int, rows: PairedAnswers) -> Measured
 
 
 def _sums(lists: RaggedArray, skipped: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return kinds, sums and counts (at least 1) of each row's numbers without the first `skipped`."""
+    """Sum each row's numbers without its first `skipped`. Return (kind of the result, sum, count of the numbers, at least 1),
+    each [rows]."""
     rest = lists.after(skipped)
     kinds = np.where(lists.there, np.where(rest.lengths > 0, VALUE, MEANINGLESS), UNMEASURED)
     return kinds, rest.sums(), np.maximum(rest.lengths, 1)
@@ -317,7 +318,8 @@ def _kl_first(rows: PairedAnswers) -> Measured:
 
 # A second greedy answer of `full` follows the first as long as the second measurement ranks the same tokens first.
 def _alike(rows: PairedAnswers, exactly: bool) -> Measured:
-    """Count the tokens before the first difference. exactly: 1 if no token differs and both answers end there, else 0."""
+    """Count the tokens of each answer before the first that differs from full's answer. exactly: return 1 instead if the answers
+    are equal, else 0."""
     tokens, other, agree = rows.lists("token_ids"), rows.full_tokens, rows.lists("forced_agree")
     both = rows.ok & rows.full_ok
     kinds = np.where(rows.other < 0, MEANINGLESS, np.where(both, VALUE, UNMEASURED))

@@ -167,7 +167,8 @@ def _ask_about(batch: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> boo
 
 
 class SharedReplay(Replay):
-    """A pass over several answers per document, without aggregation. Keys are (doc_id, number of the answer)."""
+    """A pass of the scorer over several answers per document, without aggregation. Scores are kept under the keys (doc_id, number
+    of the answer)."""
 
     def __init__(self, spec: TaskSpec, docs: Documents) -> None:
         super().__init__(spec, docs, {}, ScoringPass(JudgeAnswers(), ()))

@@ -268,8 +268,9 @@ class ScoringTask(GivenTask):
         return aggregate
 
     def aggregated(self, metrics: Mapping[tuple[str, str], list]) -> dict[str, Any]:
-        """Aggregate as the loop's last step does. metrics: (metric, filter) to the samples' results. Keys of the result:
-        "metric,filter"."""
+        """Aggregate the samples' results as the last step of lmms-eval's loop does. Return "metric,filter" -> aggregate.
+
+        metrics: (metric, filter) -> results of the samples."""
         output = TaskOutput(task=self, task_name=self.config.task)
         output.sample_metrics.update(metrics)
         output.calculate_aggregate_metric(bootstrap_iters=0)

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 class SampleRef(NamedTuple):
-    """A sample, named without loading its images. doc_id: its position in the dataset, from 0."""
+    """Reference to a sample, without its content. doc_id: position in the dataset, from 0. cluster: the unit of statistics to
+    which it belongs."""
 
     doc_id: int
     sample_id: str
@@ -39,7 +40,7 @@ class DocumentQuestions:
     generic: str
 
     def asking(self, number: int) -> DocumentQuestions:
-        """Return these questions with another question as the sample's own."""
+        """Return a copy in which question `number` is the sample's own."""
         return replace(self, number=number)
 
     @property

@@ -52,11 +52,12 @@ def take_back(
     metrics: Callable[[int], Sequence[str]],
     kept: str = "",
 ) -> Lost:
-    """Remove scores made from fillers from `values`, and return the missing metrics with reasons.
+    """Remove scores that a scorer made from fillers instead of a judge's answers. Return the removed or missing metrics with
+    reasons.
 
     values: {doc_id: {metric: score}}, changed in place.
-    metrics: returns the metrics that a sample should have, by doc_id.
-    kept: a metric that no judge decides.
+    metrics: function from a doc_id to the metrics that the sample should have.
+    kept: a metric whose scores stay, because no judge decides them.
     """
     lost: Lost = {}
     for owner in unheard(scoring_pass):
@@ -272,14 +273,15 @@ def rows_of(
 
 
 def parts_of_nothing(spec: TaskSpec) -> dict[str, tuple[float, ...]]:
-    """Map each metric to the parts of a sample without a score, from `metadata.parts_of_nothing` of the task's YAML."""
+    """Return, for metrics that are computed from sums over samples, the numbers (`parts`) of a sample without a score: metric ->
+    parts, from `metadata.parts_of_nothing` of the task's YAML."""
     metadata = {} if spec.is_pages else task_config(spec).get("metadata")
     parts_of = metadata.get("parts_of_nothing") if isinstance(metadata, Mapping) else None
     return {metric: tuple(map(float, parts)) for metric, parts in (parts_of or {}).items()}
 
 
 def _listed(spec: TaskSpec) -> list[str]:
-    """Return the metrics of the task's YAML."""
+    """Return the names of the metrics in `metric_list` of the task's YAML."""
     return [str(entry["metric"]) for entry in task_config(spec).get("metric_list") or []]
 
 

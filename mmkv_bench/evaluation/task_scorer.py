@@ -178,8 +178,8 @@ def right_under_no_key(metrics: Mapping[str, Any], again: Callable[[dict[str, st
 
 
 def reads_choices(metrics: Mapping[str, Any]) -> bool:
-    """Tell whether the task's metrics show which choice was read. Every sample then gets `parse_failed`, as with scorers that
-    draw."""
+    """Tell whether the metrics' values show which choice the scorer read from an answer (`UNREAD`). If so, every sample gets the
+    metric `parse_failed`."""
     return any(name in UNREAD for name in metrics)
 
 

@@ -123,10 +123,10 @@ class MethodSettings:
 
 @dataclass(frozen=True)
 class Address:
-    """Address of a number.
+    """Everything that determines one number of a paper's table: what was measured, with which method and settings.
 
     Attributes:
-        metric: `mean` for a mean over several addresses.
+        metric: name of the metric; `mean` for a mean over several addresses.
         minus: the method whose number is subtracted.
         max_new_tokens, cut_prompt, frames: None if the data set's settings apply.
         samples: None if all samples of the data set are asked.
@@ -159,7 +159,7 @@ class Address:
 
     @property
     def runs(self) -> bool:
-        """True if the model can be run."""
+        """True unless the model is one that cannot be run (`config/unavailable.yaml`)."""
         return self.model not in UNAVAILABLE
 
     def __str__(self) -> str:

@@ -33,14 +33,15 @@ _EPSILON = 1e-9  # points of a curve that are closer than this are equal
 
 @dataclass(frozen=True)
 class DiagnosticEvidence:
-    """Diagnostics in all stores that are evidence. `measurements` has one row per measurement."""
+    """The stored diagnostics that may be compared with papers. measurements: one row per measurement, with its settings."""
 
     evidence: Evidence
     measurements: pd.DataFrame
 
     @classmethod
     def of(cls, evidence: Evidence) -> DiagnosticEvidence:
-        """Select diagnostics of real weights and data; for stand-ins, select those of the embedded model."""
+        """Select the stored diagnostics of real weights and data. If the evidence is for a stand-in table, select those of the
+        embedded model instead."""
         if not len(evidence.diagnostics):
             return cls(evidence, evidence.diagnostics)
         table = evidence.diagnostics.drop_duplicates("measurement").set_index("measurement")

@@ -390,7 +390,8 @@ def unstated_facts(address: Address, actual: Mapping[str, Any]) -> tuple[str, ..
 
 
 def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that define random weights. Positions are left out: they may be widened for longer prompts."""
+    """Return the facts that timed passes with random weights must share: the model's shape, and its processor. The number of
+    positions is left out, because it may be raised for longer prompts."""
     shape = json.loads(json.dumps(model.get("shape") or {}))
     (shape.get("text_config") or {}).pop("max_position_embeddings", None)
     return {"shape": shape, "processor": model.get("processor")}

@@ -1,4 +1,4 @@
-"""Reader that finds the number of an address in result rows.
+"""Reader that computes the numbers of the papers' tables (`Address`) from result rows.
 
 The tables of the stores are read once, and only for the cells that some address needs.
 """
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class EvidenceReader:
-    """Numbers of addresses, found in the evidence."""
+    """Computes the numbers that addresses describe from the evidence. addresses: all that will be asked for."""
 
     def __init__(self, evidence: Evidence, addresses: Sequence[Address]) -> None:
         self.evidence = evidence
@@ -65,12 +65,12 @@ class EvidenceReader:
     def measured(
         self, address: Address, parts: Sequence[Address] = (), like: Sequence[Shared | None] = ()
     ) -> Measurement:
-        """Return the number at an address.
+        """Return the measured number that an address describes, or the reason why there is none.
 
         Args:
-            address: the address.
-            parts: for a mean, the addresses that are averaged.
-            like: per part, facts that the rows must share; None: any rows.
+            address: description of the number.
+            parts: for a mean, the addresses whose numbers are averaged.
+            like: facts that the rows must have, one entry per part (or one for `address`); None: any rows.
         """
         if parts:
             return average([self._one(*one) for one in zip(parts, like or [None] * len(parts), strict=True)])
@@ -222,7 +222,8 @@ class EvidenceReader:
         return Measurement(MEASURED, "", float(np.median(values)), n=len(values), mismatches=mismatches)
 
     def _difference(self, address: Address, minuend: Measurement) -> Measurement:
-        """Subtract another method's number. It must be measured under the same conditions (`minuend.shared`)."""
+        """Subtract the number of the method `address.minus` from `minuend`. Both must be measured under the same conditions
+        (`minuend.shared`)."""
         (base,) = _operands(address)
         other = self._number(base, *minuend.shared)
         if minuend.value is not None and other.state == NOT_RUN:

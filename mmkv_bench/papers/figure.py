@@ -164,7 +164,7 @@ def _line(axes: Axes, cells: Sequence[FilledCell], label: str, styles: Mapping[s
 
 
 def _radar(table: FilledTable) -> dict[str, Figure]:
-    """Draw percents of `full`, with one axis per column."""
+    """Draw a radar chart: each method's numbers in percent of the full cache's, one axis per column. Return {"": figure}."""
     layout = table.layout
     full = {one.cell.column: one.measured.value for one in table.cells if one.cell.address.method.base == "full"}
     columns = [column for column, value in full.items() if value]

@@ -205,7 +205,9 @@ def judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) ->
 
 
 def _paired_full(number: Measurement, full: PrintedFull, reader: EvidenceReader) -> _PairedFull:
-    """Find the measured full cache in rows that share the facts of a number."""
+    """Find the full cache's number that was measured under the same conditions as `number`, and judge it.
+
+    full: the printed number of the full cache."""
     at, parts = full.cell.address, full.cell.parts
     measured, why = reader.measured(at, parts, number.shared), ""
     if number.shared and measured.value is None:
@@ -316,7 +318,7 @@ class FilledTable:
         return Counter(one.measured.state for one in self.cells)
 
     def verdicts(self, proposed: bool) -> Counter[str]:
-        """Count verdicts on levels, for the paper's proposed method or for all others.
+        """Count verdicts on the numbers themselves (not drops), for the paper's proposed method or for all others.
 
         Computed numbers are left out: they follow from the same lengths and shapes as the printed ones.
         """

@@ -69,10 +69,12 @@ class TableItem:
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell: its position, its address, and for a mean the addresses of its parts.
+    """One cell of a table layout: where it stands and which number it shows.
 
-    across: None if a method without a budget has one cell for all values.
-    readings: name -> (address, parts), for the further readings that change something.
+    block, row, column, across: its positions in the layout's lists; across is None if one cell serves all values of `across`
+    (a method without a budget).
+    address: description of the number. parts: for a mean, the addresses that are averaged.
+    readings: name of a further reading -> (address, parts) under it; only for readings that change the number.
     """
 
     block: int
@@ -259,7 +261,10 @@ def _parts(
     row: Sequence[TableCell],
     reading: str = "",
 ) -> tuple[Address, ...]:
-    """Return the addresses that a mean averages: other columns of its row, a group's data sets, or those that the file lists."""
+    """Return the addresses that a cell averages, if it is a mean; otherwise (). They are other columns of its row, addresses that
+    the layout's file lists, or the data sets of a group.
+
+    keys, at: keys and address of the cell. column: its column. row: the row's cells. reading: name of a further reading."""
     if not column.mean:
         if at.metric != MEAN:
             return ()

@@ -269,7 +269,8 @@ def drop(
 
 
 def of_seeds(values: Sequence[float], relative: bool = False) -> float:
-    """Return half of the 95 % interval of M - P over seeds, with M and P both means over len(values) seeds; 0 without seeds."""
+    """Return how much seeds alone may make a measured and a printed number differ: half of the difference's 95 % interval, if
+    both are means over len(values) seeds. values: our number under each seed; with fewer than two, the result is 0."""
     if len(values) < 2:
         return 0.0
     from scipy.special import stdtrit

@@ -60,9 +60,10 @@ _KINDS = {"tokens_per_head": int, "ratio": float}
 
 @dataclass(frozen=True)
 class Printed:
-    """One printed value.
+    """One value as a paper prints it.
 
-    number: None if it is unreadable. half: half of the last digit. line: line in the paper's text."""
+    value: the printed text. number: its number; None if it is unreadable. half: half of the last printed digit.
+    status: what the number may be compared with. reason: why. line: line in the paper's text."""
 
     value: str
     number: float | None

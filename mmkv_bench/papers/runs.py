@@ -1,4 +1,4 @@
-"""Commands that make the rows for an address."""
+"""Commands that measure the numbers of the papers' tables: runs, calibrations and diagnostics."""
 
 from __future__ import annotations
 

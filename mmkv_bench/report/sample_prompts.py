@@ -106,7 +106,7 @@ class Prompts:
         return Prompt(row["question"], row["reference"], *self._images(row["prompt_hash"], images), " ".join(missing))
 
     def _images(self, name: str, images: Sequence[Image.Image]) -> tuple[list[str], list[float]]:
-        """Write images in the report's size. Return their addresses, and width over height of each."""
+        """Write images in the report's size. Return their paths relative to the report, and width / height of each."""
         paths: list[str] = []
         if self._folder is None:
             return paths, []

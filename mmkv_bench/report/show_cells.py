@@ -69,7 +69,7 @@ class StoreCells:
 
     @cached_property
     def digits(self) -> int:
-        """Number of letters of a hash that distinguishes all cells, at least 8."""
+        """Number of leading letters of the hashes that are enough to distinguish all cells, at least 8."""
         return max([_SHORT, *((left_at(a, b) or 0) + 1 for a, b in pairwise(sorted(self.rows)))])
 
     def short(self, cell: str) -> str:

@@ -78,7 +78,10 @@ class CellGroup:
 
 @dataclass(frozen=True)
 class GroupAnswers:
-    """Answers of each cell of a group to the shown samples. total: number of samples with answers."""
+    """Answers of a group's cells to the samples that the report shows.
+
+    samples: ids of the shown samples. total: number of all samples with answers. answers: per cell, one row per shown sample.
+    metrics: names of the shown metrics. full: the answers of the group's `full` cell, or None."""
 
     samples: list[str]
     total: int

@@ -23,7 +23,7 @@ _ROUNDING = 1e-12  # relative to the largest sum: a smaller difference is only r
 
 @dataclass(frozen=True)
 class Samples:
-    """Scores of a column's methods.
+    """Scores of m methods on n samples: the input of all comparisons in one column of a table.
 
     scores    float64 [m, n], seeds averaged within samples, NaN = not ok; for a `Pooled` aggregator the parts [m, n, k]
     clusters  any sortable labels [n]

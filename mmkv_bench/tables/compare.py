@@ -98,11 +98,11 @@ def samples_of(scores: Sequence[Scores], metric: str) -> Samples:
 
 
 def columns(table: ScoreTable) -> dict[str, Column]:
-    """Map each budget to the column of lines that compete at this budget (see `family`). The key is "" if the table has no
-    budgets.
+    """Test the competing lines (`family`) of a table against each other at each budget. Return budget -> tested column; the key
+    is "" if the table has no budgets.
 
-    Left out are cells over their budget, cells with packed or retrievable entries (another axis), and cells with samples that
-    were requested by id."""
+    Left out are cells that exceed their budget, cells with quantised or offloaded entries, whose size the number of entries does
+    not tell, and cells with samples that were requested by id."""
     columns_of = {}
     for budget in table.budgets or ("",):
         competitors = {line.label: table.entries[line.label, budget] for line in table.family(budget).competitors}
@@ -114,7 +114,7 @@ def columns(table: ScoreTable) -> dict[str, Column]:
 
 
 def separated_pairs(table: ScoreTable, against: str | None = None) -> list[Pair]:
-    """Return the pairs of lines that differ, budget by budget; with `against`, only pairs with that line."""
+    """Return the pairs of lines that are proven different, budget by budget; with `against`, only pairs with that line."""
     separated_by_column = [
         (budget, column, np.flatnonzero(column.separated & asked_pairs(table, column, against)))
         for budget, column in table.columns.items()

@@ -80,7 +80,7 @@ def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
 
 
 def _line_styles(tables: Sequence[CostTable]) -> dict[tuple[str, str], dict[str, str]]:
-    """Map (label, budget) to the method's colour, a marker and a stroke. No two lines are alike, even in different panels."""
+    """Map (label, budget) to the method's colour, a marker and a line style, such that no two lines of the figure look alike."""
     methods = looks(method.label for table in tables for method in table.methods)
     lines = {(table.axis, method.label, budget): None for table in tables for method, budget in table.lines()}
     budgets = sorted({(axis, float(budget), budget) for axis, _, budget in lines if budget})
@@ -144,7 +144,7 @@ def _intervals(
 
 
 def _failures(tables: Sequence[CostTable], cost: Cost) -> list[str]:
-    """Describe the missing points, with line, length and batch."""
+    """Name the cells whose measurement failed, with line, length, batch and status. The figure has no points for them."""
     failed = [
         f"{line_label(method)} {budget} at {table.shape['prompt_tokens']} x {table.shape['batch']}: {entry.failed}"
         for table in tables

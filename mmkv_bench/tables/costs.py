@@ -134,7 +134,9 @@ Key = tuple[str, str, str, str, str, str]
 
 
 def cell_key(context: Mapping[str, str], method: Line, axis: str, budget: str) -> Key:
-    """Return the key that cells of two stores share if they differ only in their data."""
+    """Return a cell's identity without its dataset and store: by it, costs are joined to scores of the same cell.
+
+    method: the cell's table line. axis: kind of its budget."""
     kind = axis if budget else "none"
     names = context["model"], context["protocol"], method.base, method.reading or "", method.parameters
     return *names, f"{kind} {budget}"

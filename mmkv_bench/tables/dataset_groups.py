@@ -38,7 +38,9 @@ OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # the dataset
 
 @dataclass(frozen=True)
 class DatasetGroup:
-    """One column. metrics: dataset with rows -> the metric that counts. size: number of all datasets of the group."""
+    """A group of a benchmark's datasets, one column of the table.
+
+    metrics: dataset of the group with rows -> the metric that counts. size: number of all datasets of the group."""
 
     benchmark: str
     name: str
@@ -109,7 +111,7 @@ def groups_of(rows: Rows) -> list[DatasetGroup]:
 
 
 def gate_configs(rows: Rows) -> dict[str, str]:
-    """Map each model with gates to the configuration of one of its cells."""
+    """Return model -> configuration (JSON) of one of its cells, for models with a printed score that `full` should reach."""
     pairs = rows.cells[["model", "config"]].drop_duplicates().itertuples(index=False)
     return {model: config for model, config in pairs if gates_of(config)}
 
@@ -213,7 +215,7 @@ def _group_table(
 
 
 def _entries(tables: Mapping[str, ScoreTable], names: Sequence[str], label: str, budget: str) -> list[Entry] | None:
-    """Return the method's table cells on every dataset; None unless all have a headline."""
+    """Return the method's table cells on these datasets; None unless it has a complete score (every sample ok) on each."""
     entries = [tables[name].entry(label, budget) for name in names]
     complete = [entry for entry in entries if entry is not None and entry.value is not None]
     return complete if len(complete) == len(entries) else None

@@ -163,7 +163,7 @@ def _places(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_place(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean score of each mode at each place of a question in its document's order.
+    """Return the mean score of each mode (what the cache was compressed for) by the question's position in its document.
 
     Args:
         scores: result of `paired_scores`.
@@ -195,9 +195,10 @@ def label(method: str, reading: str, seed: str) -> str:
 
 
 def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[float, Interval, int]]:
-    """Return the mean of each loss of `LOSSES` over documents, its interval and the number of documents.
+    """Return loss -> (mean over documents, interval, number of documents), for each loss of `LOSSES`.
 
-    A loss is positive if the second of its columns is worse, also for metrics of which smaller values are better.
+    A loss is the difference of two columns of scores. It is positive if the second column is worse, also if smaller scores are
+    better.
 
     Args:
         line: samples of one line of `paired_scores`; samples with both columns count.
@@ -282,7 +283,7 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
 
 
 def _missing(line: pd.DataFrame) -> int:
-    """Count a line's missing scores, only in modes of which some scores exist."""
+    """Count a line's missing scores. Modes that were not run, and so have no score at all, are left out."""
     lacking = [line[columns].isna().all(axis=1) for columns in MODES.values()]
     return sum(int(gone.sum()) for gone in lacking if not gone.all())
 

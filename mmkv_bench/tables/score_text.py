@@ -180,8 +180,8 @@ def _compared(table: ScoreTable, compared: Sequence[Pair]) -> list[list[str]]:
 
 
 def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]:
-    """Return notes on the number of comparisons, listed and in the whole table, and on those that the whole table does not
-    prove."""
+    """Return a note on the number of comparisons, listed and in the whole table, and a warning that names the listed differences
+    that are no longer proven when corrected over the whole table."""
     if not compared:
         return [Note("No comparisons: fewer than two of these lines have scores.", Rank.WARNING)]
     most = {budget: len(column.p) for budget, column in table.columns.items()}

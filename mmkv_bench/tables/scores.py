@@ -1,7 +1,7 @@
-"""Scores as arrays: the `samples` rows coded once, and the scores of each cell cut out of them.
+"""Scores as arrays: a `Sheet` codes the `samples` rows of several cells once, and `Scores` of single cells are slices of it.
 
-Names become numbers in the order of the names, so sorted numbers are sorted names. `samples` are positions in the
-sheet's sample ids, `clusters` positions in its cluster labels. Such numbers are comparable within one sheet.
+Sample ids and cluster labels are replaced by their positions in the sheet's sorted ids and labels. So sorted numbers are
+sorted names, and numbers of one sheet can be compared with each other, but not with those of another sheet.
 """
 
 from __future__ import annotations
@@ -227,7 +227,8 @@ def capped(values: np.ndarray, metrics: Iterable[str], of_metric: np.ndarray) ->
 
 
 def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-    """Return (the distinct values, ascending, object; position of each row's value among them, int [n], -1 for null)."""
+    """Code a column by its values. Return (distinct values, ascending, object; position of each row's value among them,
+    int [n], -1 for null)."""
     import pandas as pd
 
     categories = column if isinstance(column.dtype, pd.CategoricalDtype) else column.astype("category")

@@ -70,7 +70,8 @@ class Status:
     Attributes:
         failures: (dataset, status, beginning of the message) -> number of rows, the most frequent first.
         passes: status -> number of passes of `scenario=efficiency`; their cells are in no dataset.
-        running: cells that a living process answered last, with samples that are in no part yet. writers: such processes.
+        running: number of cells that running processes work on, whose newest answers are not yet in the store's files.
+        writers: number of these processes.
         rate: answers per second in the last hour, or since the first of them; None without any.
         last: time of the newest committed answer, in seconds of Unix time; None without answers.
     """
@@ -216,8 +217,7 @@ def asked_at(cell: Mapping[str, Any]) -> list[str]:
 
 
 def _stated(cells: pa.Table) -> np.ndarray:
-    """Return the number of samples that each cell's run requested, int64 [cells]; 0 if its configuration does not state it. Each
-    configuration is parsed once for all its cells."""
+    """Return the number of samples that each cell's run requested, int64 [cells]; 0 if its configuration does not state it."""
     configs = cells["config"].combine_chunks()
     read = [json.loads(text) for text in configs.dictionary.to_pylist()]
     keys = list(zip(configs.indices.to_pylist(), cells["dataset"].to_pylist(), strict=True))

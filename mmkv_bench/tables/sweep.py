@@ -35,7 +35,8 @@ class FullCacheGate:
 
 
 def gates_of(config: str) -> bool:
-    """Tell whether a cell's configuration (JSON) has gates: the model's file has a list, or gate.expected is given."""
+    """Tell whether a cell's configuration (JSON) states scores that `full` should reach: a list in the model's file, or
+    `gate.expected`."""
     values = config_of(config)
     return (values.get("model") or {}).get("gates") is not None or _asked(values).get("expected") is not None
 
@@ -69,7 +70,8 @@ def find_group(config: str, group: str) -> FullCacheGate | None:
 
 
 def _printed(entry: Mapping[str, Any], asked: Mapping[str, Any]) -> FullCacheGate:
-    """Return a paper's gate in the paper's unit. A tolerance of the run is in the run's unit and is converted."""
+    """Make a gate from an entry of the model's file, in the paper's unit. asked: the run's `gate` settings, whose tolerance, if
+    given, is used after conversion to the paper's unit."""
     scale = float(entry.get("scale", 1))
     tolerance = entry["tolerance"] if asked.get("tolerance") is None else scale * asked["tolerance"]
     return FullCacheGate(float(entry["expected"]), float(tolerance), scale, entry["source"])
