@@ -146,7 +146,8 @@ def _of_model(rows: dict[str, Row], name: str) -> list[Row]:
 
 
 def _planned(config: RunConfig, rows: dict[str, Row]) -> Plan:
-    """Plan a run with the weights and versions of the rows; another check compares these with the experiment's."""
+    """Plan a run of the experiment, but with the weights and versions that the rows state, so that the cells' hashes can be
+    compared. Other checks compare the weights with the experiment's."""
     newest = _of_model(rows, config.model.name)[-1:]
     return outline(config, {name: newest[0][name] for name in _FACTS} if newest else None)
 

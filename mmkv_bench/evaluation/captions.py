@@ -33,7 +33,8 @@ class Captioned(NamedTuple):
 
 
 class CaptionScore(NamedTuple):
-    """A document's score. `value` is None for a document without an answer; its `parts` are those of an empty caption."""
+    """A document's score. parts: numbers from which the corpus score is computed. A document without an answer has the value None
+    and the parts of an empty caption."""
 
     value: float | None
     parts: tuple[float, ...] | None

@@ -41,7 +41,8 @@ def media_columns(docs: datasets.Dataset) -> list[str]:
 
 
 def paths_without_bytes(column: Any) -> set[str]:
-    """Return the paths in an undecoded Arrow column of media, or of lists of media, whose entries have no bytes."""
+    """Return the paths of media that are not stored in the column itself. column: undecoded Arrow column of media (structs with
+    `bytes` and `path`), or of lists of media."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

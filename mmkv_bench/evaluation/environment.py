@@ -101,9 +101,9 @@ def task_errors(
     folder: str | None = None,
     code: bool = False,
 ) -> Iterator[None]:
-    """Turn any exception or exit of the process while loading or asking into a DataError.
+    """Turn exceptions and exits of a task's code, in the block that loads or asks the task, into a DataError.
 
-    ours: tells which exceptions are not the task's; these pass unchanged.
+    ours: tells whether an exception comes from this package instead of the task; such exceptions pass unchanged.
     folder: the local folder that the data are read from, if any.
     code: no data are read yet, only the task's own files.
     """

@@ -54,7 +54,8 @@ Answers = Callable[[str], Mapping[str, Answer]]
 class Outcome:
     """The scorer's result for one answer. Outcomes are compared by identity, not by content.
 
-    values: metric to score. parts: metric to parts. returned: the scorer's return value for each filter.
+    values: metric -> score. parts: metric -> numbers from which a corpus score is computed.
+    returned: what the scorer returned, for each of lmms-eval's filters.
     """
 
     values: Mapping[str, float]

@@ -164,8 +164,8 @@ def ask_all(
 
     temperature: temperature of the judge. max_tokens: most tokens of an answer.
     readable: tells whether the scorer can read an answer. An unreadable answer is not stored, and the question is repeated.
-    example: an answer of the right form, with which later questions are made when the prompts are hashed. Without it the hash
-    ends with this question.
+    example: an answer of the right form. It stands for the judge's answer while the task's prompts are hashed, so that questions
+    that depend on the answer are hashed too. Without it the hash ends with this question.
 
     Raises JudgeError if a question has no answer (yet).
     """

@@ -108,11 +108,12 @@ class MethodSettings:
         return self.base == "full" or keeps_all
 
     def parameters(self, reading: str) -> str:
-        """Return the parameters under a reading that differ from the defaults of the base method (`canonical`)."""
+        """Return the parameters that differ from the base method's defaults (`canonical`). reading: `paper` or `released`."""
         return "{}" if self.base == "full" else _resolved(self, reading)
 
     def version(self, reading: str) -> int:
-        """Return this code's version of the numbers under a reading (column `method_version`; 1 if the column is null)."""
+        """Return the version of the method in this code, with which the column `method_version` of rows is compared (null counts
+        as 1). reading: `paper` or `released`."""
         return _version(self, reading)
 
     def __str__(self) -> str:
@@ -153,7 +154,7 @@ class Address:
 
     @property
     def printed(self) -> tuple[str, ...]:
-        """The part of the address that a paper prints: the key by which cells and printed numbers are matched."""
+        """The fields that a paper's table states, as texts. By this key, table cells and printed numbers are matched."""
         texts = (self.model, self.dataset, self.metric, str(self.method), str(self.minus or ""), self.budget_kind)
         return *texts, self.budget, *(str(n or "") for n in (self.length, self.new_tokens, self.batch))
 
@@ -169,7 +170,7 @@ class Address:
 
 
 def address(parts: Mapping[str, Any]) -> Address:
-    """Make an address from a mapping with keys of `KEYS`.
+    """Make the description of a number from a mapping with keys of `KEYS`, as table layouts state it.
 
     Raises:
         ConfigError: a key is missing or unknown, or names something that does not exist.

@@ -103,7 +103,8 @@ def _belongs(row: Mapping[str, Any], diagnostic: Diagnostic, address: Address) -
 
 
 def _under_conditions(table: pd.DataFrame, address: Address) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Select the measurements under the address's conditions. If there are none, return all with their mismatches."""
+    """Select the measurements with the answer length and frames that `address` states. If there are none, return all
+    measurements, and sentences on how they differ."""
     mismatches = []
     for name, wanted, values in (
         ("max_new_tokens", address.max_new_tokens, table["settings"].map(lambda settings: settings.get("tokens"))),

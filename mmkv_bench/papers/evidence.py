@@ -47,7 +47,10 @@ Shared = tuple[tuple[str, str], ...]
 
 
 class RunFacts(NamedTuple):
-    """Facts that all rows of one run of an address share."""
+    """Facts that all rows of one run share; a run is one measurement of one number, with all its seeds.
+
+    mismatches: facts that contradict the paper. shared: facts that a compared number must share. version: version of the
+    method. libraries: versions of torch and transformers."""
 
     mismatches: tuple[str, ...]
     shared: Shared
@@ -63,7 +66,7 @@ class Match:
         state: found, none or ambiguous.
         rows: positions in the evidence's cells, one per seed.
         why: for `ambiguous` the differences between candidates, for `none` the rows that nearly match.
-        mismatches: facts that contradict the address; the number is then shown and not judged.
+        mismatches: facts that contradict what the paper states; the number is then shown and not judged.
         missing: required seeds without rows.
         unstated: facts that neither the paper nor a file of `conf` states.
         shared: facts that a compared number must share.
@@ -226,7 +229,7 @@ class Evidence:
         )
 
     def _differences(self, rows: np.ndarray) -> str:
-        """List the differences between cells of one address, and the stores of these cells."""
+        """Describe how cells that measured the same number differ, and name their stores."""
         cells = self.cells.iloc[rows]
         parameters = [json.loads(text) for text in cells["parameters"]]
         columns = {name: [str(value) for value in cells[name]] for name in _MAY_DIFFER}
@@ -239,7 +242,7 @@ class Evidence:
 
     @cached_property
     def _by_key(self) -> Mapping[tuple[str, ...], np.ndarray]:
-        """Key of an address -> positions of its rows."""
+        """(model, dataset, method, protocol, budget) as texts -> positions of the rows."""
         rows: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for row, cell in enumerate(self._records):
             fraction, entries = cell["budget_fraction"], cell["budget_entries"]
@@ -333,7 +336,8 @@ def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def required_facts(address: Address, actual: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that an address requires: stated by the address, by files of `conf` or by a rule.
+    """Return the facts that rows must have to measure the number `address`: name -> value, from the paper (`address`), from the
+    files of `conf`, or from a rule.
 
     actual: the facts of the row; the row's commit determines the fingerprint that its weights must have.
     """
@@ -373,7 +377,9 @@ def requirements(address: Address) -> str:
 
 
 def contradictions(address: Address, actual: Mapping[str, Any], only: Sequence[str] | None = None) -> tuple[str, ...]:
-    """List the facts of a row that contradict an address, as `max_pixels 50176, the table has none`. only: check only these."""
+    """List the facts of a row that contradict the required facts, as `max_pixels 50176, the table has none`.
+
+    actual: facts of the row. only: names of the facts to check; None: all."""
     required = required_facts(address, actual).items()
     wrong = {name: value for name, value in required if actual.get(name) != value and (only is None or name in only)}
     return tuple(f"{name} {_text(actual.get(name))}, the table has {_text(value)}" for name, value in wrong.items())

@@ -249,7 +249,8 @@ def _without_rows(address: Address, one: Measurement) -> Measurement:
 
 
 def _whole_size(address: Address) -> int:
-    """Return the number of samples of a complete number; 0 if unknown. A stand-in is complete with any number."""
+    """Return how many samples must be answered for a complete number; 0 if this is unknown, or if a stand-in table of the
+    embedded model is filled, for which any number is enough."""
     return 0 if address.model == STAND_IN else samples_of(address.dataset)
 
 
@@ -280,7 +281,7 @@ _SCORER = ("judge", "judge_prompts", "judge_temperature", "scorer_digest")
 
 
 class StoreTables:
-    """Tables of all stores by the hash of a cell, each read once and only for the cells that some address needs.
+    """Tables of all stores by the hash of a cell, each read once and only for the cells that some number needs.
 
     Scores and prompts of a cell are joined over all its copies. Anything else comes from the first store with the cell.
     """

@@ -234,7 +234,7 @@ def _gated(verdict: Verdict, pair: _PairedFull) -> Verdict:
 
 
 def _level(one: FilledCell, measured: Measurement) -> Verdict | None:
-    """Judge a number under one reading; None if it has no verdict yet."""
+    """Judge one measured number of a table cell beside the printed one; None if there is nothing to judge yet."""
     if one.printed is None or measured.value is None or measured.state not in (*WHOLE, PART):
         return None
     if one.printed.number is None or one.printed.status not in (COMPARABLE, OPEN) or one.tolerance is None:
@@ -337,7 +337,7 @@ def fill(
         printed: printed values by address; None: those of results/reference.
 
     Raises:
-        ConfigError: a stand-in with printed numbers.
+        ConfigError: `printed` is given for a stand-in layout, whose numbers no paper prints.
     """
     if printed is None:
         printed = {} if layout.stands_for else of_table(layout.id)

@@ -93,7 +93,9 @@ class TableCell:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """A table with its cells, in the order of blocks, rows, columns and `across`. A stand-in has no paper and no number."""
+    """Layout of a paper's table, with its cells in the order of blocks, rows, columns and `across`.
+
+    A stand-in is such a layout filled by the embedded test model; it has no paper and no table number."""
 
     id: str
     paper: str
@@ -130,7 +132,7 @@ class TableLayout:
 
     @property
     def needed(self) -> list[Address]:
-        """Every address that the table's numbers are made from, with further readings."""
+        """Addresses of all numbers that the table needs, those of further readings and of parts of means included."""
         readings = [parts or (at,) for cell in self.cells for at, parts in cell.readings.values()]
         return [one for each in (*(cell.needed for cell in self.cells), *readings) for one in each]
 
@@ -309,7 +311,7 @@ def _readings(
 
 
 def _merged(all_parts: Sequence[Mapping[str, Any]], mean: bool) -> dict[str, Any]:
-    """Join all parts of an address. A key with two different values is an error."""
+    """Join the keys that table, block, row, column and `across` state for one cell. Two values for one key are an error."""
     merged: dict[str, Any] = {}
     for parts in all_parts:
         for key, value in parts.items():

@@ -51,9 +51,10 @@ _Methods = Mapping[tuple[str, ...], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Margin:
-    """Margin of a metric. Printed value = scale x our value.
+    """How far measured and printed values of one metric may differ, in the printed unit; if `relative`, as shares of the value.
 
-    margin, step (change by a repeated run) and gate are in the printed unit; if `relative`, they are shares of the printed value.
+    scale: printed value / our value. margin: allowed difference. step: how much a repeated run changes the value.
+    gate: allowed difference for the full cache; None: `margin`.
     """
 
     scale: float
@@ -64,7 +65,7 @@ class Margin:
 
     @property
     def tolerance(self) -> float:
-        """Margin for the full-cache gate."""
+        """Allowed difference for the full cache, whose number must agree before methods are judged."""
         return self.margin if self.gate is None else self.gate
 
 
@@ -176,7 +177,7 @@ def _gap(one: float, other: float, relative: bool) -> float:
 
 
 def _column(at: Address, budget: bool = True) -> tuple[str, ...]:
-    """Return the printed part of an address without its method, and without its budget if `budget` is False."""
+    """Return the key of a table column: `Address.printed` without the method, and without the budget if `budget` is False."""
     model, dataset, metric, _, _, *rest = at.printed
     return (model, dataset, metric, *(rest if budget else rest[2:]))
 

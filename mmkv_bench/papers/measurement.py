@@ -178,7 +178,7 @@ def joined(*words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _mixed(parts: Sequence[Measurement]) -> tuple[str, ...]:
-    """List the facts of the model in which the parts of a mean differ."""
+    """Return a tuple with one sentence on the facts of the model in which the averaged measurements differ; () if in none."""
     values: dict[str, set[str]] = {}
     for name, value in (fact for part in parts for shared in part.shared for fact in shared if fact[0] in OF_MODEL):
         values.setdefault(name, set()).add(value)
@@ -187,7 +187,7 @@ def _mixed(parts: Sequence[Measurement]) -> tuple[str, ...]:
 
 
 def _by_seed(parts: Sequence[Measurement], combine: Callable[[Sequence[float]], float]) -> tuple[float, ...]:
-    """Combine parts seed by seed; a part without seeds is the same for every seed."""
+    """Combine measurements seed by seed. A measurement without seeds (a method that draws nothing) counts for every seed."""
     count = min((len(part.seeds) for part in parts if part.seeds), default=0)
     return tuple(combine([part.seeds[n] if part.seeds else part.number for part in parts]) for n in range(count))
 

@@ -203,7 +203,7 @@ def image_bounds(model: str) -> tuple[int, int]:
 
 @cache
 def _peaks() -> dict[tuple[object, ...], dict[str, str]]:
-    """Map the address of a pass to its row of `PEAKS`."""
+    """Map a timed pass (model, dataset, method, budget, length, new tokens) to its row of the file `PEAKS`."""
     lengths = ("length", "new_tokens")
     return {
         (*(line[name] for name in PLANNED_COLUMNS[1:5]), *(int(line[name]) for name in lengths)): line

@@ -25,7 +25,8 @@ _ROUNDING = 1e-12  # relative to the largest sum: a smaller difference is only r
 class Samples:
     """Scores of m methods on n samples: the input of all comparisons in one column of a table.
 
-    scores    float64 [m, n], seeds averaged within samples, NaN = not ok; for a `Pooled` aggregator the parts [m, n, k]
+    scores    float64 [m, n], seeds averaged within samples, NaN = not ok; for a `Pooled` aggregator the k numbers per sample
+              from which it is computed, [m, n, k]
     clusters  any sortable labels [n]
     share     the scores are shares of 1 (`metric_kinds.is_share`): scores of 0 and 1 are failures and successes
     """
@@ -129,7 +130,8 @@ def _joined(parts: Sequence[Block]) -> Block:
 
 
 def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -> Iterator[Block]:
-    """Yield blocks of pairs with the same common samples. If no sample failed, all pairs have the same ones."""
+    """Yield blocks in which all pairs have the same common samples (ok for both methods). Without failed samples, one such group
+    holds all pairs, and is split only by size. Arguments as for `blocks`."""
     patterns, pattern = samples.patterns
     lower, upper = np.minimum(pattern[a], pattern[b]), np.maximum(pattern[a], pattern[b])
     keys = (lower * len(patterns) + upper)[pairs]
@@ -187,8 +189,8 @@ class ClusterSums:
 def cluster_sums(scores: np.ndarray, index: np.ndarray, count: int, aggregator: Pooled | None = None) -> ClusterSums:
     """Sum each method's scores within each cluster.
 
-    scores: float64 [m, n], all finite; for a `Pooled` aggregator the parts [m, n, k]. index: int [n], cluster number of each
-    sample, 0 to count - 1. No cluster is empty. aggregator: None = the mean.
+    scores: float64 [m, n], all finite; for a `Pooled` aggregator [m, n, k], as in `Samples`.
+    index: int [n], cluster number of each sample, 0 to count - 1; no cluster is empty. aggregator: None = the mean.
     """
     numbers = np.bincount(index, minlength=count).astype(np.float64)
     if aggregator is None:

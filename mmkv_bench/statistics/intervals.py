@@ -211,7 +211,7 @@ def bootstrap_statistics(
     statistic is the mean of the drawn samples, or the aggregate of their sums.
 
     Args:
-        values: per cell float64 [n], or parts [n, k].
+        values: per cell float64 [n]; for a `Pooled` aggregator [n, k], the numbers from which it is computed.
         index: int [n], cluster number of each sample, below `count`.
     """
     size = 1 if aggregator is None else values[0].shape[1]

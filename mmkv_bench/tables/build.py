@@ -149,7 +149,8 @@ def _free(sweep: Sweep, table: ScoreTable, answers: pd.DataFrame | None) -> floa
 
 
 def _gate(sweep: Sweep, table: ScoreTable) -> str | None:
-    """Return the sentence about the full-cache gate; None if neither the model's file nor the run states an expected score."""
+    """Return the sentence that compares the score of `full` with the expected score (the gate). Return None if neither the
+    model's file nor the run states an expected score."""
     if sweep.config is None:
         return None
     entry = table.entries.get((BASELINE, ""))

@@ -118,7 +118,7 @@ class CostTable:
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Readings of the table's methods, `paper` first."""
+        """Readings of the table's methods, `paper` (as the paper's text says) before `released` (as its code does)."""
         return tuple(sorted({method.reading for method in self.methods if method.reading}))
 
     def lines(self) -> list[tuple[Line, str]]:

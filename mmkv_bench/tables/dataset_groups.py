@@ -124,7 +124,7 @@ def group_tables(
     Args:
         tables: the datasets' tables of scores.
         groups: the groups to show.
-        configs: configurations of the models whose gates are noted (`gate_configs`).
+        configs: model -> configuration that states the scores that `full` should reach (`gate_configs`).
 
     Raises:
         StoreError: a dataset has two tables, with different data or settings.

@@ -271,7 +271,8 @@ class ScoreTable:
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Readings of the table's methods, `paper` first; empty for `full` alone."""
+        """Readings of the table's methods, `paper` (as the paper's text says) before `released` (as its code does); empty for
+        `full` alone."""
         return tuple(sorted({method.reading for method in self.methods if method.reading}))
 
     @cached_property

@@ -60,7 +60,7 @@ class Scores:
 
     @property
     def complete(self) -> bool:
-        """True if every sample is ok; only then is there a headline."""
+        """True if every sample is ok; only then do tables print a score."""
         return self.n > 0 and self.n_ok == self.n
 
     def among(self, samples: np.ndarray) -> Scores:
@@ -89,7 +89,7 @@ class Sheet:
     sample, cluster   int [rows], positions in the ids and in the cluster labels
     value             float64 [rows], at most the metric's cap (`CAPS`), NaN for null
     answered          bool [rows], the response's status is ok
-    parts             list<double> [rows], or None if no row has parts
+    parts             list<double> [rows], numbers from which a pooled metric is computed; None if no row has any
     """
 
     cells: tuple[str, ...]
@@ -204,7 +204,7 @@ class Sheet:
         return Scores(samples, cluster, values, parts / counts[:, None] if width else None, unjudged, self.ids)
 
     def _parts(self, at: slice) -> np.ndarray | None:
-        """Return the parts [n, k] of these rows, NaN for a row without parts; None if no row has parts."""
+        """Return the column `parts` of these rows, float64 [n, k], NaN for a row without parts; None if no row has any."""
         lists = None if self.parts is None else self.parts[at]
         if lists is None or lists.null_count == len(lists):
             return None

@@ -30,7 +30,7 @@ class FullCacheGate:
     source: str
 
     def passes(self, value: float) -> bool:
-        """Tell whether the headline `value` is within the tolerance, in the printed unit and up to rounding errors."""
+        """Tell whether the score `value` of `full` is within the tolerance, compared in the printed unit and up to rounding."""
         return abs(self.scale * value - self.expected) <= self.tolerance + 1e-9
 
 
@@ -42,10 +42,10 @@ def gates_of(config: str) -> bool:
 
 
 def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
-    """Return the gate of a dataset's metric: `gate.expected` of the run, else the entry of the model's file, else None.
+    """Return the score that `full` should reach on a dataset's metric (the gate), or None if none is stated.
 
-    `gate.expected` is one number, so it applies to one table: the first headline metric of a run with one dataset. Fixture data
-    have no gate.
+    It is `gate.expected` of the run, or else the entry of the model's file. `gate.expected` is one number, so it applies only to
+    the first metric of a run with one dataset. Fixture data have no gate.
     """
     if dataset.endswith(FIXTURE):
         return None
@@ -62,7 +62,8 @@ def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
 
 
 def find_group(config: str, group: str) -> FullCacheGate | None:
-    """Return the gate of a group of datasets (`MileBench T-1`): the mean in the model's file, or None without one."""
+    """Return the mean score that `full` should reach on a group of datasets (`MileBench T-1`), from the model's file; None if the
+    file states none."""
     values = config_of(config)
     gates = (values.get("model") or {}).get("gates") or []
     printed = next((entry for entry in gates if entry.get("group") == group), None)
@@ -82,7 +83,7 @@ def verdict(gate: FullCacheGate | None, value: float | None, n: int, transformer
 
     Args:
         gate: the gate, or None.
-        value: headline of `full`; None if it has none (no `full` in the table, or not every sample is ok).
+        value: score of `full`; None if there is none (no `full` in the table, or not every sample is ok).
         n: number of its samples.
         transformers: version of transformers.
     """
@@ -134,7 +135,7 @@ class Sweep:
     """Common part of the tables of one context and kind of budget, for every metric.
 
     groups: (label, budget) -> cells, method by method, budgets as sorted texts.
-    config: configuration of a cell with gates, of `full` if it has gates; None if no cell has any.
+    config: configuration (JSON) of a cell that states scores that `full` should reach, if possible of `full`; None without.
     full: hashes of the cells of `full`. calibrations: label of a calibrated line -> phrases on its artefacts.
     versions: label -> budget -> versions of the method, the shown one first; only for lines with several versions.
     cpus: kind of CPU -> number of cells made on it; empty if the rows do not record it.
