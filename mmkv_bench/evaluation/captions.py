@@ -54,9 +54,9 @@ def holds_caption(value: Any) -> bool:
 def caption_scores(
     kinds: Iterable[str], captions: Mapping[int, Captioned], others: Mapping[int, Captioned] | None = None
 ) -> dict[str, dict[int, CaptionScore]]:
-    """Map each kind to the scores of all documents in `captions`: kind, document, score.
+    """Score captions. Return kind of metric -> doc_id -> score, for all documents in `captions`.
 
-    others: the rest of the dataset. It counts in CIDEr's document frequencies but gets no scores.
+    others: captioned documents of the rest of the dataset. They count in CIDEr's document frequencies but get no scores.
 
     Raises ScoringError without Java.
     """

@@ -253,7 +253,8 @@ def _content(spec: TaskSpec) -> str:
 
 
 def _with_pictures(spec: TaskSpec, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration with features for local pictures that the files do not declare.
+    """Declare the picture columns of local parquet files, if the files do not, so that `datasets` decodes them. Return the task's
+    configuration with these features.
 
     Only for datasets with known columns, because some other tasks of lmms-eval need the plain bytes.
     """

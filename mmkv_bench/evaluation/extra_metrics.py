@@ -348,8 +348,10 @@ _rouge_l = lru_cache(maxsize=1 << 16)(rouge_l)
 
 
 def _rouge(rows: PairedAnswers, sampled: bool) -> Measured:
-    """Return ROUGE-L against a sampled answer of `full`, or against its greedy answer if sampled answers were asked for too.
-    For `full` itself: a second sample against the first, or no value."""
+    """Return ROUGE-L of each answer against an answer of `full`. A sample of `full` without sampled answers gives no values.
+
+    sampled: compare with the first sampled answer of `full`, and for `full` itself its second sample with the first. Otherwise
+    compare with the greedy answer of `full`; `full` itself then has no value."""
     nothing = UNMEASURED if sampled else MEANINGLESS
     kinds, values = np.where(rows.is_full, nothing, UNMEASURED), np.zeros(len(rows.other))
     references = rows.full["reference_samples" if sampled else "answer"].to_pylist()

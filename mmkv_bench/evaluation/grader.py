@@ -306,7 +306,8 @@ class RunningScores:
         self._spec, self._replay = spec, SharedReplay(spec, documents(spec, limit))
 
     def of(self, answers: Sequence[tuple[int, str]]) -> list[dict[str, float]] | None:
-        """Return for each (doc_id, text) the metrics that are means over samples: the configuration's, else all.
+        """Score each answer (doc_id, text): metric -> score. Only metrics that are means over samples are scored; if the
+        dataset's configuration names metrics, only these.
 
         Return None if a score depends on several samples or on a judge.
 

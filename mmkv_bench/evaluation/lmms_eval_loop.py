@@ -252,7 +252,7 @@ class ScoringTask(GivenTask):
         return {name: self._kept_error(name, fn) for name, fn in functions.items() if name not in self.left_out}
 
     def close(self) -> None:
-        """Drop the references that keep this task alive: the pass around it and its requests."""
+        """Drop this task's references to the pass around it and to its requests, so that all are freed at once."""
         self._instances = []
         del self.score
 

@@ -95,7 +95,7 @@ class Replay:
         return aggregates
 
     def close(self) -> None:
-        """Drop the task. It refers to this pass, and Python would free that circle, with all its answers, late."""
+        """Drop the task. The task and this pass refer to each other, so Python would free them, with all answers, only late."""
         self.task.close()
         del self.task
 
@@ -119,7 +119,7 @@ class Replay:
             refuse_other_judges(self.spec.name, self.task, proxy().root)
 
     def _doc(self, key: Key) -> int:
-        """Return the document of a key of `values`."""
+        """Return the doc_id of a key of `values`. Here the key is the doc_id; subclasses may have other keys."""
         return int(key)
 
     def _score(self, key: Key, results: list, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -250,8 +250,8 @@ def import_from_source(folders: Iterable[Path]) -> None:
 
 
 def _finder(place: str) -> FileFinder:
-    """Return the finder of a folder's modules (a hook of `sys.path_hooks`). Raises ImportError for folders that may use
-    bytecode."""
+    """Return a finder that imports a folder's modules from their sources. This is a hook of `sys.path_hooks`: ImportError means
+    that the folder holds no task's code and that Python's own finder is used."""
     if not _of_task(place):
         raise ImportError(f"{place} may keep its bytecode", path=place)
     return FileFinder(

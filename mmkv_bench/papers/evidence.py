@@ -85,10 +85,11 @@ class Match:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Cells of all stores that count as evidence.
+    """Stored cells whose numbers may be compared with papers, from several stores.
 
-    roots: folders of the stores. cells: columns of the table `cells`, and `store`, a position in `roots`. refused: number of
-    cells that do not count. stand_in: the cells are all of the embedded model.
+    roots: folders of the stores. cells: rows of the table `cells`, with the column `store`, a position in `roots`.
+    refused: number of stored cells that were left out, such as cells with random weights or made-up data.
+    stand_in: the cells are those of the embedded model, to fill stand-in tables; no paper is compared.
     """
 
     roots: tuple[Path, ...]
@@ -285,7 +286,8 @@ def _stores(root: Path) -> list[Path]:
 
 
 def _stand_ins(cells: pd.DataFrame) -> pd.Series:
-    """Mask the cells that are no evidence for any paper's number."""
+    """Mask the cells that must not be compared with any paper: random weights (unless only times count), the embedded model, or
+    fixture data."""
     weights = cells["weights"] if "weights" in cells else cells["model"].where(False)
     paths = {text: str((config_of(text).get("model") or {}).get("path") or "") for text in set(cells["config"])}
     tiny = cells["config"].map({text: TINY in path or path.endswith("tiny/weights") for text, path in paths.items()})

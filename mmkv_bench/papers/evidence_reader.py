@@ -301,7 +301,7 @@ class StoreTables:
         return self._sheet, [self._sheet.cells.index(cell) for cell in cells]
 
     def _read(self, read: Callable[[Store, list[str]], T]) -> Iterator[T]:
-        """Read one store after the other, when a table is needed."""
+        """Apply `read` to one store after the other, with the hashes of its cells that are needed, and yield the results."""
         from mmkv_bench.store.store import Store
 
         yield from (read(Store(root), cells) for root, cells in self._cells.items())

@@ -387,7 +387,8 @@ def _order(
 
 
 def _columns(cells: Sequence[FilledCell]) -> Iterator[list[FilledCell]]:
-    """Yield groups of methods in one column and at one budget that have a printed number of the same kind."""
+    """Yield the cells that a paper compares with each other: at least two methods with printed scores in one column and at one
+    budget. The full cache, differences and costs are left out."""
     groups: dict[tuple[object, ...], list[FilledCell]] = {}
     for one in cells:
         at = one.cell.address

@@ -55,9 +55,11 @@ _KEYS = (
 
 @dataclass(frozen=True)
 class TableItem:
-    """One row, column, block or value of `across`.
+    """One row, column, block or value of `across` of a table layout.
 
-    mean: labels of columns or keys of addresses; ("all",): all other columns; (): no mean.
+    parts: keys that the item adds to the addresses of its cells. only: the item has cells only where addresses have these
+    values. mean: what a column averages: labels of columns, or keys of addresses; ("all",): all other columns; (): no mean.
+    readings: further readings that replace the table's; None: the table's.
     """
 
     label: str
@@ -215,7 +217,7 @@ def _items(content: Any, what: str) -> tuple[TableItem, ...]:
 
 
 def _label(parts: Mapping[str, Any]) -> str:
-    """Make a label from the values that an item adds."""
+    """Make a label for a row or column from the keys and values that it adds to its cells."""
     words = []
     for key, value in parts.items():
         if key == "with":

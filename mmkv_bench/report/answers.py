@@ -80,7 +80,7 @@ def endings(ended: Mapping[str, int]) -> str:
 
 
 def audit_sentences(counts: Mapping[str, Any] | None) -> list[str]:
-    """Describe the sums of `counted` in sentences."""
+    """Describe a cell's answers in sentences. counts: summary from `counted`."""
     if counts is None:
         return ["No answers of this cell are stored."]
     sentences = [f"{counts['answers']} answers: {endings(counts['ended'])}."]

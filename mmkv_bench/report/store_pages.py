@@ -42,7 +42,7 @@ _ANSWER = ("cell", "sample_id", "status", "error", "answer", "fallback", "entrie
 
 @dataclass(frozen=True)
 class GroupCell:
-    """A cell of a group. name: name of its page. budget: as text, "" without one."""
+    """A cell as the pages show it. cell: its hash. name: name of its page. label: its method. budget: as text, "" for none."""
 
     cell: str
     name: str
@@ -343,7 +343,8 @@ def _markup(status: str | None, error: str | None, answer: str | None, same: int
 
 
 def _comparison(shown: GroupAnswers) -> dict[str, Any]:
-    """Return the answers of all cells for the comparison of two cells, with each text once."""
+    """Return the data with which the page's script compares two cells that the reader picks: answers (each distinct text
+    once), failures, positions of the first difference from full, and scores."""
     texts: dict[str, int] = {}
     cells = [
         {

@@ -149,7 +149,7 @@ def raster(places: np.ndarray, share: np.ndarray, image: int, width: int) -> np.
 
     Args:
         places: as in `KeptMap`.
-        share: float64 [V].
+        share: float64 [V], share of layers and KV heads that keep each visual token.
         image: number of the image.
         width: largest number of columns; the finest tokens limit the number too.
     """

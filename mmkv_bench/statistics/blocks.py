@@ -213,7 +213,7 @@ def cluster_sums(scores: np.ndarray, index: np.ndarray, count: int, aggregator: 
 
 
 def _by_cluster(scores: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
-    """Sum [m, n, ...] over the samples of each cluster, [m, count, ...]."""
+    """Sum scores over the samples of each cluster: [m, n] -> [m, count], or [m, n, k] -> [m, count, k]. No cluster is empty."""
     if (index[1:] < index[:-1]).any():
         order = np.argsort(index, kind="stable")
         index, scores = index[order], scores[:, order]

@@ -17,11 +17,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Pooled:
-    """An aggregate that is a function of sums over samples.
+    """An aggregate that is no mean of scores but a function of k sums over samples, such as corpus BLEU.
 
-    function: totals float64 [..., k] -> aggregate [...]. Calling the object with the parts of samples [n, k] returns the
-    aggregate.
-    ratio: the aggregate is exp(first part's total / second part's total); two such aggregates are compared by their logarithms.
+    Each sample has k numbers, its parts. Calling the object with the parts, float64 [n, k], returns the aggregate.
+
+    function: sums of the parts, float64 [..., k] -> aggregate [...].
+    ratio: the aggregate is exp(first sum / second sum), so aggregates are compared by their logarithms.
     """
 
     function: Callable[[np.ndarray], np.ndarray]
@@ -115,9 +116,9 @@ BLEU_TINY, BLEU_SMALL = 1e-15, 1e-9
 
 
 def bleu(order: int) -> Pooled:
-    """Return corpus BLEU up to n-grams of `order` (Papineni et al. 2002), over parts [2 + 2 x order].
+    """Return corpus BLEU up to n-grams of `order` (Papineni et al. 2002), computed from sums of 2 + 2 x order counts per sample.
 
-    Parts: words of the answers, words of the closest references, right n-grams for n = 1..order, all n-grams for n = 1..order.
+    Counts: words of the answer, words of the closest reference, right n-grams for n = 1..order, all n-grams for n = 1..order.
     """
 
     def of_totals(totals: np.ndarray) -> np.ndarray:
@@ -136,9 +137,10 @@ METEOR_WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])  # exact, stem, synonym, paraphr
 
 
 def _meteor(totals: np.ndarray) -> np.ndarray:
-    """Return corpus METEOR (Denkowski and Lavie 2014, section 2) over parts [23], as the METEOR program prints them for a sample.
+    """Return corpus METEOR (Denkowski and Lavie 2014, section 2) from sums of the 23 counts that the METEOR program prints for a
+    sample.
 
-    Parts: words of answer and reference; function words of both; for each of four matchers, the matched content words of answer
+    Counts: words of answer and reference; function words of both; for each of four matchers, the matched content words of answer
     and reference, then the matched function words of both; chunks (0 if one chunk is the whole answer and reference, which is
     not fragmented); matched words of answer and of reference.
     """

@@ -159,8 +159,8 @@ def cost_tables(
         beside: costs that the rows may lack; a table needs at least one known cost.
 
     Raises:
-        ConfigError: no store, a filter that names something that the rows do not have, a cost that the rows lack, or times that
-            only groups of cells have.
+        ConfigError: no store, a filter that names something that the rows do not have, a cost that the rows lack, or times of
+            runs that share prefills, which belong to no single method.
     """
     cells, parts = _read(root, [*costs, *beside], datasets, protocols, readings)
     _refuse_unknown(parts, costs)
@@ -259,7 +259,9 @@ def _tables(cells: pd.DataFrame, part: CostRows, rows: pd.DataFrame, costs: tupl
 
 
 def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cost, ...]) -> list[CostTable]:
-    """Return the tables of one context and kind of budget: one of answers, or one per shape of the prompt."""
+    """Return the tables of one context and kind of budget: one table for answers, or one per shape of the prompt for passes.
+
+    part: costs of all cells. rows: the costs of this context's cells."""
     for group in sweep.groups.values():
         group.refuse_twins()
     if rows.empty:

@@ -172,7 +172,9 @@ class AnswerBlocks:
 
 
 def _answers(store: Store, rows: pa.Table) -> pd.DataFrame:
-    """Return the frame of answers of whole cells. It has the column `chosen` only if some answers were requested by id."""
+    """Convert `responses` rows to a frame. It has the column `chosen` only if some answers were requested by id.
+
+    rows: all answers of each of its cells, because `chosen` depends on the other answers of the cell."""
     apart = audit.chosen_apart(store, rows)
     answers = frame(rows.select(RESPONSE_COLUMNS))
     if apart is not None:

@@ -157,7 +157,7 @@ class Sweep:
 
     @classmethod
     def of(cls, cells: pd.DataFrame, axis: str) -> Sweep:
-        """Make the sweep of these rows of `cells`."""
+        """Collect what the tables of these cells have in common. cells: rows of one context and kind of budget (`axis`)."""
         every = cells[[name for name in _READ if name in cells]].to_dict("records")
         rows = [row for row in every if row["latest"]]
         methods = _methods(rows)
