@@ -59,7 +59,7 @@ class Finding:
 
 @dataclass
 class Problems:
-    """The problems of one check, over all its parts: what is wrong, and what could not be checked."""
+    """The problems that one check found: sentences on what is wrong, and on what could not be checked."""
 
     wrong: list[str]
     unchecked: list[str]
@@ -73,12 +73,12 @@ class Problems:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was fetched.
+    """A fetched bundle (published rows with tables and a receipt), and what the experiment should have made.
 
     Attributes:
         store: the bundle's rows.
         rows: cell -> row of the table `cells`.
-        plans: plans of the experiment's runs, under the versions of the rows.
+        plans: plans of the experiment's runs on this machine, with the weights and versions that the rows state.
     """
 
     store: Store
@@ -385,7 +385,7 @@ def _receipt(bundle: Bundle) -> tuple[str, str]:
 
 
 def _answers(bundle: Bundle, samples: int, seed: int) -> tuple[str, str]:
-    """Draw answers and make them again."""
+    """Draw answers at random, make them again and compare them."""
     if not samples:
         return NOT_CHECKED, "no answer was to be made again (--samples 0)"
     drawn = draw([bundle.store.root], samples, seed)

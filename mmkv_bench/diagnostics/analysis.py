@@ -302,7 +302,7 @@ def _label(value: Value, columns_of: Mapping[str, Any]) -> str:
 
 
 def table(columns_of: Mapping[str, Mapping[str, str]], rows: Sequence[Row]) -> pa.Table:
-    """Build the rows of one sample with the columns of their `measurements`."""
+    """Convert the numbers of one sample to rows of the table `diagnostics`. columns_of: identity columns from `measurements`."""
     import pyarrow as pa
 
     samples, layers, values = zip(*rows, strict=True)

@@ -69,13 +69,13 @@ def of_each_layer(layers: Sequence[Sequence[Any]]) -> Iterator[tuple[int | None,
 
 @dataclass(frozen=True)
 class Quantity:
-    """One analysis.
+    """One analysis: the function that computes its numbers, and what this function needs.
 
     Attributes:
         needs: statistics to gather in the prefill.
-        read: function of one layer.
+        read: function that computes the numbers of one layer.
         figures: the papers' figures that show the quantity.
-        answer: the full cache's answer follows the prompt.
+        answer: the full cache's answer is fed after the prompt.
         methods: `PromptFacts.kept` is needed, for the methods and budgets of a run.
         decoding: `PromptFacts.decoded` is needed, for the same methods and budgets.
         endless: the answer has its full length, even if an end token comes earlier.

@@ -99,7 +99,7 @@ def score_digests(store: Store, cells: Collection[str]) -> dict[str, str]:
 
 
 def _scores(answers: Sequence[StoredAnswer]) -> dict[str, dict[str, float]]:
-    """Map each metric to the mean of the answers that were scored again: the stored mean and the new one."""
+    """Map each metric to its mean over the answers that were scored again: from the stored scores and from the new ones."""
     means = {}
     for metric in sorted({name for one in answers for name in one.scores_again}):
         scored = [one for one in answers if metric in one.scores_again]
