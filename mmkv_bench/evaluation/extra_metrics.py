@@ -3,7 +3,8 @@
 They are computed column by column, for many cells at once, from the response rows of a cell and of the `full` cell with the
 same protocol. They need no model and no data.
 
-Fidelity. The row of `full` compares the full cache with itself through the path of the forks: the noise floor.
+Fidelity. The row of `full` compares the full cache with a copy of itself that is decoded as compressed caches are. It shows the
+noise of the measurement.
 
 - `fidelity_kl`: KL(full || cell) in nats, mean over the tokens of full's greedy answer. Under `paper` without the first token,
   which comes from the full prefill for every cell (an answer of one token then has no value); `fidelity_kl_all` is the mean

@@ -126,13 +126,13 @@ class CellScores:
     """Scores of one cell on one dataset.
 
     samples    one entry per answered sample and metric, in the order of the dataset
-    aggregate  lmms-eval's own aggregates by metric name, on its scales and with its guesses for unreadable answers; None
-               unless every sample is ok
+    aggregate  metric -> lmms-eval's own aggregate, on its scale and with its guesses for unreadable answers; None unless every
+               sample is ok
     reason     why `aggregate` is None; None if it is not
-    unaggregated  metric to the reason why an existing `aggregate` lacks it
+    unaggregated  metric that `aggregate` lacks -> the reason, such as a failed aggregation
     unscored   metrics that exist only as an aggregate (corpus metrics), so that `samples` lacks them
-    judged     metric to its judge, for metrics with an answer of a judge
-    not_judged metric to the reason why all or some samples are not judged: their values and the aggregate are None
+    judged     metric -> its judge, for metrics with an answer of a judge
+    not_judged metric -> the reason why some or all samples are not judged: their values and the aggregate are None
     """
 
     samples: list[SampleScore]

@@ -246,7 +246,8 @@ def may_draw(scorer: Any) -> bool:
 
 
 def _walk(scorer: Any, visit: Callable[[Any, set[str]], Iterable[Any]]) -> None:
-    """Visit a function with the global names in its code, then the functions and classes that each visit yields."""
+    """Call `visit` with a function and the global names in its code, then likewise with every function or class that a call of
+    `visit` yields, each once."""
     waiting, visited = [scorer], set()
     while waiting:
         function = waiting.pop()

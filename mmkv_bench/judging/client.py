@@ -106,7 +106,7 @@ class ScoringPass:
 
 
 class Probe(ScoringPass):
-    """A pass that asks no judge and records a scorer's questions, as far as the scorer gets."""
+    """A pass without a judge that only records the questions that a scorer asks, until the scorer needs a real answer."""
 
     def __init__(self, judged: tuple[JudgedMetric, ...]) -> None:
         super().__init__(JudgeAnswers(), judged)

@@ -127,7 +127,7 @@ class TableLayout:
         return not self.stands_for and (name == self.paper or name.startswith(f"{self.paper}_"))
 
     def labels(self, cell: TableCell) -> dict[str, str]:
-        """Return the labels of a cell's block, row, column and value of `across`, by these names."""
+        """Return the labels of a cell's `block`, `row`, `column` and `across`, by these keys; "" if `across` is None."""
         items = self.blocks[cell.block], self.rows[cell.row], self.columns[cell.column]
         across = "" if cell.across is None else self.across[cell.across].label
         return dict(zip(("block", "row", "column", "across"), (*(item.label for item in items), across), strict=True))

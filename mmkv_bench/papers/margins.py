@@ -126,7 +126,8 @@ def tolerance(layout: TableLayout, cell: TableCell, printed: Printed) -> Toleran
 
 
 def ratio_tolerance(cell: TableCell, method: Printed, full: Printed) -> Tolerance:
-    """Return the tolerance of the ratio of a method's time or peak to full's. Both are rounded; no effect is a ratio of 1."""
+    """Return the tolerance of the ratio of a method's time or memory peak to full's. It allows for the rounding of both printed
+    numbers. Its rival is a ratio of 1, no effect."""
     half = sum(log1p(one.half / one.known) for one in (method, full))
     fixed = margin(cell.address.dataset, cell.address.metric)
     return _within_gap(Tolerance(half, fixed.margin, True, fixed.step), NO_EFFECT, abs(log(method.known / full.known)))

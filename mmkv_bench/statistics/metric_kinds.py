@@ -1,9 +1,9 @@
-"""Properties of a metric by its name: its aggregate if this is no mean, the better direction, and the scale of lmms-eval's
-aggregate.
+"""Properties of metrics, by their names: how samples are aggregated, whether smaller is better, and on which scale lmms-eval
+prints its aggregate.
 
-A headline is the mean of the samples' scores, and scores are from 0 to 1 wherever the metric allows it. If the headline is
-not a mean (corpus BLEU), each sample has parts (column `parts` of `samples`), and the aggregate is a function of the parts'
-sums: over the whole dataset for the headline, over drawn clusters for intervals.
+A dataset's score is usually the mean of the samples' scores, which are from 0 to 1 wherever the metric allows it. If it is not
+a mean (corpus BLEU), each sample has several numbers (column `parts` of `samples`), and the score is a function of their
+sums: over the whole dataset for the score, over drawn clusters for its interval.
 """
 
 from __future__ import annotations

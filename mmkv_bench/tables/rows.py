@@ -1,8 +1,8 @@
 """The rows from which tables are made: read from a store, and checked.
 
-Frames are those of `store/schema.py`: `cells` (one row per cell), `samples` (one row per cell, sample and metric) and
-`responses` (one row per cell and sample; only the columns of `RESPONSE_COLUMNS`). Texts may be categories: `load` reads each name
-only once.
+The frames have the columns of `store/schema.py`: `cells` (one row per cell), `samples` (one row per cell, sample and metric) and
+`responses` (one row per cell and sample; only the columns of `RESPONSE_COLUMNS`). Text columns may be categorical, so that each
+text is in memory once.
 """
 
 from __future__ import annotations

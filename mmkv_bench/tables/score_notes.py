@@ -349,7 +349,8 @@ def _line_notes(table: ScoreTable) -> list[Note]:
 
 
 def _version_notes(table: ScoreTable) -> list[Note]:
-    """Return notes on older numbers that are left out, and on lines whose budgets show different versions."""
+    """Return notes on numbers of older versions of a method, which are left out, and on lines that show different versions of
+    their method at different budgets."""
     notes = []
     for label, budgets in table.versions.items():
         older = [

@@ -79,7 +79,7 @@ def _printed(entry: Mapping[str, Any], asked: Mapping[str, Any]) -> FullCacheGat
 
 
 def verdict(gate: FullCacheGate | None, value: float | None, n: int, transformers: str) -> str:
-    """Say in one sentence for a table whether the check passed, failed or was not run, and on which data.
+    """Say in one sentence, for the notes of a table, whether `full` reaches its expected score, and on how many samples.
 
     Args:
         gate: the gate, or None.
