@@ -99,7 +99,8 @@ def check_questions(spec: TaskSpec, bare: datasets.Dataset, count: int | None, n
 
 
 class QuestionGroups:
-    """Groups of a dataset's samples. Samples behind a run's limit are included, so that a cache does not depend on the limit.
+    """Groups of samples that ask about the same document. Samples beyond a run's limit are included, so that what is compressed
+    for a document does not depend on the limit.
 
     Args:
         spec: a task with a `questions_key`.

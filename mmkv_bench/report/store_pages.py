@@ -328,7 +328,7 @@ def _heads(kept: Sequence[Any] | None, folder: Folder) -> tuple[str, Sequence[An
 
 @lru_cache(1 << 14)
 def _markup(status: str | None, error: str | None, answer: str | None, same: int | None, full: str) -> Markup:
-    """Mark in an answer what follows its first difference from full's answer. Of a failed answer return the status.
+    """Return an answer as markup that marks what follows its first difference from full's answer; a failed answer's status.
 
     same: number of characters before the first difference, None without a difference."""
     if status is None:

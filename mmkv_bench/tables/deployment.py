@@ -136,7 +136,7 @@ class ScoreLoss:
 
 # ---------------------------------------------------------------------- measured
 def measured_options(root: Path | str) -> dict[Setting, Measured]:
-    """Map each setting to the options that passes of `scenario=efficiency` in a rows folder measured, full first at each batch.
+    """Read the timed passes (`scenario=efficiency`) of a rows folder: setting -> its measured options, full first at each batch.
     The result is empty if the folder has no passes."""
     options: dict[Setting, dict[tuple[Key, int], Option]] = {}
     disturbed: dict[Setting, dict[str, None]] = {}
