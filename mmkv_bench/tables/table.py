@@ -135,7 +135,7 @@ class Grid:
 
     @property
     def spans(self) -> list[tuple[str, int]]:
-        """The groups in order, with their number of columns."""
+        """(name of a column group, number of its columns) for each group, in order."""
         return [(name, len(list(columns))) for name, columns in groupby(self.groups)]
 
     @property
@@ -149,10 +149,10 @@ Records = Callable[[], Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Table:
-    """One table with everything that belongs to it.
+    """One table with its caption, notes and csv records.
 
-    short: caption in a list of contents; "" means `caption`. name: name in links and LaTeX labels; "" means the table's
-    number."""
+    short: caption in a list of contents; if empty, `caption` is used.
+    name: name in links and LaTeX labels; if empty, the table's number is used."""
 
     title: str
     caption: str
