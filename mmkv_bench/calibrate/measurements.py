@@ -35,10 +35,11 @@ QUANTILES = tuple(i / 20 for i in range(21))
 def prefix_shares(
     loaded: LoadedModel, sample: DatasetQuestion | Page, settings: Mapping[str, Any]
 ) -> list[list[float]]:
-    """Measure the kept shares ``R_l`` of one sample (arXiv 2412.03409, section 3.3, algorithm 1).
+    """Measure the fraction ``R_l`` of one sample's entries that PrefixKV keeps in each layer (arXiv 2412.03409, section
+    3.3, algorithm 1). Only a prefill is needed, no answer.
 
     Returns:
-        For every budget of `GRID` one share per layer. Only a prefill is needed, no answer.
+        For every budget of `GRID` a list of one fraction per layer.
     """
     prompt = encoded(loaded, sample)
 
@@ -70,7 +71,8 @@ def prefix_profile(measured: Sequence[list[list[float]]], settings: Mapping[str,
 def head_sparsity(
     loaded: LoadedModel, sample: DatasetQuestion | Page, settings: Mapping[str, Any]
 ) -> list[list[float]]:
-    """Measure S* of one sample (arXiv 2604.05887, equation 3) with the method's code: per layer one number per KV head."""
+    """Measure HybridKV's sparsity score S* in one sample (arXiv 2604.05887, equation 3), by the code of the method: per
+    layer one number per KV head."""
     if not 0 <= settings["quantile"] <= 1:
         raise CalibrationError(f"--quantile {settings['quantile']} is not a quantile; allowed: 0 to 1")
     prompt = encoded(loaded, sample)
@@ -115,7 +117,7 @@ def moments(states: Tensor, length: int) -> tuple[list[float], float, float]:
 def state_moments(
     loaded: LoadedModel, sample: DatasetQuestion | Page, settings: Mapping[str, Any]
 ) -> list[tuple[list[float], float, float]]:
-    """Measure `moments` of every layer's query projection input; the true answer follows the prompt."""
+    """Measure `moments` of the input of every layer's query projection, for a prompt followed by its reference answer."""
     prompt = encoded(loaded, sample)
     answer = torch.tensor(answer_ids(loaded, sample), device=loaded.device)
     longer, types = with_answer(prompt.inputs, prompt.types, answer)

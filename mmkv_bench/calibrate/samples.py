@@ -27,7 +27,8 @@ Cell = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class DatasetQuestion:
-    """One question of a dataset, in the form of a run. chat: messages. answer: the dataset's reference, "" for none."""
+    """One question of a dataset, as a run would ask it. chat: messages. answer: the dataset's reference answer, "" if
+    there is none."""
 
     sample_id: str
     chat: list[dict[str, Any]]
@@ -164,7 +165,7 @@ def passages(tokenizer: Any, path: Path, tokens: int, count: int) -> list[Page]:
         path: a file, or a folder whose `*.txt` files are read in the order of their names.
 
     Raises:
-        CalibrationError: there is no text or too little, or `tokens` or `count` is less than 1.
+        CalibrationError: the text is missing or too short, or `tokens` or `count` is less than 1.
     """
     if tokens < 1 or count < 1:
         raise CalibrationError(

@@ -97,7 +97,8 @@ def layer_hits(
 
 
 def answer_cells(tokenizer: Any, page: Page) -> tuple[list[int], list[list[Cell]]]:
-    """Return the answer's token ids, and per token the cells of its characters; none for a token without characters.
+    """Return the answer's token ids, and for each token the page's cells that show its characters (an empty list for a token
+    without characters).
 
     Llama's tokenizers put a word mark before the answer, which may be a separate token. The offsets of that token span the first
     character, which belongs to the next token.

@@ -1,4 +1,4 @@
-"""Counters of live storages, counted as torch's operations make them; for devices whose allocator does not count."""
+"""A counter of live storages that watches torch's operations, for devices whose allocator does not count."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LiveStorages(TorchDispatchMode, Counters):
         self._peak = max(self._peak, self._now)
 
     def alike(self, one: Tensor, other: Tensor) -> None:
-        """See `Counters`."""
+        """See `Counters.alike`."""
         if id(self.storage(one)) in self._live:
             self.add([other])
 

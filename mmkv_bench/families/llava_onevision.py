@@ -74,7 +74,7 @@ class LlavaVideo(LlavaOneVision):
 
 
 def _most_tiles(aspect: str) -> int:
-    """Return the number of tiles in a setting such as `anyres_max_9`: 9."""
+    """Return the number at the end of a setting such as `anyres_max_9`: the largest number of tiles."""
     return int(aspect.removeprefix("anyres_max_"))
 
 

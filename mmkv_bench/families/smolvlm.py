@@ -63,7 +63,8 @@ class SmolVLM(Family):
     def smaller_images(
         self, images: Sequence[Image], processor: Any, share: float
     ) -> tuple[list[Image], dict[str, Any]]:
-        """Return the same images, and a longest edge of fewer whole tiles, at least one."""
+        """Return the images unchanged, and a smaller longest edge for the image processor: a whole number of tiles, at
+        least one."""
         part = processor.image_processor
         tile = _edge(part.max_image_size)
         return list(images), {"size": {"longest_edge": tile * max(1, round(share * _edge(part.size) / tile))}}

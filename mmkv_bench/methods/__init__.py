@@ -1,1 +1,2 @@
-"""Methods: compressors built from a configuration or a user's file, rules on which parts go together, and promises of all."""
+"""Methods: compressors built from a configuration or a user's file, rules on which parts go together, and checks of what
+every method promises."""

@@ -42,8 +42,8 @@ SHOWN = 16
 
 @dataclass(frozen=True)
 class MethodFile:
-    """A loaded method file: `classes` maps each part that the file defines to its class; `prefix` begins the file's
-    settings."""
+    """A loaded method file: `classes` maps each part that the file defines to its class; `prefix` is what its settings
+    begin with on the command line."""
 
     path: str
     sha256: str
@@ -155,7 +155,8 @@ def identity_form(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(path: str, part: str = "scorer") -> None:
-    """Write a method file to start from: one part that runs as it is, with a scorer beside parts that need one.
+    """Write a method file to start from: one part that runs unchanged, and a scorer as well if the part is not a
+    scorer.
 
     Args:
         path: a .py file that does not exist, in an existing folder. part: one of scorer, allocator, selector, reducer,
@@ -187,8 +188,7 @@ def write(path: str, part: str = "scorer") -> None:
 
 
 def _skeleton(part: str) -> str:
-    """Return the text of a file with one part of `skeletons.py`, a scorer beside parts that need one, and the imports they
-    use."""
+    """Return the text of a file with one part of `skeletons.py`, a scorer if the part is not one, and their imports."""
     text = (files("mmkv_bench.methods") / "skeletons.py").read_text(encoding="utf-8")
     head, *sections = re.split(r"^# ---- ", text, flags=re.MULTILINE)
     titled = {
@@ -216,7 +216,8 @@ def _used(imports: str, code: str) -> str:
 
 
 class _HashedText(InspectLoader):
-    """A loader of the text that was hashed; the usual loader would read the file again, or older bytecode."""
+    """A module loader that runs the text that was hashed; the usual loader would read the file again, or older
+    bytecode."""
 
     def __init__(self, text: str, file: str):
         self.text, self.file = text, file
@@ -230,7 +231,7 @@ class _HashedText(InspectLoader):
 
 @cache
 def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
-    """Run the file as a module, once per content: shared scores rely on the identity of its classes."""
+    """Run the file as a module, once per content: cells share scores only if their scorers have the same class object."""
     check_text(file, text, path)
     refuse_openings()
     name = f"{PREFIX}{digest[:16]}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"

@@ -1,4 +1,5 @@
-"""Nodes of methods as plain Python values: read from `conf/method`, resolved under a reading, written for rows.
+"""Configuration nodes of methods as plain Python values: read from `conf/method`, resolved for a reading (`paper` or
+`released`), written for rows.
 
 A node holds flat parameters, parts that refer to the parameters by interpolation, `released` (parameters that the
 paper's released code sets differently), and `later` (parameters added after rows of the method were stored). Composed
@@ -128,7 +129,8 @@ def _copied(value: Any) -> Any:
 
 # ---------------------------------------------------------------- in rows
 def parameters_json(node: Mapping[str, Any], decoding: str | None = None) -> str:
-    """Return flat parameters as sorted JSON, for the `parameters` column. decoding: a policy that the user put in place."""
+    """Return flat parameters as sorted JSON, for the `parameters` column. decoding: the decode policy, if the user replaced
+    the method's own."""
     policy = {} if decoding is None else {DECODING: decoding}
     return json.dumps(flat_parameters(node) | policy, sort_keys=True)
 

@@ -68,7 +68,7 @@ def pool_frames(features: Tensor, newline: Tensor, pooling: str) -> Tensor:
 
 
 class LlavaVideoModel(LlavaOnevisionModel):
-    """OneVision's model with LLaVA-Video's frames."""
+    """OneVision's model with LLaVA-Video's features of video frames."""
 
     config_class = LlavaVideoConfig
 
@@ -96,7 +96,7 @@ class LlavaVideoForConditionalGeneration(LlavaOnevisionForConditionalGeneration)
 
 
 class LlavaVideoProcessor(LlavaOnevisionProcessor):
-    """OneVision's processor with as many placeholders as LLaVA-Video has tokens for a video."""
+    """OneVision's processor, with LLaVA-Video's number of placeholder tokens for a video."""
 
     def __init__(  # transformers reads the names of a processor's parts from here
         self,
