@@ -1,1 +1,2 @@
-"""KV-cache compression: tensors only. Knows no configuration, dataset, file or model class."""
+"""KV-cache compression on tensors alone. Nothing in this folder depends on a configuration, dataset, file or model
+class."""

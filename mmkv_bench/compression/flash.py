@@ -24,7 +24,7 @@ WIDEST_HEAD = 256
 
 
 def check(attention: str | None, place: torch.device | str, dtype: torch.dtype | str, compiled: bool = False) -> None:
-    """Refuse what flash-attn cannot do; any other attention passes.
+    """Refuse what flash-attn cannot do. Does nothing if `attention` is another implementation.
 
     Args:
         place: the model's device, and dtype: its precision; compiled: whether decode steps will be compiled.
@@ -106,7 +106,7 @@ def attend(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend by flash-attn: each query sees the slots up to its own, the newest query all, but no padding on the left.
+    """Attend by flash-attn. Each query sees the slots up to its own, except padding on the left.
 
     Args:
         query: `[B, Hq, n, D]` of the n newest slots; key, value: `[B, Hkv, slots, D]`, read in place.

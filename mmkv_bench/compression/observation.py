@@ -54,7 +54,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Frames:
-    """Frames of a stream's tokens, known while the stream runs.
+    """The frame that each token of a stream belongs to.
 
     Attributes:
         number: int64 ``[T]``, the temporal patch (for Qwen-VL a pair of frames) that a token belongs to, -1 for text.
@@ -87,9 +87,9 @@ class Chunk:
 class Observation:
     """One layer of one sequence: fed chunk by chunk with ``observe``, read after the last chunk.
 
-    Sums run in float64, so chunked and one-shot prefill agree to float32 rounding. Only what ``needs`` names is
-    gathered; reading anything else raises. One observation serves all methods of a run. Each scorer and allocator reads
-    it through a separate view (``seen_by``), so that no method depends on which others run beside it.
+    Sums run in float64, so chunked and one-shot prefill agree to float32 rounding. Only what ``needs`` names is gathered;
+    reading anything else raises. One observation serves all methods of a run. Each scorer and allocator reads it through a
+    separate view (``seen_by``), so that no method depends on which other methods run.
 
     Args:
         layer, layers: index of the layer, number of layers of the model.
@@ -145,8 +145,8 @@ class Observation:
         self.reach: Tensor | None = None
 
     def seen_by(self, part: object, needs: Needs, *key: Hashable) -> Observation:
-        """Return a view of the layer for one reader, after the last chunk. What only others declared raises in this view,
-        and what others memoised is absent.
+        """Return a view of the layer for one reader, after the last chunk. Reading a statistic that only others declared
+        raises an error, and values that others memoised are absent.
 
         Args:
             part: the scorer or allocator, which outlives the observation. needs: what this part declared.
@@ -195,10 +195,10 @@ class Observation:
         self._shown += rows
 
     def go_on(self, held: int, rounds: int) -> None:
-        """Begin behind entries that are stored already: statistics are gathered from what follows.
+        """Start behind entries that are already stored, so that statistics cover only the tokens that follow.
 
         Args:
-            held: stored slots. rounds: number of earlier evictions, for random streams.
+            held: number of stored slots. rounds: number of earlier evictions, which seeds random streams.
         """
         self._seen = self._shown = held
         self._rounds = rounds
@@ -213,8 +213,8 @@ class Observation:
     # ---- between the chunks of a stream
 
     def so_far(self, places: Tensor, frames: Frames | None, asked: int = 0) -> Observation:
-        """Return a view of the layer as if the prompt ended here, with the stored entries; scores of a stream read this
-        view.
+        """Return a view of the layer in which the prompt ends with the tokens seen so far and has the stored entries; a
+        stream's scorers read this view.
 
         Args:
             places: int64 ``[Hkv,S]``, the tokens in the stored slots, ascending. frames: their frames, if the stream
@@ -374,8 +374,8 @@ class Observation:
     def generator(self, *salt: object, every_round: bool = True) -> torch.Generator:
         """Return a CPU generator seeded by SHA-256 of (salt..., identity, layer): equal on every device and in any order.
 
-        every_round: each eviction of a stream has a seed of its own; the first one's is that of a prompt with a single
-        eviction.
+        every_round: each eviction of a stream gets another seed; the seed of the first eviction equals that of a prompt
+        outside of a stream.
         """
         rounds = [self._rounds] if every_round and self._rounds else []
         text = json.dumps([*map(str, salt), self.identity, self.layer, *rounds])
@@ -399,7 +399,8 @@ class Observation:
     # ---- checks
 
     def _whole(self, name: str, axis: int) -> Tensor:
-        """Join the pieces of all chunks along the token axis; a prompt prefilled at once is not copied."""
+        """Join the stored pieces of all chunks along the token axis; a prompt that was prefilled at once is not
+        copied."""
         self._complete(self._key)
         pieces = self._pieces[name]
         if len(pieces) > 1:
@@ -419,7 +420,8 @@ class Observation:
 
 
 def text_fallbacks(obs: Observation, frames: Frames, budget: int) -> tuple[str, ...]:
-    """Return the fallback of a method that keeps text before frames, if a head holds more text than its budget."""
+    """Return ``text_over_budget`` if a head holds more text tokens than the budget; for methods that keep text before
+    frames."""
     text = int((frames.number[obs.tokens] < 0).sum(-1).max())
     return ("text_over_budget",) if text > budget else ()
 

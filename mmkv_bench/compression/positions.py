@@ -16,8 +16,8 @@ def last_positions(positions: Tensor | None, length: int, device: torch.device) 
     """Return the position after which text behind prompts of `length` tokens is numbered, `[..., B, 1]` (B = 1 if it is
     shared).
 
-    transformers numbers text behind a video after the video's height and width, even if its time goes further, and the
-    answer after the text (`get_rope_index` of Qwen2.5-VL, `generate`).
+    After a video, transformers continues from the largest position of height and width, even if the positions of time
+    are larger; an answer continues after that text (`get_rope_index` of Qwen2.5-VL, `generate`).
 
     positions: position ids that the text model received; None: the default ones.
     """

@@ -60,7 +60,7 @@ class Session:
 
     Args:
         model: any supported `...ForConditionalGeneration` or causal language model, in eval mode.
-        listener: called when a layer and when a prompt is prefilled; None observes nothing.
+        listener: called after each layer, and after the last layer, of a prefill; None observes nothing.
         prompt_length: padded length of the next prompt. Needed only for chunked prefill; otherwise the first forward on
             an empty cache is the whole prompt.
         token_types: int `[B, T]` of the next prompt (0 text, 1 image, 2 video); derived from the input ids when None.
@@ -70,8 +70,9 @@ class Session:
         fixed: caches keep their capacity after the prefill, so that a decode step can be compiled
             (`compression/fixed_layer.py`); `reserve` then limits the answer. Has no effect while `answer` collects what
             each step attends to.
-        packs: heads with different lengths may be stored back to back if the device can read them so
-            (`compression/varlen_layer.py`); not if a fixed view of them will be decoded from, nor with attention=eager.
+        packs: heads with different lengths may be stored back to back, without padding, if the device can read them so
+            (`compression/varlen_layer.py`). Set it to False if a fixed view of the cache will be decoded from. It has
+            no effect with attention=eager.
 
     Raises:
         UnsupportedError: kinds of layers that `states.py` does not support, an attention implementation that cannot be
@@ -114,7 +115,7 @@ class Session:
         return len(self.full) < len(self.kinds)
 
     def check_method(self, compressor: Compressor, rule: ProtocolRule) -> None:
-        """Refuse a method or protocol that layers with states cannot follow. Raises UnsupportedError."""
+        """Raise UnsupportedError for a method or protocol that sliding or recurrent layers of the model rule out."""
         if self.has_states:
             compressor.check_beside_states(type(self.model).__name__, rule, bool(self.readers))
 
@@ -189,7 +190,8 @@ class Session:
         self.listener, self.token_types, self.identity, self.prompt = listener, token_types, identity, None
 
     def go_on(self, listener: Listener, cache: CompressedCache, total: int, identity: str, turn: int) -> None:
-        """Observe the tokens fed next to the filled cache of one sequence, until the cache has seen `total` tokens."""
+        """Observe the tokens that are fed next to a cache with entries of one sequence, until it has seen `total`
+        tokens."""
         self.expect(listener, None, identity)
         self.cache, self._forgotten = cache, 0
         self.prompt = PromptBatch(total, [0], cache, len(self.attentions), turn=turn)
@@ -435,7 +437,8 @@ class Session:
         )
 
     def _of_both_halves(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos, sin `[..., R]` of all R rotated dimensions; gpt-oss gives only the first half, for both halves."""
+        """Return cos, sin `[..., R]` for all R rotated dimensions. gpt-oss's model gives only R / 2 values, which are
+        repeated."""
         frequencies = getattr(self.text.rotary_emb, "inv_freq", None)
         if frequencies is None or cos.shape[-1] != len(frequencies):
             return cos, sin
@@ -502,9 +505,10 @@ def attach(
             (`compression/second_prefill.py`).
         seed: seed of stochastic scorers; options: arguments of `Session`.
         prompt_tokens: padded tokens of the whole prompt when the model is given a part of it first (`query_agnostic`):
-            decode policies act on what comes after them.
+            decode policies act on the tokens after the prompt.
         answer: attention of the full cache's answer to this prompt, for scorers that need it; None: there is none.
-        context: tokens that C counts, for one prompt of which the model is given more than these tokens.
+        context: number of first tokens that the budget applies to, if the model is given more of the prompt than these
+            (one prompt only).
         phases: a clock's phases, entered when scoring, selecting and reducing begin.
         replay: token ids around a context that is fed again, for scorers that need it.
 

@@ -60,13 +60,13 @@ def readers(config: Any) -> dict[int, int]:
 
 
 def state_layer(config: Any, index: int) -> Any:
-    """Return an empty layer of transformers for a layer that is not compressed."""
+    """Return transformers' own empty cache layer for a layer that is not compressed. index: the layer's index."""
     kinds, arguments = get_layer_types_and_kwargs(config)
     return DYNAMIC_LAYER_TYPE_MAPPING[kinds[index]](**arguments[index])
 
 
 def mapped(layer: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a copy of a layer whose tensors went through `change`; `torch.clone` makes a plain copy."""
+    """Copy a layer, with `change` applied to each of its tensors; `torch.clone` as `change` makes a plain copy."""
     made = copy.copy(layer)
     if isinstance(layer, LinearAttentionLayer):
         for name in _PER_STATE:
@@ -87,7 +87,7 @@ def tensors(layer: Any) -> list[Tensor]:
 
 
 def beside(layers: Sequence[Any]) -> Any:
-    """Return one layer with the rows of several layers that have been shown equally many tokens."""
+    """Join several layers, which have been shown the same number of tokens, into one layer with all their rows."""
     parts = iter(list(zip(*(tensors(layer) for layer in layers), strict=True)))
     return mapped(layers[0], lambda _: torch.cat(next(parts)))
 

@@ -35,7 +35,8 @@ class VarlenLayer(CompressedLayer):
     Sequence `b * Hkv + h` is head h of row b; there are N of them.
 
     Attributes:
-        folded: storage is `[slots, D]`, positions `[slots]`; `keys`, `values` and `positions` are then padded copies.
+        folded: the storage is `[slots, D]`, with positions `[slots]`; `keys`, `values` and `positions` then return
+            padded copies.
         stored: filled slots of the longest sequence.
     """
 
@@ -171,8 +172,8 @@ class VarlenLayer(CompressedLayer):
         return Sequences(self._key_storage, self._value_storage, self._starts, self._used, self.stored, self._heads)
 
     def _check(self, mask: Tensor) -> None:
-        """Raise UnsupportedError if a mask hides stored entries. Evicted entries are gone, so masks hide nothing, unless
-        questions of several lengths were padded."""
+        """Raise UnsupportedError if a mask hides stored entries. A mask does so only if questions of several lengths
+        were padded."""
         places = self.slot_positions().flatten(1)
         visible = mask[:, 0, -1].expand(len(places), -1).gather(1, places.clamp_min(0))
         if bool((~visible & (places >= 0)).any()):
@@ -232,7 +233,7 @@ class VarlenLayer(CompressedLayer):
 
     def alone(self, row: int, slack: int) -> CompressedLayer:
         """Return one row of a folded layer as it would be stored alone, with `slack` free slots. The result is a view for
-        counting only; its numbers are not in place."""
+        counting bytes only: its sizes are right, but entries are not at their slots."""
         heads = self._heads[1]
         row_heads = slice(row * heads, (row + 1) * heads)
         lengths = [length + self._appended for length in self._lengths[row_heads]]

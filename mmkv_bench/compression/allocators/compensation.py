@@ -77,8 +77,8 @@ class Compensation(Allocator):
         return torch.where(reached[:, -1] > 0, fewest, 0)
 
     def layer_caps(self, needs: Sequence[Fraction], budget: int, candidates: int, n_layers: int) -> list[int]:
-        """Return the entries per KV head of the first ``len(needs)`` layers; needs: entries that their heads need on
-        average."""
+        """Return the entries per KV head of the first ``len(needs)`` layers; needs: for each of these layers, the
+        entries that its heads need on average."""
         if budget >= candidates:
             return [candidates] * len(needs)
         floor, left, phi, caps = min(1, budget), budget * n_layers, Fraction(budget), []

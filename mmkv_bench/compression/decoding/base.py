@@ -26,7 +26,7 @@ class Start:
             them; None when nothing was scored.
         context: the prompt, its budget and the allocator's summaries.
         pad: logical index of the prompt's first token (left padding). Slot positions are ``index + pad``.
-        seen: tokens the layer counts as seen from now on: ``pad + n``, n the candidates.
+        seen: number of tokens that the layer counts as seen from now on: ``pad + n`` for n candidates.
         acts_from: logical index of the answer's first token. Earlier tokens that are fed later (the last prompt token
             under ``strict``, the question where only the context is reduced) are stored like any other and trigger no
             eviction.
@@ -55,8 +55,8 @@ class Start:
         return (self.index + self.pad).masked_fill(self.index < 0, -1)
 
     def room_until_evicting(self, over: int) -> int:
-        """Return the slots to reserve if every answer token evicts an entry: `over` answer tokens come before the first
-        eviction."""
+        """Return the number of slots to reserve for a policy that evicts one entry per answer token after the first
+        `over` ones."""
         return min(self.reserve, self.acts_from - self.seen + over)
 
 
@@ -64,14 +64,14 @@ class DecodePolicy(ABC):
     """Builder of the layers that an answer is decoded from; the layers carry the policy's state (``CompressedLayer``'s
     hooks).
 
-    Such a layer holds one sequence. Policies do not act on prompts within their budget, whose cells borrow the full
-    cache, unless they quantise.
+    Such a layer holds one sequence. A prompt within its budget is decoded from the full cache, without the policy,
+    unless the policy quantises.
 
     Class attributes:
         quantises: entries are stored in fewer bits, also for a prompt within its budget.
         retrieves: entries that are not on the device can be read later.
-        idle: with these parameters nothing happens while decoding; the method runs as if it had no policy.
-        moves_queries: ``query_positions`` is overridden; such forks decode alone.
+        idle: with these parameters the policy does nothing, and the method runs as if it had none.
+        moves_queries: ``query_positions`` is overridden; such a fork is not decoded in a batch with others.
         tokens_from_full: number of first answer tokens that come from the full cache, whatever the protocol.
 
     A subclass sets these attributes, or defines properties if they depend on its parameters.
@@ -94,7 +94,7 @@ class DecodePolicy(ABC):
         """Build the layer that replaces the full one."""
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of the results that this part produces, from 1; see ``Scorer.method_version``."""
+        """Return the version of this part's results, from 1; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, entries: int) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ def dct(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class HighPass:
-    """The high-pass part of ``x [H, T, D]``: without its bins below omega.
+    """What a low-pass filter leaves out of ``x [H, T, D]``: the bins from omega on.
 
     Attributes:
         deviation: ``[H, T]`` float32, mean square over the D channels of what the low-pass filter left out of a token.
@@ -85,7 +85,8 @@ def high_pass(x: Tensor, omega: int) -> HighPass:
 def _drop(spectrum: Tensor, turns: Tensor, omega: int, length: int) -> Tensor:
     """Zero the bins m < omega of FFTs ``[h, D, T // 2 + 1]`` IN PLACE; return the energy of bin omega, ``[h]`` float64.
 
-    Only numbers that hold a dropped bin, or omega, are turned to bins and back; the others do not change.
+    Only the numbers of the half spectrum that contain a dropped bin, or bin omega, are converted to bins and back; all
+    others stay bit for bit.
     """
     middle = length / 2
     turned = slice(0, omega + 1) if omega < middle else slice(None)

@@ -99,7 +99,8 @@ def scaled(
 
 
 def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0) -> tuple[list[float], int]:
-    """Return the global prefix configuration of one prompt: ``R_l`` of every layer, scaled to meet the budget exactly.
+    """Return the global prefix configuration of one prompt: the kept fraction ``R_l`` of every layer, scaled to meet
+    the budget exactly.
 
     Args:
         curves: ``P_l`` of ``prefix_curves``, ``[L, n]``; rho: fraction kept, in (0, 1]; delta, steps: see ``search``.
@@ -132,5 +133,5 @@ def interpolated(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: 
 
 
 def _exact(value: float) -> Fraction:
-    """Return the decimal number that is written, not its nearest float."""
+    """Return the decimal number as the user wrote it, not its nearest float."""
     return Fraction(Decimal(str(value)))

@@ -133,8 +133,8 @@ class LookMMerge(Reducer):
 
 
 def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the candidates to merge, int64 ``[Hkv, e]`` ascending, and which of them are real (heads may evict fewer than
-    e)."""
+    """Return the evicted candidates, int64 ``[Hkv, e]`` ascending, and a mask of the real ones, because some heads may
+    evict fewer than e."""
     kept = torch.zeros(len(index), n + 1, dtype=torch.bool, device=index.device)
     kept.scatter_(1, index.masked_fill(~real, n), True)  # padding marks a column of its own
     # A head that keeps nothing has nowhere to merge to.

@@ -21,8 +21,8 @@ class Scorer(ABC):
     the idea, the paper, every parameter with its unit, and where paper and released code differ.
 
     Class attributes:
-        needs: what the session must gather during prefill.
-        stochastic: the score depends on ``seed``; a cell of a deterministic method has none.
+        needs: statistics that the session must gather during prefill.
+        stochastic: the score depends on ``seed``; cells of other methods have no seed.
         needs_visual: prompts without visual tokens cannot be scored.
         negative: scores may be below 0, so that their sums are no shares.
         resamples: nothing is scored; a run answers from the full cache of a prompt with smaller pictures (``pixels``)
@@ -84,15 +84,16 @@ class Scorer(ABC):
         """
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of this part's numbers, from 1, with these parameters and the other parts of ``method``.
+        """Return the version of this part's results, from 1, with these parameters and the other parts of ``method``.
 
-        A fix that changes a part's numbers raises the version for the affected parameters only: their cells get new
+        A fix that changes a part's results raises the version for the affected parameters only: their cells get new
         hashes and run again, every other cell keeps its rows.
         """
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return names of what could not be done as configured; the row stores them.
+        """Return names of what cannot be done as configured at this budget and length, such as ``window_reduced``; rows
+        store them.
 
         Args:
             types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
@@ -116,7 +117,8 @@ class Scorer(ABC):
         return score
 
     def answer_fallbacks(self, steps: int) -> tuple[str, ...]:
-        """Return further fallbacks, known once `steps` tokens were fed after the prefill (``needs.answer``)."""
+        """Return further fallbacks, known after the full cache's answer (``needs.answer``). steps: tokens fed after the
+        prefill."""
         return ()
 
     def from_replay(self, replay: Replay) -> list[Tensor]:

@@ -16,7 +16,7 @@ class GenericQueryScorer(TailMassScorer):
     and the assistant's header) are fed after every chunk, where the question would be. Their attention is averaged over
     them and over the g query heads of a KV head; the tokens are dropped again in the same layer, and counted in
     ``entries_peak``. No question is known. Under other protocols the last prefilled tokens replace them. Under
-    ``paper`` and ``strict`` these are the same tokens, but after the question, which they then know.
+    ``paper`` and ``strict`` these are the same tokens, but they follow the question and so have attended to it.
 
     Args:
         proxies: most tokens of the template that are used, its last ones [tokens].

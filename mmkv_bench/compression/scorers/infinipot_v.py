@@ -74,7 +74,7 @@ class InfiniPotVScorer(Scorer):
 
     @staticmethod
     def _distinct(obs: Observation, frames: Frames, cell: Tensor, recent: Tensor) -> Tensor:
-        """Return TaR ``[Hkv, S]``, float32."""
+        """Return TaR of every stored entry, float32 ``[Hkv, S]``. recent: the most recent frames."""
         unit = torch.nn.functional.normalize(obs.key.float(), dim=-1)
         heads, _, dim = unit.shape
         place = cell[..., None].expand(-1, -1, dim)

@@ -77,8 +77,8 @@ class PressScorer(Scorer):
         return presses.draws(library, presses.build(library, self.press, self.args, _ARGS))
 
     def method_version(self, method: Composed) -> int:
-        """Return 2: if more entries than the budget are protected the last stay, and a press inside a press is recorded
-        with its defaults."""
+        """Return 2. Since version 2 the last of the protected entries stay if they exceed the budget, and a press
+        inside a press is recorded with its defaults."""
         return 2
 
     @property
@@ -117,7 +117,7 @@ class PressScorer(Scorer):
         return made
 
     def _protected(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """Return the entries to which the scoring press gives its highest score, bool ``[Hkv,T]``."""
+        """Return the entries with the press's highest score, which it always keeps, bool ``[Hkv,T]``."""
         scores = self._innermost(obs, budget, seed)
         return scores == scores.amax(-1, keepdim=True)
 
@@ -130,7 +130,7 @@ class PressScorer(Scorer):
         return obs.memo(("kvpress", *self.key(budget, obs.length), seed), ask)
 
     def _ask(self, obs: Observation, made: Any, seed: int) -> Tensor:
-        """Return the press's own `score`, float32 ``[Hkv,T]``."""
+        """Call the press's own `score` on the observation; return float32 ``[Hkv,T]``."""
         if obs.sinks is not None:
             raise UnsupportedError(
                 f"kvpress' {self.press} does not support learned sinks, which this model's attention has; use a "

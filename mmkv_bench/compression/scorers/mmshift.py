@@ -223,7 +223,8 @@ class MMShiftScorer(Scorer):
         return self.lam > 0 and self.rounding == "none"
 
     def method_version(self, method: Composed) -> int:
-        """Return 2 if ties of the votes are broken, also by an anchor below the spacing of float32 at the votes; else 1."""
+        """Return 2 if ties between votes are broken by the anchor in float64, even by an anchor too small for float32; else
+        1."""
         return 2 if self._breaks_ties else 1
 
     def _states(self, obs: Observation, seed: int) -> Tensor:
@@ -237,7 +238,7 @@ class MMShiftScorer(Scorer):
         return states + (self._global_mean(obs) if self.centring == "global" else mean)
 
     def _moments(self, obs: Observation) -> tuple[Tensor, Tensor]:
-        """Return mu and sigma, float32 ``[]``, ``[E]`` or, if groups differ, a row per proxy ``[N, 1 or E]``."""
+        """Return mu and sigma, float32 ``[]`` or ``[E]``; ``[N, 1 or E]``, one row per proxy, if groups differ."""
         if self.modality == "unified" and not self.last_tokens:
             return (obs.hidden_mean, obs.hidden_std) if self.statistics == "elementwise" else obs.hidden_scalar_moments
         if self.modality == "unified":

@@ -43,5 +43,5 @@ class ReservoirScorer(Scorer):
 
 
 def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """Shift right logically; int64's own shift is arithmetic."""
+    """Shift right by ``bits``, filling with zeros; torch's shift of int64 would copy the sign."""
     return (numbers >> bits) & (2 ** (64 - bits) - 1)

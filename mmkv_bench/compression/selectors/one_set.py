@@ -49,7 +49,8 @@ class OneSet(RecentShare):
 
     @staticmethod
     def _permuted(score: Tensor, protected: Tensor, evict: int) -> Tensor:
-        """Return the indices that the released ranking keeps, ascending: int64 ``[m]``."""
+        """Return the indices that ``ranking=permutation`` keeps when ``evict`` tokens shall go, ascending: int64
+        ``[m]``."""
         place = (~protected).nonzero()[:, 0]
         keep = protected.clone()
         if evict > 1:
