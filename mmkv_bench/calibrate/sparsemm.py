@@ -133,7 +133,8 @@ def measure(loaded: LoadedModel, page: Page, settings: Mapping[str, Any]) -> Sam
 def summarise(measured: Sequence[SampleHits], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
     """Summarise `measure` of all samples: ``{"scores": [[one per query head] per layer], "kv_heads"}``.
 
-    If the family's crop hides answer tokens, ``"hidden": {"tokens", "of"}`` counts them among all with a known position.
+    If the family's crop hides answer tokens, ``"hidden": {"tokens", "of"}`` states their number and the number of all
+    answer tokens with a known position.
 
     Raises:
         CalibrationError: no visual token shows any answer token.

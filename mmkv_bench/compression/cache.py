@@ -157,7 +157,7 @@ class CompressedLayer(CacheLayerMixin):
     def retain(
         self, index: Tensor, reduce: Reduce | Sequence[Reduce], reserve: int | None = None, forget: int = 0
     ) -> None:
-        """Replace the stored entries by those that `reduce` makes of the slots `index`.
+        """Keep the slots `index` only, with keys and values as `reduce` returns them.
 
         Args:
             index: int64 `[B, Hkv, m]` slots to keep, ascending, padded on the left with -1.
@@ -238,10 +238,10 @@ class CompressedLayer(CacheLayerMixin):
         """Return what the attention kernel reads in place of (key, value, logical mask).
 
         Args:
-            query: `[B, Hq, n, D]`, rotated. key, value: what `update` returned. mask: see `visible`.
+            query: `[B, Hq, n, D]`, rotated. key, value: what `update` returned. mask: the logical mask, see `visible`.
 
         Returns:
-            Keys and values `[B, Hkv, slots, D]` and their mask `[B, Hq|Hkv|1, n, slots]`, or None.
+            Keys and values `[B, Hkv, slots, D]`, and their mask `[B, Hq|Hkv|1, n, slots]` or None.
         """
         return key, value, self.visible(query, mask)
 

@@ -249,7 +249,7 @@ class Compressor:
         return score
 
     def observed_fallbacks(self, observation: Observation, entries: int, seed: int) -> tuple[str, ...]:
-        """Return further fallbacks of one layer, known from its scores."""
+        """Return further fallbacks of one layer, which are known only from its scores."""
         return self.eviction.scorer.observed_fallbacks(self._seen(observation, entries, seed), entries, seed)
 
     def summary(self, observation: Observation, entries: int, seed: int) -> Tensor | None:

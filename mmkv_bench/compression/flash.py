@@ -1,8 +1,8 @@
 """`attention=flash_attention_2`: functions of the flash-attn package behind our attention function.
 
-These functions take no mask. What a query may see follows from the order of slots: all slots of a head up to the
-query's own, aligned with the newest, except the padding on the head's left. So the logical mask of a forward only marks
-padding, `[B, 1, 1, seen]`, and nothing of the size queries times slots is made. The kernel itself is causal.
+These functions take no mask. The newest query belongs to a head's last slot, and each query sees the slots up to its
+own, except padding on the left. So the logical mask of a forward only marks padding, `[B, 1, 1, seen]`, and nothing of
+the size queries times slots is made. The kernel itself is causal.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Frames:
 
     Attributes:
         number: int64 ``[T]``, the temporal patch (for Qwen-VL a pair of frames) that a token belongs to, -1 for text.
-        cell: int64 ``[T]``, the token's place within that patch, 0 for text. size: cells of a patch.
+        cell: int64 ``[T]``, the token's index within that patch, 0 for text. size: number of cells of a patch.
     """
 
     number: Tensor
@@ -231,7 +231,8 @@ class Observation:
     def retain(self, index: Tensor) -> None:
         """Follow an eviction: only the stored slots in ``index`` int64 ``[Hkv,m]`` (ascending, without padding) are left.
 
-        Last queries are dropped if their own entries are not all left, so that an observation window stays causal.
+        The stored last queries are dropped if some of their tokens' entries were evicted, so that an observation window
+        stays causal.
         """
         kept, last = index.shape[1], torch.arange(self._seen - index.shape[1], self._seen, device=index.device)
         whole = int((index == last).flip(-1).cumprod(-1).sum(-1).min())
@@ -389,7 +390,7 @@ class Observation:
     def shared(self, name: Hashable, make: Callable[[], T]) -> T:
         """Return a value like ``memo``, but shared by all methods of the run.
 
-        For this package's parts only, whose ``name`` includes everything that the value depends on.
+        Only for parts of this package: ``name`` must include everything that the value depends on.
         """
         if name not in self._memo:
             self._memo[name] = make()
@@ -451,10 +452,10 @@ class PromptBatch:
         observations: layer -> one `Observation` per row, dropped as soon as the layer is done.
         received: the text model's arguments, if a scorer needs a replay.
         context: a batch whose tokens this one begins with; its observations are complete up to them.
-        turn: number of a conversation's turn that is fed behind stored entries; 0 for a prompt.
+        turn: index of the conversation's turn that is fed after stored entries; 0 for a prompt.
         reach: last token that each token of the newest chunk sees, see `reach.reach_of`.
         two_way: whether some token of the prompt sees later tokens.
-        rotations: cos and sin of positions behind each row; all layers of one chunk share them.
+        rotations: cos and sin of the positions after each row's last token; all layers of one chunk share them.
     """
 
     total: int

@@ -13,8 +13,8 @@ def following(last: Tensor, offset: int, count: int, rows: int) -> Tensor:
 
 
 def last_positions(positions: Tensor | None, length: int, device: torch.device) -> Tensor:
-    """Return the position after which text behind prompts of `length` tokens is numbered, `[..., B, 1]` (B = 1 if it is
-    shared).
+    """Return the position from which text after prompts of `length` tokens continues, `[..., B, 1]` (B = 1 if all
+    prompts share it).
 
     After a video, transformers continues from the largest position of height and width, even if the positions of time
     are larger; an answer continues after that text (`get_rope_index` of Qwen2.5-VL, `generate`).

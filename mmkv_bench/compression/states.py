@@ -1,4 +1,5 @@
-"""Layers that are not compressed: transformers' sliding windows and recurrent states, beside compressed layers.
+"""Layers that are not compressed, in models that also have compressed layers: transformers' sliding windows and
+recurrent states.
 
 Both store a state of a whole sequence. They cannot forget a token by dropping slots, and `crop(-1)` of a recurrent
 state returns without any effect. A caller that feeds tokens again must restore a copy that was made before these

@@ -45,8 +45,8 @@ class StreamLayer(CompressedLayer):
 class StreamListener:
     """A listener that keeps at most `cap` entries in every KV head of every layer.
 
-    Scores are computed over the stored entries: those that stayed so far and the newest chunk. Statistics of queries
-    continue from chunk to chunk.
+    Scores are computed over the stored entries, which are the entries that stayed so far and the newest chunk's.
+    Statistics of queries continue from chunk to chunk.
 
     Attributes:
         cap: entries per KV head; None: nothing is evicted.

@@ -232,8 +232,8 @@ class VarlenLayer(CompressedLayer):
         return (int(self.entries().sum()) + len(self._lengths) * (fed + 1)) * self.slot_nbytes
 
     def alone(self, row: int, slack: int) -> CompressedLayer:
-        """Return one row of a folded layer as it would be stored alone, with `slack` free slots. The result is a view for
-        counting bytes only: its sizes are right, but entries are not at their slots."""
+        """Return a layer with the size that one row of a folded layer would have alone, with `slack` free slots per head.
+        It is a view for counting bytes: its slots do not contain the row's entries in order."""
         heads = self._heads[1]
         row_heads = slice(row * heads, (row + 1) * heads)
         lengths = [length + self._appended for length in self._lengths[row_heads]]

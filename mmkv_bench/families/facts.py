@@ -141,8 +141,8 @@ def context_length(input_ids: Tensor, facts: ModelFacts, tokenizer: Any = None) 
     """Count the tokens of the prompt's context, after which a protocol cuts the prompt.
 
     The context ends with the last visual token, or with its closing token if that follows directly. InternVL's closing
-    token is known only with a tokenizer (here or in `model_facts`); without one its context ends with the last visual
-    token.
+    token is known only if this function or `model_facts` gets a tokenizer; otherwise its context ends with the last
+    visual token.
 
     Args:
         input_ids: [T] or [1, T], one prompt without padding on the right.
@@ -182,7 +182,7 @@ def state_bytes(facts: ModelFacts, tokens: int, dtype: str) -> int:
 
 def share_of_all_state(facts: ModelFacts, tokens: int, kept: int, dtype: str) -> float:
     """Return the fraction of all state bytes after a prompt of `tokens` that is left if `kept` entries per KV head
-    stay. Windows and recurrent states count in both."""
+    stay. Windows and recurrent states count as kept."""
     entry, beside = kv_bytes_per_token(facts, dtype), state_bytes(facts, tokens, dtype)
     return (kept * entry + beside) / (tokens * entry + beside)
 

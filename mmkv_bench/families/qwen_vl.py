@@ -1,7 +1,7 @@
 """Qwen-VL: images keep their aspect; their area is scaled between two limits and cut into squares, one token each.
 
 Qwen2-VL, Qwen2.5-VL   arXiv 2409.12191 section 2.1: sides rounded to multiples of 28, area scaled into [min_pixels,
-                       max_pixels], one token per 28x28; frames in pairs, each pair as many tokens as one image
+                       max_pixels], one token per 28x28; a pair of frames has as many tokens as one image
 Qwen3-VL               likewise with 32x32; a video's limits are for all its frames together
 """
 

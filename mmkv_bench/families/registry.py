@@ -169,7 +169,7 @@ def apply_limits(
     video_max_pixels: int | None = None,
     frames: int | None = None,
 ) -> None:
-    """Change a processor's pixel limits to those of a run.
+    """Set a processor's pixel limits to the limits of a run.
 
     Args:
         min_pixels, max_pixels: limits of the area that an image is scaled to, before it is cut into patches.

@@ -213,11 +213,11 @@ def method(
     Args:
         name: a method of docs/methods.md; a file of your own (`"mine.py"`, any parts, as `method=mine.py` takes it); or
             a scorer of your own, as an object or a class. A scorer gets the other parts of `custom`: uniform budgets,
-            the highest scores beside the last token, eviction.
+            selection of the last token and the highest scores, eviction.
         reading: `paper`, or `released` for what the paper's released code does.
         calibrations: artefacts of one model. Without them a calibrated method can be inspected but refuses to work.
-        parameters: those of the method, as in docs/methods.md (`window=16`); for a file or a scorer those of its
-            constructors, and `sinks`, `recents` and `window` of the selector.
+        parameters: the method's parameters, as in docs/methods.md (`window=16`); for a file or a scorer, the arguments
+            of its constructors, and `sinks`, `recents` and `window` of the selector.
 
     Returns:
         A frozen `Compressor`; its parts are frozen dataclasses, so equal settings compare equal.

@@ -106,8 +106,8 @@ def _broken(check: Check, fault: str, made: Compressor, path: str) -> Finding:
 
 
 def _raised(error: Exception, made: Compressor, path: str) -> Finding:
-    """Diagnose an exception. Its line is the last one of the user's file in the traceback or, if a method's result was
-    refused, the line of that method."""
+    """Return the finding for an exception. It names the last line of the user's file in the traceback or, if the result
+    of a method was refused, the line of this method."""
     text = first_line(error).partition(" (Needs(")[0]
     line = own_line(error, str(Path(path).expanduser().resolve()))
     need, scored = _UNDECLARED.search(text), _SCORED.search(text)

@@ -42,8 +42,8 @@ SHOWN = 16
 
 @dataclass(frozen=True)
 class MethodFile:
-    """A loaded method file: `classes` maps each part that the file defines to its class; `prefix` is what its settings
-    begin with on the command line."""
+    """A loaded method file: `classes` maps each part that the file defines to its class; `prefix` is the common prefix
+    of the file's settings on the command line."""
 
     path: str
     sha256: str

@@ -15,18 +15,18 @@ class Allocator(ABC):
     """A rule that divides a budget among layers and KV heads.
 
     Class attributes:
-        scope: "layer" decides each layer at once, so peak memory falls during prefill; "model" needs the scores of all
-            layers and decides after the last one.
+        scope: "layer" divides a layer's budget as soon as the layer is prefilled, so peak memory falls during prefill;
+            "model" needs the scores of all layers and decides after the last one.
         excess: entries per KV head granted ABOVE the budget. It is 0 in every paper reading; if a released code stores
             more than it states, the excess is declared here, so that a plan and an audit can report it.
         needs: statistics of a layer that ``summary`` reads.
         needs_visual: prompts without visual tokens cannot be allocated.
         exceeds: with these parameters the model may be granted more than its budget, as a released code does. False in
             every paper reading.
-        printed: ``exceeds`` comes from the paper's own formula and not from a released code; it is allowed in either
+        printed: the paper's own formula, not a released code, is the reason for ``exceeds``; this is allowed in either
             reading, and marked in rows and tables.
         falls_short: with these parameters the model may be granted less than its budget.
-        reads_fraction: for a budget given as a fraction, the allocator reads the fraction itself (``Context.asked``),
+        reads_fraction: if the budget was requested as a fraction, the allocator uses this fraction (``Context.asked``),
             not C / T.
         streams: every KV head of every layer keeps the same number of entries, at most the budget; a stream's cap
             demands this.
@@ -82,7 +82,7 @@ class Allocator(ABC):
         return None
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of this part's numbers, from 1; see ``Scorer.method_version``."""
+        """Return the version of this part's results, from 1; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:

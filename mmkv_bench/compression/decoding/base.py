@@ -22,8 +22,8 @@ class Start:
         key, value: ``[Hkv, n, D]`` candidates of the full cache; read-only, and gone afterwards unless copied.
         index: int64 ``[Hkv, m]`` kept candidates, ascending, LEFT-padded with -1.
         kept_key, kept_value: ``[Hkv, m, D]``, the reducer's result.
-        scores: float32 or float64 ``[Hkv, prefilled]`` of this layer: T columns, and those of a question scored with
-            them; None when nothing was scored.
+        scores: float32 or float64 ``[Hkv, prefilled]`` of this layer: a column for each of the T tokens, and for those
+            of a question that was prefilled with them; None when nothing was scored.
         context: the prompt, its budget and the allocator's summaries.
         pad: logical index of the prompt's first token (left padding). Slot positions are ``index + pad``.
         seen: number of tokens that the layer counts as seen from now on: ``pad + n`` for n candidates.
@@ -102,6 +102,6 @@ class DecodePolicy(ABC):
         return ()
 
     def query_positions(self, cache: CompressedCache, position_ids: Tensor) -> Tensor:
-        """Return the position ids ``[3|4, 1, n]`` or ``[1, n]`` that the model shall use instead of the true ones: only to
-        reproduce a released code that errs there."""
+        """Return the position ids ``[3|4, 1, n]`` or ``[1, n]`` that the model uses instead of the true ones. Only
+        policies that reproduce a released code's wrong positions change them."""
         return position_ids

@@ -33,8 +33,8 @@ class KIVI(DecodePolicy):
     Fewer entries than R all fit the residual: nothing is quantised until the answer has filled it, and the row says
     `fallback=within_residual`. With eviction, R should therefore be well below the budget.
 
-    Every step dequantises a whole layer for the attention kernel and drops that copy again: the stored bytes are those
-    of the packed entries, the speed is not that of the paper's fused kernels.
+    Every step dequantises a whole layer for the attention kernel and drops that copy again: stored bytes count the
+    packed entries only, and decoding is slower than with the paper's fused kernels.
 
     Args:
         bits: bits of a stored number, 2 or 4 as in the paper, or 8. The scale and minimum of each group are stored too,
@@ -45,8 +45,8 @@ class KIVI(DecodePolicy):
             quantises after it (released code).
 
     Paper and code: see ``flush``. The released code divides by zero for a constant group; here the scale is at least
-    1e-6, and such a group is restored exactly. Its kernels need one sequence length for all heads and as many KV as
-    query heads; neither is needed here.
+    1e-6, and such a group is restored exactly. Its kernels need the same length in all heads and one KV head per query
+    head; neither is needed here.
     """
 
     bits: int = 2

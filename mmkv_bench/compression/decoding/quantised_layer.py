@@ -168,15 +168,15 @@ class QuantisedLayer(CompressedLayer):
         return layer
 
     def _read_keys(self) -> Tensor:
-        """Return `[1, Hkv, stored, D]`, dequantised: a copy."""
+        """Return a dequantised copy of all keys, `[1, Hkv, stored, D]`."""
         return self._keys.read()[None]
 
     def _read_values(self) -> Tensor:
-        """Return `[1, Hkv, stored, D]`, dequantised: a copy."""
+        """Return a dequantised copy of all values, `[1, Hkv, stored, D]`."""
         return self._values.read()[None]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[1, Hkv, n, D]`; return what the attention shall read, `[1, Hkv, stored, D]`, dequantised."""
+        """Append `[1, Hkv, n, D]`; return the keys and values for attention, `[1, Hkv, stored, D]` each, dequantised."""
         self._keys.append(key_states[0])
         self._values.append(value_states[0])
         if self._before and self.seen >= self.acts_from:

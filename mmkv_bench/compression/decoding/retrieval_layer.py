@@ -25,7 +25,7 @@ class Pages:
         means: ``[H, P, D]`` on the device, the model's dtype.
         length: n. chunk: tokens per chunk. slots: chunks that a head fetches per step. count: P.
         staging: two pinned ``[H * slots, chunk * D]`` buffers in which fetched chunks are gathered, so that a step
-            copies them at once and nothing else.
+            copies to the device once for keys and once for values.
     """
 
     def __init__(self, key: Tensor, value: Tensor, chunk: int, slots: int):
@@ -130,8 +130,8 @@ class RetrievalLayer(CompressedLayer):
     """One layer of one sequence: the static heads' entries, and a buffer that the dynamic heads refill at every step.
 
     The buffer of a dynamic head is the last ``width`` of the ``prefix`` slots before the appended tokens. A step is one
-    forward pass: its queries (one while decoding, all of a question or of a second turn) choose together, by their
-    mean, so that no more than the budget is ever on the device. Appended tokens are visible as in other layers.
+    forward pass: its queries (one while decoding, all of a question or of a second turn) choose chunks once, by their
+    mean, so that the device never has more entries than the budget. Appended tokens are visible as in other layers.
     """
 
     pages: Pages | None = None

@@ -6,8 +6,8 @@ A block contains complete rows and so their softmax denominators: one pass is en
 Shapes: Hq query heads, Hkv KV heads, g = Hq / Hkv, w or n query rows, T or S keys, D head dimension. Query head h reads
 KV head h // g.
 
-Sinks, float32 ``[Hq]``, are learned scores beside those of keys (gpt-oss): each takes a share of its head's softmax
-that goes to no key, so that the probabilities of a row sum to less than 1. None: there are none.
+Sinks, float32 ``[Hq]``, are learned scores that join the keys' scores in a softmax (gpt-oss). Each takes a share of its
+head's softmax that goes to no key, so that the probabilities of a row sum to less than 1. None: there are none.
 
 Reach, int64 ``[n]`` on the CPU, ascending, is the last key that each row sees. If the tokens of a picture see the whole
 picture (Gemma 3), this key comes after the row's own. None: attention is causal, so each row sees keys up to its own.

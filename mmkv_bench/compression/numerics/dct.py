@@ -4,7 +4,7 @@
 orthonormal transform, so the energy of the bins is the energy of the tokens (Parseval). One real FFT of length T does
 this (Makhoul 1980): with the even tokens in order followed by the odd ones in reverse, and w = exp(-i pi m / (2T)),
 ``sum_n ... cos = Re(w[m] * FFT[m])`` and bin T - m is ``-Im`` of the same number. Half a spectrum therefore holds all T
-bins, no T x T matrix exists, and a batch of channels needs a few times its own size.
+bins, no T x T matrix exists, and the memory for a batch of channels is a few times the batch's size.
 
 The length is the prompt's, padding excluded, so no length is padded to a size that suits an FFT: lengths with large
 prime factors take several times as long as their neighbours.

@@ -22,7 +22,7 @@ class Reducer(ABC):
         return False
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of this part's numbers, from 1; see ``Scorer.method_version``."""
+        """Return the version of this part's results, from 1; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:

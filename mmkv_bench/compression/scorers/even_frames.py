@@ -19,8 +19,8 @@ class EvenFramesScorer(Scorer):
     A frame scores the power of two that divides its number, the first frame most; of equal frames every second is
     evicted first, by the same rule. So the kept frames of a stream are evenly spaced at any time although its length is
     unknown, and an evicted frame is never needed later. Text before the first frame and between frames scores higher
-    than frames. Frames of a pair that the model reads at once are one. Outside of a stream (``protocol=stream``), and
-    for a text, tokens take the place of frames.
+    than frames. A pair of frames that the model encodes together counts as one frame. Outside of a stream
+    (``protocol=stream``), and for a text, tokens take the place of frames.
 
     Paper and code: none is reproduced. Sampling fewer frames before the model sees them is ``model.frames``.
     """

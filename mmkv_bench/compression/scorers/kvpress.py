@@ -42,10 +42,10 @@ class PressScorer(Scorer):
     be evicted. Here the last token and the latest of these entries stay, as with sinks and recents of this package's
     methods.
 
-    Differences to the library's own run: scores are read as float32, other ties go to the lower index (kvpress leaves
-    them to `topk`), `torch`'s random stream is seeded per sample, layer and seed, queries have the module's query norm
-    in every family (kvpress knows Qwen3 and Gemma3 only), and positions behind the prompt are the model's own, under
-    mrope too (kvpress counts 1-D positions). All other presses are refused with the reason (`presses.py`).
+    Differences to a run of the library: Scores are read as float32. Other ties go to the lower index (kvpress leaves them
+    to `topk`). `torch`'s random stream is seeded per sample, layer and seed. Queries have the module's query norm in every
+    family (kvpress knows Qwen3 and Gemma3 only). Positions after the prompt are the model's, also under mrope (kvpress
+    counts 1-D positions). All other presses are refused with the reason (`presses.py`).
     """
 
     press: str
@@ -72,7 +72,7 @@ class PressScorer(Scorer):
 
     @cached_property
     def stochastic(self) -> bool:
-        """True if the press's module, or that of a press in it, draws random numbers."""
+        """True if the Python module of the press, or of a press inside it, draws random numbers."""
         library = presses.load()
         return presses.draws(library, presses.build(library, self.press, self.args, _ARGS))
 

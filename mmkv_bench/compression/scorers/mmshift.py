@@ -64,10 +64,10 @@ class MMShiftScorer(Scorer):
         voting: "groups", or "none": the mass itself, summed over all N proxies, replaces the votes; tau and cover are
             not read (table 5: ``voting=none gamma=1`` is its row "+ Samp.", ``voting=none`` "+ Var. Exp.", and the
             method ``last_query`` LastAttn).
-        modality: tokens behind mu and sigma (table 13): "unified" all, "vision" the visual ones, "text" the others,
-            "separate": groups 0, 2, 4, ... draw around the visual tokens' statistics and the others around the text's.
-            All T keys are used in every case. If there is no token of the requested kind, all tokens are used and the
-            row says ``single_modality``; "vision" refuses prompts without visual tokens.
+        modality: tokens whose statistics mu and sigma are (table 13): "unified" all, "vision" the visual ones, "text"
+            the others, "separate": groups 0, 2, 4, ... draw around the visual tokens' statistics and the others around
+            the text's. All T keys are used in every case. If there is no token of the requested kind, all tokens are
+            used and the row says ``single_modality``; "vision" refuses prompts without visual tokens.
         expansion: "global": gamma in all layers; "layer": a factor per layer (table 10).
         layer_gamma: the factors of ``expansion=layer``, one per layer; empty takes those of ``calibration``.
         last_tokens: number of last tokens that mu and sigma are computed over, 0 = all T.
@@ -263,8 +263,8 @@ class MMShiftScorer(Scorer):
         return mean, std
 
     def _moments_of(self, obs: Observation, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the moments of the chosen tokens (bool ``[T]``, None: all) among the last tokens, or of all last tokens
-        if none is chosen."""
+        """Return mean and standard deviation over the chosen tokens (bool ``[T]``, None: all) among the ``last_tokens``,
+        or over all of these if none is chosen."""
         first = obs.length - min(self.last_tokens or obs.length, obs.length)
         states = obs.states[first:]
         chosen = None if chosen is None or not bool(chosen[first:].any()) else chosen[first:]

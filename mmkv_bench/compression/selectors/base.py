@@ -15,7 +15,7 @@ class Selector(ABC):
     Class attributes:
         needs_visual: prompts without visual tokens cannot be selected from.
         exceeds: with these parameters more than the caps may be kept, as a released code does.
-        printed: ``exceeds`` comes from the paper's own formula and not from a released code; it is allowed in either
+        printed: the paper's own formula, not a released code, is the reason for ``exceeds``; this is allowed in either
             reading, and marked in rows and tables.
         falls_short: with these parameters less than the caps may be kept.
         streams: the selector needs no token types and fills every cap, as a stream demands.
@@ -39,7 +39,7 @@ class Selector(ABC):
         return False
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of this part's numbers, from 1; see ``Scorer.method_version``."""
+        """Return the version of this part's results, from 1; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
