@@ -109,7 +109,9 @@ def sparsity_threshold(
 def moments(states: Tensor, length: int) -> tuple[list[float], float, float]:
     """Return the elementwise mean ``[E]`` of the prompt, and the population standard deviations of prompt and answer.
 
-    states: ``[T + n, E]``, n >= 1; the first `length` tokens are the prompt. A deviation is over all values of its tokens."""
+    states: ``[T + n, E]``, n >= 1; the first `length` tokens are the prompt. Each deviation is taken over all values of all
+    its tokens together.
+    """
     prompt, answer = states[:length].double(), states[length:].double()
     return prompt.mean(0).tolist(), float(prompt.std(correction=0)), float(answer.std(correction=0))
 
@@ -143,7 +145,8 @@ def state_statistics(measured: Sequence[list[tuple]], settings: Mapping[str, Any
 
 
 class CalibrationMeasurement(NamedTuple):
-    """The calibration of one method: a function of a sample, a summary of all samples, and options that affect the data."""
+    """The functions that calibrate one method: `measure` one sample, `summarise` all samples; `options`: names of the
+    command's options that affect the data."""
 
     measure: Callable[[LoadedModel, Any, Mapping[str, Any]], Any]
     summarise: Callable[[Sequence[Any], Mapping[str, Any], int], dict[str, Any]]

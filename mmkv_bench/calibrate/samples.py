@@ -113,7 +113,7 @@ def answer_ids(loaded: LoadedModel, sample: DatasetQuestion | Page) -> list[int]
 
 
 def pages(kinds: Sequence[str], size: str, split: str, count: int) -> list[tuple[str, str, str, int]]:
-    """Return arguments of `page` for the first `count` samples, with the kinds in turn.
+    """Return the arguments of `page` for the first `count` samples, taking the kinds in turn.
 
     Raises:
         CalibrationError: the split is not allowed, or `count` is less than 1.

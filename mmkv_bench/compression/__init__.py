@@ -1,2 +1,1 @@
-"""KV-cache compression on tensors alone. Nothing in this folder depends on a configuration, dataset, file or model
-class."""
+"""KV-cache compression on tensors alone; nothing here depends on a configuration, dataset, file or model class."""

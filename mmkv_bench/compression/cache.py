@@ -249,7 +249,7 @@ class CompressedLayer(CacheLayerMixin):
         """Do nothing; subclasses accumulate scores or evict here. Called after the attention of every forward."""
 
     def drop(self, slots: Tensor) -> None:
-        """Remove one slot of every head, int64 `[B, Hkv]`, in place; later slots move up by one."""
+        """Remove one slot of every head, int64 `[B, Hkv]`, in place; all later entries move one slot to the left."""
         batch, heads = slots.shape
         slot = torch.arange(self.stored - 1, device=self.device)
         index = slot + (slot >= slots[:, :, None].to(self.device))

@@ -359,7 +359,7 @@ class Pool:
             return [LayerBuffers(shape) for shape in shapes]
 
     def _leave(self, limit: int) -> None:
-        """Drop free sets, the least recently used first, until the rest fits the limit of bytes."""
+        """Drop free sets, the least recently used first, until the free sets have at most `limit` bytes."""
         for one in [one for one in self._sets if one.free]:
             if sum(other.nbytes for other in self._sets if other.free) <= limit:
                 return

@@ -354,7 +354,8 @@ class Observation:
 
     @property
     def column_sums(self) -> Tensor:
-        """``[Hkv,T]`` float32: column j holds the attention of all T queries to key j, summed over g heads."""
+        """``[Hkv,T]`` float32: number j is the attention of all T queries to key j, summed over queries and the g query
+        heads."""
         self._require(self.needs.column_sums, "column_sums")
         return self._complete(self._columns).clone()  # a copy, see `window_mass`
 

@@ -202,8 +202,8 @@ def _inner(value: Any, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def effective(library: ModuleType, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all plain arguments of a press and of presses in it, defaults included; whole numbers given for real ones
-    become real."""
+    """Return all plain arguments of a press and of presses inside it, defaults included. Integers given for float
+    arguments become floats."""
     effective_args: dict[str, Any] = {}
     for key, parameter in inspect.signature(presses(library)[name]).parameters.items():
         default = parameter.default

@@ -360,7 +360,8 @@ class Session:
         return self.listener
 
     def after_attention(self, module: Attention, query: Tensor, layer: CompressedLayer) -> None:
-        """Observe one layer's part of a prompt chunk; called by the attention function, which has post-RoPE Q."""
+        """Observe one layer's part of a prompt chunk; called by the attention function, which has the post-RoPE
+        queries."""
         prompt, index = self.prompt, self.full.index(module.layer_idx)  # scorers and listeners count compressed layers
         if self.answer is not None and (prompt is None or prompt.complete):
             self.answer.add(index, query, layer.keys, module.scaling, sinks_of(module))

@@ -108,8 +108,8 @@ class Device:
         return time.perf_counter()
 
     def mark(self) -> Mark:
-        """Return a time mark behind all work submitted so far. Nothing waits for the mark, so marking does not slow a
-        step."""
+        """Return a time mark that follows all work submitted so far. Nothing waits for the mark, so marking does not
+        slow a step."""
         return time.perf_counter()
 
     def between(self, start: Mark, end: Mark) -> float:
@@ -140,7 +140,7 @@ class Device:
         by itself."""
 
     def forget_graphs(self) -> None:
-        """Drop graphs of compiled steps whose storages are gone; the host has no such graphs."""
+        """Drop recorded graphs of compiled steps whose storages were freed. On the host there are none."""
 
     def host_buffer(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Return an empty tensor in host memory that the device can copy from while it computes (pinned if that matters)."""

@@ -135,13 +135,13 @@ class Experts:
 
 @dataclass(frozen=True)
 class TextModel:
-    """A text backbone: facts that its config.json may leave to a class's defaults.
+    """Facts of a text backbone that a config.json may leave to the defaults of transformers' class.
 
     Attributes:
         model_type: `model_type` of the text config.
         qkv_bias: the projections of queries, keys and values always have biases; qk_norm: queries and keys are normalised
             per head.
-        head_dim_follows: without `head_dim` in config.json it is hidden_size / num_attention_heads.
+        head_dim_follows: if config.json has no `head_dim`, the head dimension is hidden_size / num_attention_heads.
         window_switch: key of config.json that turns the sliding window off; None: there is no window.
         beside: kinds of layers, besides full attention, that are not compressed.
         norms: number of norms in a layer's residual stream; gated: each query head has a gate of the head's width.
@@ -161,7 +161,8 @@ class TextModel:
     uneven: bool = False
 
     def check(self, text: Any) -> None:
-        """Refuse a text config whose settings change what scores mean. Raises UnsupportedError."""
+        """Raise UnsupportedError for a text config with settings (such as softcapping) that the scorers' attention does
+        not reproduce."""
 
     def states(self, text: Any, kinds: Sequence[str]) -> States:
         """Describe the layers that are not compressed. text: a text config; kinds: the kinds of all its layers."""

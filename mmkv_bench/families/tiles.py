@@ -50,7 +50,7 @@ def tile_after_tile(
 
 
 def even(count: int) -> list[Span]:
-    """Return `count` equal parts of the whole."""
+    """Divide a height or width into `count` equal spans, as fractions of the whole."""
     return [(Fraction(i, count), Fraction(i + 1, count)) for i in range(count)]
 
 

@@ -70,7 +70,8 @@ def summaries(made: Compressor, layers: Sequence[Observation], budget: int, seed
 
 
 def select(made: Compressor, problem: Problem, layers: Sequence[Observation] | None = None) -> list[Tensor]:
-    """Score, summarise, divide and select an observed prompt as a run does; return the kept indices per layer."""
+    """Let a method score an observed prompt, divide the budget and select entries, as a run does; return the kept
+    indices per layer."""
     layers, budget = problem.observe(made.needs) if layers is None else layers, problem.budget
     return _divide(made, problem, layers, scores(made, layers, budget), summaries(made, layers, budget))
 

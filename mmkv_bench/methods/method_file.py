@@ -75,8 +75,9 @@ def load(path: str | None, name: str | Sequence[str] | None = None, method: str 
 def effective(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return all constructor arguments of the file's classes: the given ones, and the plain defaults of the others.
 
-    A whole number given for a real one becomes real, so that 3 and 3.0 are one cell. An argument that two classes have
-    with different defaults is left out: each class uses its default, and the file's checksum covers both.
+    An integer given for a float argument becomes a float, so that 3 and 3.0 are the same cell. An argument that two
+    classes have with different defaults is left out, because each class uses its own default, and the file's checksum
+    covers both.
 
     Raises:
         ConfigError: no class has a given argument, or a required argument is not given.

@@ -47,8 +47,8 @@ def under_reading(
 
     Args:
         name: the method's name, for messages. reading: `paper` or `released`.
-        defaults: the node without the user's overrides. If given, whole numbers given for real parameters become real
-            (so that 3 and 3.0 are one cell), and a parameter that is both overridden and set by `released` is refused.
+        defaults: the node without the user's overrides. With it, integers given for float parameters become floats (so
+            that 3 and 3.0 are the same cell), and a parameter that is both overridden and set by `released` is refused.
 
     Raises:
         ConfigError: unknown reading, a `released` key that the node lacks, an interpolation without a target.

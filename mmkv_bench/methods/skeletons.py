@@ -115,7 +115,8 @@ class SkeletonReducer(Evict):
 # ---- decoding: what goes while the answer grows.
 @dataclass(frozen=True)
 class SkeletonPolicy(Holding):
-    """A decode policy that keeps every head's size: each new token evicts the oldest entry behind the `first` ones."""
+    """A decode policy that keeps every head's size: each new token evicts the oldest entry, not counting the `first`
+    entries, which stay."""
 
     hold: Literal["ratio", "size"] = (
         "size"  # "ratio": heads grow with the answer, by the share of the prompt that they kept

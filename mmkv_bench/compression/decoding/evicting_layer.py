@@ -61,7 +61,7 @@ class EvictingLayer(CompressedLayer):
         ]
 
     def _evict(self, due: list[bool]) -> None:
-        """Remove one entry from every head that is due."""
+        """Remove one entry from every head that holds too many. due: which heads do."""
         counts = self.entry_counts()
         slots = [
             self.stored - count + self._slot(count, start) for count, start in zip(counts, self._start, strict=True)

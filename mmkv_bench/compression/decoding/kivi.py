@@ -69,7 +69,7 @@ class KIVI(DecodePolicy):
         """Return the number of channels in one group of values. dim: number of channels of a head.
 
         Raises:
-            UnsupportedError: groups of this size do not divide a head.
+            UnsupportedError: a head's channels are no multiple of the group size.
         """
         group = min(self.group, dim)
         if dim % group or group * self.bits % 8:

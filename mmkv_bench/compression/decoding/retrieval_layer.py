@@ -113,7 +113,7 @@ class Pages:
         return sum(tensor.nbytes for tensor in self.host_tensors)
 
     def padding_nbytes(self) -> int:
-        """Return the bytes of the tokens that the last chunks lack."""
+        """Return the bytes of the padding in incomplete last chunks."""
         missing = self.count * self.chunk - self.length
         return self.heads * missing * (self.keys.nbytes + self.values.nbytes) // (self.heads * self.count * self.chunk)
 
@@ -228,7 +228,7 @@ class RetrievalLayer(CompressedLayer):
         )
 
     def padding_nbytes(self) -> int:
-        """Return the bytes of padding, including the tokens that the last chunks lack."""
+        """Return the bytes of padding, including the padding in incomplete last chunks."""
         return super().padding_nbytes() + (0 if self.pages is None else self.pages.padding_nbytes())
 
     def read_nbytes(self, fed: int) -> int:

@@ -48,8 +48,8 @@ def exponentials(scores: Tensor, masked: bool, sinks: Tensor | None = None) -> T
 
 
 def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the softmax of ``scores [..., S]``, float32, over keys and the sink of each row, ``[...]``; without the
-    sink's share."""
+    """Return the softmax of ``scores [..., S]`` over the keys and each row's sink (``sinks [...]``), float32. The
+    sink's probability is left out of the result."""
     if sinks is None:
         return scores.softmax(-1, dtype=torch.float32)
     both = torch.cat([scores.float(), sinks.float().expand(scores.shape[:-1]).unsqueeze(-1)], -1)

@@ -112,8 +112,8 @@ def _order(length: int, device: torch.device) -> Tensor:
 
 
 def _half_spectrum(folded: Tensor) -> Tensor:
-    """Return w * FFT, ``[..., T // 2 + 1]``, of tokens in ``_order``: bin m is its real part, bin T - m minus its
-    imaginary part."""
+    """Return ``w * FFT`` (see the module's docstring) of tokens in ``_order``, ``[..., T // 2 + 1]``. The real part of
+    number m is bin m, minus its imaginary part is bin T - m."""
     spectrum = torch.fft.rfft(folded)
     return spectrum.mul_(_quarter_turns(folded.shape[-1], spectrum))
 

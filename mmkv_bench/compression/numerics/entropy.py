@@ -70,7 +70,7 @@ def causal_entropy(
 
     Args:
         query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. scaling: factor of the scores.
-        sinks: ``[Hq]``, see ``attention.py``; the sum is over keys, without the sink's share.
+        sinks: ``[Hq]``, see ``attention.py``; the entropy sums over keys only, not over the sink.
         reach: ``[T]``, see ``attention.py``.
     """
     heads, total, dim = key.shape

@@ -102,7 +102,7 @@ def cover_votes(mass: Tensor, tau: float, left: bool) -> Tensor:
     """Count the covering sets of a head that contain each key, float32 ``[Hkv, T]``; see ``nucleus.nucleus``.
 
     Args:
-        mass: float32 ``[Hkv, m, b, T]``, contiguous; tau: fraction covered; left: side of the cover.
+        mass: float32 ``[Hkv, m, b, T]``, contiguous; tau: fraction covered; left: whether ``cover`` is "left".
     """
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
