@@ -82,7 +82,7 @@ class Page:
 
 
 def encoded(loaded: LoadedModel, sample: DatasetQuestion | Page, replays: bool = False) -> EncodedPrompt:
-    """Encode a sample's prompt. `replays` and the errors are those of `generation.encode.encode`."""
+    """Encode a sample's prompt. For `replays` and the errors see `generation.encode.encode`."""
     from mmkv_bench.generation.encode import encode
 
     return encode(

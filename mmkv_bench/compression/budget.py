@@ -52,7 +52,8 @@ class StateCost:
     beside: int = 0
 
     def entries(self, nbytes: int, text: str) -> int:
-        """Return the entries per KV head that an amount of bytes leaves. Raises ConfigError if it leaves none."""
+        """Return the entries per KV head that fit into `nbytes` of state. text: the requested amount, for the message
+        of the ConfigError if none fit."""
         if (entries := (nbytes - self.beside) // self.entry) < 1:
             raise ConfigError(
                 f"budget={text} leaves no entry: windows and recurrent states of this model hold {self.beside:,} bytes and one "

@@ -133,7 +133,7 @@ class FixedLayer(CompressedLayer):
         self.fixed = True
 
     def _mark(self) -> None:
-        """Mark tensors whose address is stable and dimensions that may change, for the compiler."""
+        """Tell the compiler which tensors have stable addresses and which dimensions may change."""
         for tensor in (self._key_storage, self._value_storage):
             torch._dynamo.maybe_mark_dynamic(tensor, 2)
         further = [tensor for tensor in (self._first, self._starts) if tensor is not None]

@@ -78,8 +78,8 @@ def padding_mask(
         attention_mask: bool `[B, seen]`, False where a token is padding.
 
     Returns:
-        bool `[B|1, 1, 1, seen]`, False where a token is padding; None without padding, unless several tokens are fed to
-            a cache.
+        bool `[B|1, 1, 1, seen]`, False where a token is padding; None if there is no padding, unless several tokens are
+            fed to a cache that has entries.
 
     Raises:
         UnsupportedError: a mask that is not causal.

@@ -70,9 +70,9 @@ class Frames:
 class Chunk:
     """One prefill chunk of n tokens in one layer; S tokens have been seen so far, this chunk's included.
 
-    query: [Hq,n,D], rotated. key, value: [Hkv,S,D], rotated, ALL tokens so far. hidden: [n,E], the attention module's
-    input (after the input norm). cos, sin: [n,D] of this chunk, mrope already recomposed. reach: int64 [n] on the CPU, the last
-    of the S tokens that each token attends to; None: every token attends up to itself.
+    query: [Hq,n,D], rotated. key, value: [Hkv,S,D], rotated, ALL tokens so far. hidden: [n,E], the attention module's input
+    (after the input norm). cos, sin: [n,D] of this chunk, with the axes of mrope already combined. reach: int64 [n] on the CPU,
+    the last of the S tokens that each token attends to; None: every token attends up to itself.
     """
 
     query: Tensor
@@ -365,7 +365,7 @@ class Observation:
         return self._project_query(hidden.to(self._dtype))
 
     def rope(self, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos, sin ``[m,D]`` at offsets behind the prompt's last token (1 = first decoded position)."""
+        """Return cos, sin ``[m,D]`` at offsets after the prompt's last token (1 = first decoded position)."""
         cos, sin = self._future_rope(offsets)
         return cos.to(self.device), sin.to(self.device)
 
@@ -385,7 +385,8 @@ class Observation:
         return torch.Generator().manual_seed(seed)
 
     def memo(self, name: Hashable, make: Callable[[], T]) -> T:
-        """Return the value of ``make()``, computed once for this scorer in this layer, at its key and seed; read-only."""
+        """Return the value of ``make()``, computed once per layer for this reader and its key (``seen_by``). Callers must
+        not write to it."""
         return self.shared(("memo", *self._reader, name), make)
 
     def shared(self, name: Hashable, make: Callable[[], T]) -> T:
@@ -434,8 +435,8 @@ class Received:
 
     Attributes:
         embeds: ``[B, T, E]``, with visual features in place. position_ids: ``[3|4, B, T]``, ``[B, T]`` or None.
-        visual: bool ``[B, T]``, the tokens to whose hidden states features are added in the first layers (Qwen3-VL);
-            None if there are none. deepstack: per such layer ``[tokens, E]``.
+        visual: bool ``[B, T]``, True for tokens to whose hidden states the first layers add features (Qwen3-VL); None
+            if there are none. deepstack: per such layer ``[tokens, E]``.
     """
 
     embeds: Tensor

@@ -27,7 +27,7 @@ class MaskedLayer(CompressedLayer):
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, None]:
-        """Attend in blocks of rows, because the mask of a whole prompt differs between heads and is quadratic."""
+        """Attend in blocks of rows, because the mask of a whole prompt would be of size T x T for every head."""
         step = max(1, MASK_BYTES // (query.shape[0] * query.shape[1] * key.shape[2]))
         parts = []
         for start in range(0, query.shape[2], step):

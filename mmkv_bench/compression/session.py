@@ -1,7 +1,7 @@
 """Attaching a compressor to an unmodified Hugging Face model.
 
 Three public extension points are used and nothing in a library is replaced: a registered attention function, cache
-layers of our own, and module hooks. After the context the model is exactly what it was before.
+layers of our own, and module hooks. After the ``with`` block the model is exactly what it was before.
 """
 
 from __future__ import annotations
@@ -446,7 +446,7 @@ class Session:
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
     def _future_rope(self, prompt: PromptBatch, row: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos, sin `[m, D]` at offsets `[m]` behind the last token of a row (1 = first position after it)."""
+        """Return cos, sin `[m, D]` at offsets `[m]` after the last token of a row (1 = first position after it)."""
         positions = self.position_ids
         if positions is None:
             last = torch.full((1, 1), prompt.total - 1, device=self.attentions[0].q_proj.weight.device)

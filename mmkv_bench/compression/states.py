@@ -40,7 +40,7 @@ def check_layers(owner: str, config: Any) -> list[str]:
     """Return the kind of every layer of a text model's config.
 
     Raises:
-        UnsupportedError: a kind that is neither compressed nor kept unchanged, or no layer that can be compressed.
+        UnsupportedError: a layer's kind can be neither compressed nor kept unchanged, or no layer can be compressed.
     """
     kinds: list[str] = get_layer_types_and_kwargs(config)[0]
     known = {FULL, SLIDING, LINEAR} | ({READER} if getattr(config, "num_kv_shared_layers", 0) else set())

@@ -132,8 +132,8 @@ class VarlenLayer(CompressedLayer):
 
     # ------------------------------------------------------------------ decoding
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[B, Hkv, n, D]` keys and values of the next n tokens. Once folded, return only these: `attention` reads
-        the others in place."""
+        """Append `[B, Hkv, n, D]` keys and values of the next n tokens. Once folded, return only the new ones, because
+        `attention` reads all entries from the storage."""
         if not self.folded:
             return super().update(key_states, value_states, *args, **kwargs)
         n_new = key_states.shape[2]
@@ -272,7 +272,7 @@ class Sequences(NamedTuple):
 
 
 def attend(module: Any, query: Tensor, layer: Any, scaling: float, **_: Any) -> tuple[Tensor, None]:
-    """Attend by the kernel: each query sees its own head's entries, up to its own slot.
+    """Attend by torch's `varlen_attn`: each query sees the entries of its head up to its own slot.
 
     Args:
         query: `[B, Hq, n, D]` of the n newest tokens. layer: its `sequences()` already include the new tokens.

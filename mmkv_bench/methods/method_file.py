@@ -133,8 +133,8 @@ def parts(node: Mapping[str, Any], method: str = CUSTOM) -> dict[str, Any]:
     """Build the file's parts for an effective node of `conf/method/custom.yaml`; method: its name in the run.
 
     Raises:
-        ConfigError: see `load` and `build`; also a parameter of the default selector for a file that defines its own
-            selector.
+        ConfigError: see `load` and `build`; also if a parameter of the default selector is given, but the file defines
+            a selector.
     """
     source = load(node["path"], node["name"], method)
     changed = [key for key, value in SELECTOR.items() if node[key] != value]

@@ -28,7 +28,8 @@ _REFERENCE = re.compile(r"\$\{(\.+)([\w.]+)\}")
 
 
 def flat_parameters(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that users override, without parts and bookkeeping; interpolations stay as they are."""
+    """Return the parameters that users may override, without parts and keys such as `released`; interpolations are not
+    resolved."""
     return {key: value for key, value in node.items() if key not in _NOT_PARAMETERS}
 
 

@@ -87,7 +87,7 @@ class Replayed(Allocator):
         return -(-sum(sum(divided[layer]) for layer in layers) // len(self.kept[0]))
 
     def divided(self, budget: int, candidates: int) -> list[list[int]]:
-        """Return the entries ``[layers][Hkv]``.
+        """Return the number of entries of every head, ``[layers][Hkv]``.
 
         Args:
             budget: C; candidates: n, the most that a head can hold.

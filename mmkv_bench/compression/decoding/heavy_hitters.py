@@ -1,4 +1,4 @@
-"""H2O while decoding: attention is accumulated, and every new token costs the least heavy entry."""
+"""H2O while decoding: attention is accumulated, and for every new token the entry with the least of it is evicted."""
 
 from __future__ import annotations
 

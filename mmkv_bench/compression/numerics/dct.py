@@ -48,9 +48,9 @@ class HighPass:
 def high_pass(x: Tensor, omega: int) -> HighPass:
     """Low-pass every channel of ``x [H, T, D]`` to its bins m < omega, and measure the rest (see ``HighPass``).
 
-    First, each channel's first token is subtracted from it. This moves only bin 0, which never counts, leaves exact
-    zeros of constant channels, and keeps a large constant part of the keys out of float32 rounding. As many channels as
-    fit a tile (``tiles.py``), at least one, are transformed at once, so extra memory is O(T).
+    First, each channel's first token is subtracted from it. This changes only bin 0, which never counts, makes constant
+    channels exactly 0, and prevents rounding errors from a large constant part of the keys. As many channels as fit a
+    tile (``tiles.py``), at least one, are transformed at once, so extra memory is O(T).
 
     Args:
         x: any float dtype; computed in float32 (float64 stays).

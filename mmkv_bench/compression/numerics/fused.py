@@ -99,7 +99,7 @@ def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: b
     lambda mass, tau, left: mass.new_empty((mass.shape[0], mass.shape[-1])),
 )
 def cover_votes(mass: Tensor, tau: float, left: bool) -> Tensor:
-    """Count the covering sets of a head that contain each key, float32 ``[Hkv, T]``; see ``nucleus.nucleus``.
+    """Count the covering sets of a head that contain each key, float32 ``[Hkv, T]``; see ``ordering.nucleus``.
 
     Args:
         mass: float32 ``[Hkv, m, b, T]``, contiguous; tau: fraction covered; left: whether ``cover`` is "left".

@@ -140,7 +140,7 @@ def covering_set(MASS, TARGET, HIGHEST, THRESHOLD, CUT, width, LEFT: tl.constexp
     """Compute the smallest mass in a row's covering set, and the last index of a key of that mass in the set (-1: none).
 
     The bit pattern of the threshold is bisected down to its last bit, each time with one sum over the row
-    (``nucleus.py`` stops earlier and sorts the rest, which a program cannot do as cheaply).
+    (``ordering.nucleus`` stops earlier and sorts the rest, which a kernel cannot do as cheaply).
     """
     row = tl.program_id(0).to(tl.int64)
     MASS += row * width

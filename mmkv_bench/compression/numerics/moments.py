@@ -1,7 +1,7 @@
 """Rotary embedding as a linear map, moments of streamed vectors, and the expected attention of a Gaussian query in closed
 form.
 
-Running moments are float64, so that any chunking of the same tokens gives the same result to float32 rounding.
+Running moments are float64, so that any chunking of the same tokens gives the same result up to float32 rounding.
 """
 
 from __future__ import annotations

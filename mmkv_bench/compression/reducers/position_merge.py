@@ -83,8 +83,7 @@ def cluster_means(entries: Tensor, index: Tensor, source: Tensor, target: Tensor
 
     Returns:
         ``[Hkv, m, D]`` in the dtype of ``entries``: ``(kept + sum of merged) / (1 + number of merged)``, zeros in
-            padding.
-        An entry that nothing is merged into comes back bit for bit.
+            padding. An entry that nothing is merged into comes back bit for bit.
     """
     heads, slots = index.shape
     dim = entries.shape[-1]

@@ -110,7 +110,8 @@ class Scorer(ABC):
         """Raise ConfigError if the parameters do not fit a model with this number of layers; called before any work."""
 
     def with_answer(self, score: Tensor, mass: Tensor | None) -> Tensor:
-        """Return the score of one layer once the full cache's own answer is known; called when ``needs.answer`` is set.
+        """Return the final scores of one layer, after the full cache has answered the prompt; called if
+        ``needs.answer`` is set.
 
         Args:
             score: what ``score`` returned during the prefill; mass: float32 ``[Hkv, T]``, the answer's attention to

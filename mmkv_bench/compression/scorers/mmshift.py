@@ -313,7 +313,7 @@ class MMShiftScorer(Scorer):
         return self.calibration[name]
 
     def _offsets(self) -> Tensor:
-        """Return the positions of the N proxies behind the prompt's last token, int64 ``[N]``."""
+        """Return how many positions after the prompt's last token each of the N proxies is, int64 ``[N]``."""
         if self.offsets == "consecutive":
             return torch.arange(1, self.samples + 1)
         return (torch.arange(1, self.samples // self.groups + 1) * self.groups).repeat(self.groups)
