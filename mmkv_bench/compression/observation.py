@@ -204,7 +204,8 @@ class Observation:
         self._rounds = rounds
 
     def begin_behind(self, context: Observation) -> None:
-        """Begin with the statistics of a context that this prompt shares with others; they are copied."""
+        """Start with a copy of the statistics of `context`, the observed beginning that this prompt shares with other
+        prompts."""
         for name in ("_seen", "_shown", "_tail", "_dtype", "_query_heads", "_hidden_size", "reach"):
             setattr(self, name, getattr(context, name))
         self._queries, self._hidden = copy.deepcopy(context._queries), copy.deepcopy(context._hidden)
@@ -453,7 +454,8 @@ class PromptBatch:
         total: padded prompt length; pads: left padding of each row; cache: receives the entries.
         observations: layer -> one `Observation` per row, dropped as soon as the layer is done.
         received: the text model's arguments, if a scorer needs a replay.
-        context: a batch whose tokens this one begins with; its observations are complete up to them.
+        context: an earlier batch whose tokens this batch begins with; its observations are copied in place of observing
+            these tokens again. None: there is none.
         turn: index of the conversation's turn that is fed after stored entries; 0 for a prompt.
         reach: last token that each token of the newest chunk sees, see `reach.reach_of`.
         two_way: whether some token of the prompt sees later tokens.

@@ -199,10 +199,11 @@ class Session:
     def go_behind(
         self, listener: Listener, context: PromptBatch, total: int, types: Tensor, identity: str | Sequence[str]
     ) -> None:
-        """Observe a prompt that begins with a context that was observed before, and whose entries the cache still has.
+        """Observe the rest of a prompt whose beginning, the context, was observed before and still has its entries in
+        the cache.
 
         Args:
-            context: the session's `prompt` after the context was fed as the first chunk of a longer prompt.
+            context: the session's `prompt` after the context was fed, as the first chunk of a longer prompt.
             total: tokens of the whole prompt. types: int `[1, total]`.
         """
         self.expect(listener, types, identity)
