@@ -18,12 +18,12 @@ class Compaction:
     """`stream.positions=compact`: kept keys are rotated to consecutive positions that end at the newest token's position.
 
     The distance of a query to a key is then the difference of their indices in the cache, as in StreamingLLM (arXiv
-    2309.17453, section 3.2). StreamingLLM numbers a cache from 0. Here the queries keep their positions and the entries
-    move up to them, which is equivalent for rotary attention and gives all heads the same numbers, whatever each of them
-    keeps. With several axes (M-RoPE), positions that no kept entry of the head has on any axis are left out on all axes
-    alike. So neighbours in a picture stay neighbours, and text is numbered as on one axis. Later tokens must be behind
-    earlier ones on every axis, as in pictures and text but not in the frames of some videos
-    (`generation/stream_reader.py` refuses those).
+    2309.17453, section 3.2). StreamingLLM numbers a cache from 0. Here the entries get positions that end at the newest
+    token's, and queries keep their positions. For rotary attention this is equivalent, and queries have the same
+    positions in all heads, whatever each head keeps. With several axes (M-RoPE), a position that no kept entry of the
+    head has on any axis is removed from every axis. So neighbours in a picture stay neighbours, and text is numbered as
+    on one axis. A later picture or frame must have higher positions than everything before it on every axis. This holds
+    for pictures and text, but not for the frames of some videos, which `generation/stream_reader.py` refuses.
 
     Keys are rotated by the difference, in float32, and rounded to the cache's dtype each time they move.
 

@@ -146,7 +146,7 @@ class FixedLayer(CompressedLayer):
 
         Raises:
             UnsupportedError: fixed storage has no room for the tokens. A compiled step cannot check this; there
-                `index_copy_` itself refuses, and `get_mask_sizes` before it.
+                `get_mask_sizes`, which runs before the step, or `index_copy_` raises an error.
         """
         if not self.fixed:
             return super().update(key_states, value_states, *args, **kwargs)

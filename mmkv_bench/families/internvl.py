@@ -2,7 +2,7 @@
 
 The grid is the one with the nearest aspect ratio. If there is more than one tile, the whole image follows as a further
 tile. 2x2 patches make a token, 256 a tile; a frame is one tile. The classes of transformers take a video as one
-<img>...</img> block per frame, so there is no video token; only the text of the closing token is known.
+<img>...</img> block per frame, so there is no video token. Of the closing token only the text is known, not the id.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ def _release(name: str, node: dict[str, Any], key: str, value: Any, defaults: Ma
 
 
 def _resolved(name: str, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace every `${..key}` by its target: one dot is the mapping that contains the reference, each further dot the
-    mapping around it. References inside the target are resolved from the target's own position."""
+    """Replace every `${..key}` by its target. One dot stands for the mapping that contains the reference, each further
+    dot for the mapping one level up. References inside a target are relative to the target."""
 
     def value(raw: Any, path: tuple[Any, ...], via: tuple[tuple[Any, ...], ...] = ()) -> Any:
         if isinstance(raw, Mapping):

@@ -99,7 +99,7 @@ class HeadClasses:
 @dataclass(frozen=True)
 class HeadBudgets:
     """The division of a budget: which heads are `dynamic`, bool ``[L, Hkv]``, each head's `entries`, int64 ``[L,
-    Hkv]``, and `clipped`: whether r had to be cut."""
+    Hkv]``, and `clipped`: whether r of `Hybrid` had to be cut."""
 
     dynamic: Tensor
     entries: Tensor
@@ -135,12 +135,10 @@ class Hybrid(Allocator):
             (0, 1].
         chunk: tokens per chunk, as in the decode policy.
         window: the selector's observation window [tokens].
-        power: rounding of a dynamic head's share. "nearest": the nearest power of two; the lower of two equally near
-            powers, and the next lower power if the static heads have less than rounding up takes. "up": the next power
-            of two, above B if the static heads have less than it takes. "down": the power of two below. "none": whole
-            chunks only.
-
-    Ablations: ``alpha=1`` is the paper's "w/o H" (table 5), ``alpha=1 r=1`` its "w/o H & HT".
+        power: rounding of a dynamic head's share. "nearest": the nearest power of two (the lower one if two are equally
+            near); the power below if rounding up would take more than the static heads have. "up": the next higher
+            power, so that the total is above B if this takes more than the static heads have. "down": the power of two
+            below. "none": whole chunks only.
 
     Paper and code: no code was released. Open in the paper and chosen here: k (its section 2 counts the top 5 %),
     alpha, the causal mask of equation 2, the head dimension as d in its scaling, and how query heads that share keys

@@ -37,7 +37,8 @@ def ends_only() -> Iterator[None]:
     """Skip all blocks of a pass but the first one and the last two, to measure the pass's memory without computing its
     result.
 
-    Blocks differ only in the keys that they see, and the last one may be short.
+    This is enough because blocks differ only in the number of keys that they see, and only the last block may be
+    shorter.
     """
     token = _ends_only.set(True)
     try:
