@@ -50,7 +50,8 @@ class Compressor:
 
     Attributes:
         name: the name that tables show.
-        reading: `paper`, or `released` for what the released code does; only the latter may exceed a budget.
+        reading: `paper`, or `released` for what the released code does. A budget that only a released code exceeds is
+            refused under `paper`.
         decoding: the policy for the kept entries while the answer is decoded; None: they stay, and new entries are
             appended.
     """

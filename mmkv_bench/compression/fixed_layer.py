@@ -366,7 +366,7 @@ class Pool:
             self._sets.remove(one)
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors of all sets, used or not."""
+        """Return the tensors of all sets of storages, lent or free."""
         return [tensor for one in self._sets for room in one.rooms for tensor in room.tensors()]
 
     def clear(self) -> None:

@@ -238,7 +238,8 @@ class MMShiftScorer(Scorer):
         return states + (self._global_mean(obs) if self.centring == "global" else mean)
 
     def _moments(self, obs: Observation) -> tuple[Tensor, Tensor]:
-        """Return mu and sigma, float32 ``[]`` or ``[E]``; ``[N, 1 or E]``, one row per proxy, if groups differ."""
+        """Return mu and sigma, float32 ``[]`` or ``[E]``. If groups draw from different tokens, there is one row per
+        proxy: ``[N, 1 or E]``."""
         if self.modality == "unified" and not self.last_tokens:
             return (obs.hidden_mean, obs.hidden_std) if self.statistics == "elementwise" else obs.hidden_scalar_moments
         if self.modality == "unified":

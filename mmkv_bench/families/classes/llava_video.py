@@ -77,7 +77,7 @@ class LlavaVideoModel(LlavaOnevisionModel):
         return pool_frames(image_features, self.image_newline, self.config.video_pooling)
 
     def get_video_features(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPooling:
-        """Return OneVision's features without the newline after the last frame, whose last row already has one."""
+        """Return OneVision's features without their last newline, because every row of a frame already ends with one."""
         output = super().get_video_features(*args, **kwargs)
         output.pooler_output = output.pooler_output[:, :-1]
         return output
