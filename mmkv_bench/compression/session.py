@@ -111,7 +111,7 @@ class Session:
 
     @property
     def has_states(self) -> bool:
-        """True if some layers are not compressed."""
+        """True if some layers have a window or a recurrent state, which is not compressed."""
         return len(self.full) < len(self.kinds)
 
     def check_method(self, compressor: Compressor, rule: ProtocolRule) -> None:

@@ -268,8 +268,9 @@ class BatchGrader:
         return rows_of(self.spec, self.docs, answers, values, parts, {}, due, self.nothing)
 
     def _due(self, failed: Sequence[int]) -> Mapping[int, list[str]]:
-        """Return the metrics that failed documents should have (`metrics_due`). The failed documents of all cells are handled in
-        one pass, because a pass goes through all documents anyway."""
+        """Map documents whose answer failed (numbers in the split) to the metrics that a good answer would have had.
+
+        `metrics_due` reads the whole split, so the documents that failed in any cell are looked up together."""
         if new := [doc_id for doc_id in failed if doc_id not in self.due]:
             self.due |= metrics_due(self.spec, self.docs, sorted({*new, *self.failed} - self.due.keys()), ())
         if all(self.due[doc_id] for doc_id in failed):

@@ -161,7 +161,7 @@ def planned_peak(address: Address) -> tuple[float, str] | None:
 
 
 def planned_lines() -> list[dict[str, str]]:
-    """Return the rows of the file `PEAKS`."""
+    """Return the peaks of memory that were counted in dry runs, a mapping of column to text for each row of `PEAKS`."""
     if not PEAKS.is_file():
         return []
     with PEAKS.open(encoding="utf-8", newline="") as file:

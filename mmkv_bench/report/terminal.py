@@ -108,10 +108,10 @@ class KeptMap:
     """Map of the tokens that a cell kept of a prompt.
 
     title, words: lines above the map.
-    share: float64 [tokens], share of layers and KV heads that keep each token.
+    share: float64 [tokens], for each token the share of pairs of layer and KV head that keep it.
     visual: int [V], positions of the visual tokens.
     places: float64 [V, 5], the visual tokens' image number, and top, bottom, left and right as fractions of the image's sides;
-    -1 if a token shows no part of an image. None if unknown.
+    -1 if a token shows no part of an image. `places` is None if the model's arrangement is unknown.
     """
 
     title: str

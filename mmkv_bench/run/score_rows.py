@@ -225,10 +225,10 @@ Row = dict[str, Any]
 
 @dataclass
 class StoredScores:
-    """Result of `keep_judged`: a cell's `samples` rows after the merge, and values for columns of its `metrics` rows.
+    """Result of `keep_judged`: a cell's `samples` rows, old and new scores merged, and values for its `metrics` rows.
 
-    judges: metric to the columns about its judge.
-    lmms_eval: metric to lmms-eval's aggregate; None if that covers other samples than these.
+    judges: map of metric to the columns about its judge.
+    lmms_eval: map of metric to lmms-eval's aggregate; None if the aggregate covers other samples than these.
     reasons: metric to the reason why there is no aggregate.
     """
 

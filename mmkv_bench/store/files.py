@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, short checksums, and the user's message when the disk refuses."""
+"""Files that appear whole or not at all, short checksums, and the message for a user when a write fails."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def _rows(
 def passes(rows: pa.Table) -> pd.DataFrame:
     """Join the rows of `timings` (one per phase of a pass) into one row per pass, failed passes included.
 
-    Passes that only the search for the largest batch made are left out. The columns are the columns of `timings` that describe
+    Passes that were made only to find the largest batch are left out. The columns are the columns of `timings` that describe
     a whole pass, and `<phase>_s` [s], `peak_<phase>` [bytes], compress_s [s], tpot_s (median over decode steps) [s], tokens_s
     (tokens per second of the whole batch).
     """

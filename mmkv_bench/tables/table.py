@@ -185,11 +185,12 @@ class Table:
 
 
 def renamed(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
-    """Rename lines of the tables, in cells and notes; records keep the ids.
+    """Return the tables with other names for some rows, wherever a row's name is printed. The tables' records keep the ids.
 
     Args:
         tables: the tables.
-        names: `line=name`. line: as printed, or without its words in parentheses, which then stay behind the name.
+        names: strings `line=name`. `line` is a row's name as printed. If it is given without its ending in parentheses, the
+            new name gets this ending.
 
     Raises:
         ConfigError: no line has that name, or another line has the new name.

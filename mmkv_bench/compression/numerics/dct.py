@@ -6,8 +6,8 @@ this (Makhoul 1980): with the even tokens in order followed by the odd ones in r
 ``sum_n ... cos = Re(w[m] * FFT[m])`` and bin T - m is ``-Im`` of the same number. Half a spectrum therefore holds all T
 bins, no T x T matrix exists, and the memory for a batch of channels is a few times the batch's size.
 
-The length is the prompt's, padding excluded, so no length is padded to a size that suits an FFT: lengths with large
-prime factors take several times as long as their neighbours.
+T is the prompt's own length. It is not padded to a size that suits an FFT, because that would change the bins, so lengths
+with large prime factors take several times as long as their neighbours.
 """
 
 from __future__ import annotations
