@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.fidelity import NOTHING, ExtraMeasures
 from tests import zoo
