@@ -50,6 +50,8 @@ def test_a_run_of_documents_prints_their_losses_and_one_question_made_again_has_
     assert len(again) == 2 * len(PROTOCOLS)
     for key, row in again.items():
         assert [row[name] for name in SAME] == [rows[key][name] for name in SAME]
+        shared = rows[key]["question_known"] not in (None, "paraphrase") and rows[key]["budget_entries"] is not None
+        assert (rows[key]["fork_rows"], row["fork_rows"]) == (4 if shared else 1, 1)
 
     wide = paired_scores(tmp_path / "whole")
     kl = wide[(wide["metric"] == "fidelity_kl") & (wide["method"] == "snapkv")]
@@ -232,9 +234,10 @@ def test_questions_about_one_picture_are_one_document_wherever_they_stand(tmp_pa
         ("3", 0, "0"),
     }
     assert {(row["status"], row["error"]) for row in rows.values()} == {("ok", None)}
+    assert {row["fork_rows"] for row in rows.values() if row["question_known"] == "0,1,2"} == {1, 3}, "full, snapkv"
     done(tmp_path / "two", *words, three, "limit=2")
     again = responses(tmp_path / "two")
-    assert again
+    assert {row["fork_rows"] for row in again.values()} == {1}, "no question behind the limit is answered"
     for key, row in again.items():
         assert [row[name] for name in SAME] == [rows[key][name] for name in SAME]
     refused = go(tmp_path / "no", *words, "protocol=query_generic", "limit=2")
