@@ -88,7 +88,9 @@ class Engine:
         self._compressed: dict[str, tuple[Hashable, Prefilled]] = {}  # protocol -> the last document's
         self._streams: dict[Hashable, Held] = {}
         self._conversations: dict[str, Conversation] = {}  # of the last document
-        self._answered: dict[Hashable, Results] = {}  # questions of the last document, before they are asked
+        self._answered: dict[
+            tuple[Hashable, ...], Results
+        ] = {}  # questions of the last document, before they are asked
         check_flash(self.session.base, weight.device, weight.dtype, step is not None)
         if step is not None and self.session.has_states:
             raise UnsupportedError(
@@ -192,7 +194,7 @@ class Engine:
             self._release()
             return
         asked: list[tuple[PrefillGroup, Results]] = []
-        ahead: dict[Hashable, Results] = {}
+        ahead: dict[tuple[Hashable, ...], Results] = {}
         for number in (document.number, *self._decoded_with(document, rule, extras)):
             question, of_question = prompt, results
             if number != document.number:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
+from mmkv_bench.compression.batched_layer import join
+from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
+from mmkv_bench.compression.varlen_layer import VarlenLayer
 from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.fidelity import NOTHING, ExtraMeasures
 from tests import zoo
@@ -121,3 +125,28 @@ def test_a_step_on_fixed_storage_decodes_questions_together_as_the_model_does():
     made, _ = answered(name, waiting(prompts), cells, step=step)
     assert step.addresses
     assert_equal(made, wanted)
+
+
+def test_joined_rows_of_questions_of_other_lengths_hold_what_each_held():
+    """Padded on the left and back to back alike, before and after one more token of each row."""
+    generator = torch.Generator().manual_seed(0)
+    for kind in (CompressedLayer, VarlenLayer):
+        layers = []
+        for seen, widths in ((9, (2, 4)), (12, (5, 3))):
+            rows = [(torch.randn(2, width, 4, generator=generator),) * 2 for width in widths]
+            places = [torch.arange(width).expand(2, -1).clone() for width in widths]
+            places[0][1, 0] = -1  # a head with one entry less
+            layers.append(kind.from_rows([(*row, place) for row, place in zip(rows, places, strict=True)], seen, 3))
+        wanted = [held for layer in layers for held in entries_of(layer)]
+        joined = join([CompressedCache.of([layer]) for layer in layers], 2, stepwise=True).layers[0]
+        assert type(joined) is kind and joined.seen == 12 and getattr(joined, "folded", True)
+        new = torch.randn(4, 2, 1, 4, generator=generator)
+        for held in (entries_of(joined), joined.update(new, new) and entries_of(joined)):
+            assert all(torch.equal(one[: len(other)], other) for one, other in zip(held, wanted, strict=True))
+        assert all(torch.equal(one[-1], new.flatten(0, 1)[row, 0]) for row, one in enumerate(held))
+
+
+def entries_of(layer: CompressedLayer) -> list:
+    """The keys of each row's heads, without padding."""
+    places = layer.slot_positions()
+    return [key[place >= 0] for key, place in zip(layer.keys.flatten(0, 1), places.flatten(0, 1), strict=True)]
