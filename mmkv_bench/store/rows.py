@@ -211,7 +211,7 @@ def digested(table: str, rows: pa.Table) -> pa.Table:
 
 
 def refuse_rewritten(table: str, rows: pa.Table, root: Path) -> None:
-    """Raise StoreError if a row does not match its digest, which covers all columns. This finds edited files with a new checksum."""
+    """Raise StoreError if a row does not match its digest of all columns. This finds edited files with a new checksum."""
     for batch in rows.to_batches(max_chunksize=256):
         for row in batch.to_pylist():
             if row[ROW_DIGEST] is not None and row[ROW_DIGEST] != digest_of_row(table, row):
