@@ -114,6 +114,8 @@ class Engine:
     ) -> list[ForkResult]:
         """Return one result per cell, in the order of `cells`; a fault of a cell becomes its status and is never raised.
 
+        Waiting questions of the prompt's document may be answered too; a later call returns their results.
+
         extras: measures besides the answers, which do not depend on them.
         """
         results = {cell.cell: self._blank(cell, prompt) for cell in cells}
@@ -215,8 +217,8 @@ class Engine:
     def _decoded_with(self, document: DocumentPrompts, rule: Protocol, extras: ExtraMeasures) -> tuple[int, ...]:
         """Return the numbers of waiting questions of a document that are answered with its current question.
 
-        There are none if each question has a compression or a reference answer of its own. There are none either if
-        layers keep a window: its rows have been shown equally many tokens.
+        There are none if each question has a compression or a reference answer of its own, or if layers keep a window or
+        a state, whose rows must have been shown equally many tokens.
         """
         apart = rule.knows == "paraphrase" or bool(extras.reference) or self.session.has_states
         return () if apart else document.waiting

@@ -287,20 +287,18 @@ class Answering:
             others = (*whole.paraphrases, *([whole.generic] if whole.generic else []))
             same_context((*whole.questions, *others), self.loaded.family)
             self._document = whole  # stored only after the check, so the document's next question needs no check
-        whole = replace(self._document, number=asked.number, waiting=self._waiting(request, self._document))
-        return replace(whole.questions[asked.number], document=whole)
+        waiting = self._waiting(request, self._document)
+        own = self._document.questions[asked.number]
+        return replace(own, document=replace(self._document, number=asked.number, waiting=waiting))
 
     def _waiting(self, request: Request, document: DocumentPrompts) -> tuple[int, ...]:
-        """Return the numbers of questions that will be asked next, with the same cells, rules and measures."""
+        """Return the numbers of the document's questions that will be asked later, with the same cells and decode rules."""
         if request.document is None:
             return ()
-        rules, names = self._rules_for(request), request.document.sample_ids
-        lacking = [[name in self.done[cell.cell] for cell in self.cells] for name in names]
-        whole = [self._within_context(rules, prompt) is rules for prompt in document.questions]
-        number = request.document.number
-        return tuple(
-            other for other in request.waiting if lacking[other] == lacking[number] and whole[other] and whole[number]
-        )
+        rules, own, names = self._rules_for(request), request.document.number, request.document.sample_ids
+        done = [[name in self.done[cell.cell] for cell in self.cells] for name in names]
+        fits = [self._within_context(rules, prompt) is rules for prompt in document.questions]
+        return tuple(other for other in request.waiting if done[other] == done[own] and fits[other] and fits[own])
 
     def _smaller(
         self, request: Request, identity: str, text: bool, whole: EncodedPrompt, share: float
