@@ -230,7 +230,7 @@ def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence
     return config
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=128)
 def _of_choices(choices: tuple[str, ...], files: _Files) -> DictConfig:
     return by_hydra(choices)
 
