@@ -196,7 +196,7 @@ def _reference(choices: Sequence[str], extra: Sequence[str]) -> dict[str, Any]:
     """Return the keys and defaults that overrides may change. `folders` is left out, because `completed` fills it."""
     from omegaconf import OmegaConf
 
-    keys = OmegaConf.to_container(composed(choices, extra=extra), resolve=False)
+    keys = OmegaConf.to_container(_cached(choices, extra), resolve=False)
     return {key: value for key, value in keys.items() if key != "folders"}
 
 
@@ -221,13 +221,17 @@ def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence
 
     if any(text.startswith("hydra.") for text in values):
         return by_hydra((*choices, *values))
-    config = copy.deepcopy(_of_choices(tuple(choices), _files((conf_dir(), *map(Path, extra)))))
+    config = copy.deepcopy(_cached(choices, extra))
     try:
         for one in OverridesParser.create().parse_overrides(list(values)):
             OmegaConf.update(config, one.key_or_group, one.value(), merge=True, force_add=one.is_force_add())
     except OmegaConfBaseException:
         return by_hydra((*choices, *values))  # raises Hydra's own message
     return config
+
+
+def _cached(choices: Sequence[str], extra: Sequence[str]) -> DictConfig:
+    return _of_choices(tuple(choices), _files((conf_dir(), *map(Path, extra))))
 
 
 @lru_cache(maxsize=128)
