@@ -13,15 +13,17 @@ def following(last: Tensor, offset: int, count: int, rows: int) -> Tensor:
 
 
 def last_positions(positions: Tensor | None, length: int, device: torch.device) -> Tensor:
-    """Return the position after which text behind prompts of `length` tokens is numbered, `[..., B, 1]` (B = 1 if it is
-    shared).
+    """Return the positions after which the next text token of prompts of `length` tokens is numbered, `[..., B, 1]` (B = 1
+    if all prompts share it).
+
+    For a prompt that ends in a video, this is the largest position of height and width, even if the positions of time are
+    larger, as in transformers (`get_rope_index` of Qwen2.5-VL). For a prompt that ends in text, it is that text's position.
 
     positions: position ids that the text model received; None: the default ones.
     """
     if positions is None:
         return torch.full((1, 1), length - 1, device=device)
     last = positions[..., -1:].clone()
-    if positions.ndim == 3:  # a text token that follows visual ones starts after their largest coordinate
-        axes = slice(1, None) if positions.shape[0] == 4 else slice(None)
-        last[axes] = positions[axes].amax((0, 2))[:, None]
+    if positions.ndim == 3:  # axes: time, height and width, in some families the place in the text before them
+        last[-3:] = positions[-2:].amax((0, 2))[:, None]
     return last

@@ -140,7 +140,9 @@ FORKED = ("method", "budget", "seed", "protocol")
 
 
 def forked(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides of a multirun with its comma lists of `FORKED` keys as lists of one run."""
+    """Return the overrides of a multirun, in which comma lists (one job per value) of the keys `FORKED` become list values of a
+    single run.
+    """
     lists = []
     for override in map(parse, overrides):
         key, swept = override.get_key_element(), override.is_sweep_override()
@@ -193,7 +195,9 @@ def folders(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def _reference(choices: Sequence[str], extra: Sequence[str]) -> dict[str, Any]:
-    """Return the keys and defaults that overrides may change. `folders` is left out, because `completed` fills it."""
+    """Return the keys that overrides may change, with their defaults for these choices. `folders` is left out, because
+    `completed` fills it.
+    """
     from omegaconf import OmegaConf
 
     keys = OmegaConf.to_container(_cached(choices, extra), resolve=False)
@@ -205,7 +209,7 @@ _Files = tuple[tuple[str, State], ...]
 
 
 def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence[str] = ()) -> DictConfig:
-    """Compose with cached choices. The caller may change the result.
+    """Compose a configuration. The composition of `choices` is cached. The caller may change the result.
 
     Args:
         choices: overrides of groups and of the search path.

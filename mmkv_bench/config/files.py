@@ -1,8 +1,8 @@
 """Files of config groups: their folders, the names they offer, and the content of each name.
 
-A model's file names, for each full-cache gate, a dataset and metric (or a group of datasets) and the table that prints its
-score: `{dataset: docvqa, metric: anls, printed: mmshift_table01}`. `as` is the paper's name of the model if this is ambiguous.
-A run's configuration has the whole gate: expected, tolerance, scale and source.
+A full-cache gate compares the score of `full` with a printed one. For each gate, a model's file names a dataset and metric (or a
+group of datasets) and the table that prints the score: `{dataset: docvqa, metric: anls, printed: mmshift_table01}`. `as` is the
+paper's name of the model if this is ambiguous. A run's configuration has the whole gate: expected, tolerance, scale and source.
 
 Files of a group that differ in a few values are one table (`conf/dataset/tables`). It has these keys: `template`, the common
 content of all members; `rows`, member to its own columns; `kinds`, columns that several rows share (a row names its kinds
@@ -85,7 +85,7 @@ def content(group: str, name: str, folders: Sequence[str | Path] = ()) -> dict[s
 
 
 def read(group: Path, name: str, load: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return `content` from one folder, with files read by `load`; None if the folder lacks the name."""
+    """Return what `content` returns, but from one folder only, with files read by `load`. None if the folder lacks the name."""
     file = group / f"{name}.yaml"
     if not file.is_file():
         return _member(group, name)
@@ -167,10 +167,10 @@ TITLES = {
 
 
 def filled(model: str, gates: Any) -> Any:
-    """Return a model's gates with their numbers. Gates that have numbers stay unchanged.
+    """Return a model's gates with the scores that their tables print. Gates that already have a score stay unchanged.
 
     Raises:
-        ConfigError: a table lacks what a gate names.
+        ConfigError: a table lacks the score that a gate names.
     """
     if not isinstance(gates, list):
         return gates

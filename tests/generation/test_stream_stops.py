@@ -69,7 +69,7 @@ def test_places_share_one_reading_and_have_the_rows_of_a_stream_that_ends_there(
     )
 
 
-@each("kind", sorted(set(PROMPTS) - {"qwen2_5_vl_video"}))  # its text stands beside, not behind, its later frames
+@each("kind", sorted(PROMPTS))
 def test_an_early_question_is_answered_as_by_a_stock_model_that_has_read_no_more(kind):
     """The unlimited cache, against the model's own prefill and steps over the shorter prompt."""
     name, prompt, every = PROMPTS[kind][0], PROMPTS[kind][1](), PROMPTS[kind][2]
