@@ -200,7 +200,7 @@ def _reference(choices: Sequence[str], extra: Sequence[str]) -> dict[str, Any]:
     """
     from omegaconf import OmegaConf
 
-    keys = OmegaConf.to_container(composed(choices, extra=extra), resolve=False)
+    keys = OmegaConf.to_container(_cached(choices, extra), resolve=False)
     return {key: value for key, value in keys.items() if key != "folders"}
 
 
@@ -225,7 +225,7 @@ def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence
 
     if any(text.startswith("hydra.") for text in values):
         return by_hydra((*choices, *values))
-    config = copy.deepcopy(_of_choices(tuple(choices), _files((conf_dir(), *map(Path, extra)))))
+    config = copy.deepcopy(_cached(choices, extra))
     try:
         for one in OverridesParser.create().parse_overrides(list(values)):
             OmegaConf.update(config, one.key_or_group, one.value(), merge=True, force_add=one.is_force_add())
@@ -234,7 +234,11 @@ def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence
     return config
 
 
-@lru_cache(maxsize=16)
+def _cached(choices: Sequence[str], extra: Sequence[str]) -> DictConfig:
+    return _of_choices(tuple(choices), _files((conf_dir(), *map(Path, extra))))
+
+
+@lru_cache(maxsize=128)
 def _of_choices(choices: tuple[str, ...], files: _Files) -> DictConfig:
     return by_hydra(choices)
 

@@ -33,6 +33,7 @@ TABLE_FOLDER = "tables"
 """Folder of a config group with its tables."""
 
 
+@cache
 def conf_dir() -> Path:
     """Return the folder of YAML values: `conf/` of the checkout, or the copy inside an installed wheel."""
     package = Path(__file__).resolve().parents[1]
@@ -58,7 +59,12 @@ def options(group: str, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
 
 def groups() -> tuple[str, ...]:
     """Return the config groups of `conf/`, sorted."""
-    folders = [d for d in conf_dir().iterdir() if d.is_dir() and d.name != TABLES]
+    return _groups(conf_dir())
+
+
+@cache
+def _groups(conf: Path) -> tuple[str, ...]:
+    folders = [d for d in conf.iterdir() if d.is_dir() and d.name != TABLES]
     return tuple(sorted(d.name for d in folders if next(d.glob("*.yaml"), None)))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import unavailable
@@ -39,8 +40,9 @@ twice as many."""
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 
 
+@lru_cache(maxsize=256)
 def parse(text: str) -> Override:
-    """Parse one override.
+    """Parse one override. Do not change the result: it is returned again for the same text.
 
     Raises:
         ConfigError: the override cannot be read, or its lists have more values than Hydra reads in reasonable time.

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 
 ROWS = 100  # number of rows hashed at a time
+version = cache(metadata.version)
 
 
 def fingerprint(spec: TaskSpec) -> str:

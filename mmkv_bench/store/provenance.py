@@ -60,6 +60,7 @@ def source_version() -> str:
     return f"{version('mmkv-bench') or 'not installed'}+{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
+@cache
 def version(package: str) -> str | None:
     """Return the version of a package, or None if the package is not installed."""
     try:
