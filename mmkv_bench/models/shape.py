@@ -287,8 +287,8 @@ def sizes_of(model: Mapping[str, Any], config: Any, full_config: Any = None, fol
             None,
             None,
             "",
-            f"config.json of model {model['name']} does not state its widths, its vocabulary or whether its embeddings are tied, so "
-            "its bytes are unknown before it is loaded",
+            f"config.json of model {model['name']} does not state its widths, its vocabulary or whether its embeddings are "
+            "tied, so its bytes are unknown before it is loaded",
         )
     stored = None if folder is None else stored_parameters(folder)
     if stored is not None:

@@ -34,9 +34,10 @@ FAMILIES = (
     "llama_3_8b",
     "gemma3_270m",
     "gemma3_4b",
+    "gemma4_e2b",
 )
 """One model of each family, by its name in conf/model."""
-LARGE = ("gpt_oss_20b", "qwen3_5_9b", "gemma4_31b")
+LARGE = ("gpt_oss_20b", "qwen3_5_9b")
 """Families whose smallest shape takes more memory than the grid's machine has; tests hold them on narrow weights."""
 
 NOT_DATA = ("pages", "lmms_eval")  # the mix of the other pages; a task of the user's choice
