@@ -8,9 +8,12 @@ import pytest
 import torch
 import transformers as tf
 
-from mmkv_bench.errors import ConfigError
+from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.families.facts import model_facts, stated
 from mmkv_bench.models.load import load_config
+from mmkv_bench.models.shape import values_of
 from mmkv_bench.models.source import Source
+from mmkv_bench.run.card import _beside
 from tests import zoo
 from tests.families.shapes import node
 from tools.gemma4_text import extract, main
@@ -63,5 +66,12 @@ def test_other_folders_are_refused(whole, tmp_path):
 
 
 def test_a_folder_with_towers_is_refused_by_name_with_what_to_do(whole):
-    with pytest.raises(Exception, match="tools.gemma4_text"):
+    with pytest.raises(UnsupportedError, match="tools.gemma4_text"):
         Source.of(node("gemma4_e2b", weights=str(whole[0]))).hf_config  # noqa: B018
+
+
+def test_a_card_names_the_layers_that_are_not_compressed():
+    facts = model_facts(stated(values_of(node("gemma4_e2b").shape)))
+    assert _beside(facts) == [
+        "beside     12 with a window of 511 entries and 20 that read another layer's entries, which are not compressed"
+    ]
